@@ -1,0 +1,43 @@
+# Extra arguments for demo, test and bench-drain: make test ARGS="order"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up down demo test bench-drain fmt lint deny clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what this machine lacks (Debian, Ubuntu)
+	@deploy/dev/setup
+
+up: setup ## Start a throwaway PostgreSQL and Kafka
+	@deploy/dev/stack up
+
+down: ## Stop them and delete their data
+	@deploy/dev/stack down
+
+demo: setup ## Run the demo: make demo ARGS="..."
+	@cargo run --release --quiet -- demo $(ARGS)
+
+test: setup ## Format check, lints and all tests: make test ARGS="order"
+	@deploy/dev/test $(ARGS)
+
+bench-drain: setup ## Measure how fast a backlog drains
+	@benches/drain $(ARGS)
+
+fmt: ## Format the code
+	cargo fmt --all
+
+lint: ## The lints that `make test` enforces
+	cargo clippy --all-targets --all-features --locked -- -D warnings
+
+deny: ## Check licences, sources and advisories of the dependencies
+	@command -v cargo-deny >/dev/null || cargo install cargo-deny --locked
+	cargo deny check bans licenses sources
+# Advisories come over the network. Without them the rest still counts; a finding fails.
+	@if cargo deny fetch db; then cargo deny check --disable-fetch advisories; \
+	else echo "deny: advisories not checked, their database cannot be reached" >&2; fi
+
+clean: down ## Delete everything built, fetched and started here
+	cargo clean
+	rm -rf .dev

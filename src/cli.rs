@@ -1,0 +1,149 @@
+//! The command line: one file a subcommand.
+
+mod demo;
+mod healthcheck;
+mod migrate;
+mod run;
+mod status;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{LogFormat, Problems};
+use crate::outbox;
+
+/// Carries committed rows of a PostgreSQL outbox table to Kafka.
+///
+/// Applications INSERT into outbox.message in their own transaction; outboxd publishes the row once it commits: in
+/// order per key, at any number of replicas, losing none. Every flag has an environment twin, shown in brackets.
+///
+/// Exit codes: 0 fine, 64 bad configuration, 69 a service cannot be reached, 70 a bug, 77 login refused,
+/// 78 schema missing or of an unknown version, 79 permission missing.
+#[derive(Parser, Debug)]
+#[command(version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// How logs look
+    #[arg(long, env = "OUTBOXD_LOG_FORMAT", value_enum, default_value = "auto", global = true)]
+    log_format: LogFormat,
+
+    /// What is logged: error, warn, info, debug, trace, or a tracing filter
+    #[arg(
+        long,
+        env = "OUTBOXD_LOG_LEVEL",
+        default_value = "info",
+        global = true,
+        value_name = "LEVEL"
+    )]
+    log_level: String,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run the relay until it is told to stop
+    Run(Box<crate::config::RunArgs>),
+    /// Create or upgrade the schema
+    Migrate(migrate::MigrateArgs),
+    /// Show what is pending, held, parked and dead, and what to do about it
+    Status(status::StatusArgs),
+    /// Watch it work, without Kafka or a configured database
+    Demo(demo::DemoArgs),
+    /// Ask a running outboxd whether it is alive; for container health checks
+    Healthcheck(healthcheck::HealthcheckArgs),
+}
+
+/// Why a command ended badly. Each kind has its exit code.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{0}")]
+    Config(#[from] Problems),
+    #[error("{0}")]
+    Database(#[from] outbox::Error),
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl Failure {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Config(_) => 64,
+            Failure::Unavailable(_) => 69,
+            Failure::Broken(_) => 70,
+            Failure::Database(error) => match error.kind() {
+                outbox::Kind::Passing => 69,
+                outbox::Kind::Login => 77,
+                outbox::Kind::Schema => 78,
+                outbox::Kind::Permission => 79,
+            },
+        }
+    }
+}
+
+/// Parses the arguments, runs the command, says what went wrong.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors.
+            let code = if error.use_stderr() { 64 } else { 0 };
+            // Nothing to do about a closed terminal.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    init_logs(&cli);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("outboxd: cannot start: {error}");
+            return ExitCode::from(70);
+        }
+    };
+    let done = runtime.block_on(dispatch(cli.command));
+    // Blocking look-ups of the Kafka client may still wait for a broker; the process need not.
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("outboxd: {failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+async fn dispatch(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => run::run(&args).await,
+        Command::Migrate(args) => migrate::migrate(&args).await,
+        Command::Status(args) => status::status(&args).await,
+        Command::Demo(args) => demo::demo(&args).await,
+        Command::Healthcheck(args) => healthcheck::healthcheck(&args).await,
+    }
+}
+
+fn init_logs(cli: &Cli) {
+    let filter = EnvFilter::try_new(&cli.log_level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false);
+    let in_terminal = std::io::stderr().is_terminal();
+    let json = match cli.log_format {
+        LogFormat::Json => true,
+        LogFormat::Text => false,
+        LogFormat::Auto => !in_terminal,
+    };
+    if json {
+        builder.json().flatten_event(true).init();
+    } else {
+        let colour = in_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        builder.with_ansi(colour).init();
+    }
+}

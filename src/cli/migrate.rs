@@ -1,0 +1,26 @@
+//! `outboxd migrate`.
+
+use clap::Args;
+
+use super::Failure;
+use crate::config::DatabaseArgs;
+use crate::outbox::{connect, migrate::apply};
+
+#[derive(Args, Debug)]
+pub struct MigrateArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+pub async fn migrate(args: &MigrateArgs) -> Result<(), Failure> {
+    let (database, schema) = args.database.validate()?;
+    let mut client = connect(&database).await?;
+    let applied = apply(&mut client, &schema).await?;
+    if applied.is_empty() {
+        println!("The schema {schema} is up to date.");
+    } else {
+        let versions: Vec<String> = applied.iter().map(|version| format!("V{version}")).collect();
+        println!("Applied {} to the schema {schema}.", versions.join(", "));
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! `outboxd status`: what is stuck, why, and what to do next.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Failure;
+use crate::config::DatabaseArgs;
+use crate::outbox::status::{HoldStatus, Status};
+use crate::outbox::{OnPublished, Outbox, pool};
+
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+
+    /// For programs: one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
+    let (database, schema) = args.database.validate()?;
+    let pool = pool(&database, 1).map_err(Failure::Unavailable)?;
+    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, Duration::from_secs(30));
+    let status = outbox.status().await?;
+    if args.json {
+        let json = serde_json::to_string_pretty(&status).map_err(|error| Failure::Broken(error.to_string()))?;
+        println!("{json}");
+    } else {
+        print!("{}", render(&status));
+    }
+    Ok(())
+}
+
+fn render(status: &Status) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_status(&mut out, status);
+    out
+}
+
+fn write_status(out: &mut String, status: &Status) -> std::fmt::Result {
+    let backlog = &status.backlog;
+    let more = if backlog.capped { "at least " } else { "" };
+    writeln!(
+        out,
+        "Backlog   {more}{} pending, oldest {}",
+        backlog.pending,
+        age(backlog.oldest_seconds)
+    )?;
+    writeln!(out, "Delayed   {}", backlog.delayed)?;
+    writeln!(out, "Dead      {}", backlog.dead)?;
+    writeln!(
+        out,
+        "Held      {} key(s), {} topic(s) parked",
+        backlog.held_keys, backlog.parked_topics
+    )?;
+    writeln!(out)?;
+    write_workers(out, status)?;
+    write_holds(out, &status.holds)?;
+    write_dead(out, status)?;
+    writeln!(out, "\nWhat to do")?;
+    for advice in advice(status) {
+        writeln!(out, "  - {advice}")?;
+    }
+    Ok(())
+}
+
+fn write_workers(out: &mut String, status: &Status) -> std::fmt::Result {
+    writeln!(out, "Workers   {}", status.workers.len())?;
+    for worker in &status.workers {
+        let lease = if worker.lease_left_seconds > 0.0 {
+            format!("lease {}", age(worker.lease_left_seconds))
+        } else {
+            "EXPIRED".to_owned()
+        };
+        writeln!(
+            out,
+            "  {:<24} {:>2} lanes  {lease}, up {}, v{}",
+            worker.name,
+            worker.lanes.len(),
+            age(worker.age_seconds),
+            worker.version
+        )?;
+    }
+    if status.free_lanes > 0 {
+        writeln!(out, "  {} lanes have no live owner", status.free_lanes)?;
+    }
+    Ok(())
+}
+
+fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
+    if !holds.is_empty() {
+        writeln!(out, "\nHeld back")?;
+    }
+    for hold in holds {
+        let what = match hold.unit.split_at_checked(2) {
+            Some(("k:", key)) => format!("{} key {key:?}", hold.topic),
+            Some(("p:", partition)) => format!("{} partition {partition}", hold.topic),
+            _ => format!("{} (whole topic, {} lanes)", hold.topic, hold.lanes),
+        };
+        let next = hold.retry_in_seconds.map_or("waits for you".to_owned(), |seconds| {
+            format!("next try in {}", age(seconds))
+        });
+        writeln!(
+            out,
+            "  {what}: {}, tried {}×, held {}, {next}",
+            hold.reason,
+            hold.failures,
+            age(hold.age_seconds)
+        )?;
+    }
+    Ok(())
+}
+
+fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
+    if !status.dead.is_empty() {
+        writeln!(out, "\nDead letters (newest)")?;
+    }
+    for dead in &status.dead {
+        let key = dead.key.as_deref().unwrap_or("-");
+        let reason = dead.reason.as_deref().unwrap_or("no reason recorded");
+        writeln!(
+            out,
+            "  id {} {} key {key}: {reason} ({} ago)",
+            dead.id,
+            dead.topic,
+            age(dead.age_seconds)
+        )?;
+    }
+    Ok(())
+}
+
+/// The next step for each thing that is not as it should be.
+fn advice(status: &Status) -> Vec<String> {
+    let mut advice = Vec::new();
+    let live = status.workers.iter().filter(|w| w.lease_left_seconds > 0.0).count();
+    if live == 0 {
+        advice.push("No relay is running: start `outboxd run`, or look at why its pods do not.".to_owned());
+    } else if status.free_lanes > 0 {
+        advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
+    }
+    if let Some(hold) = status.holds.iter().find(|hold| hold.unit.is_empty()) {
+        advice.push(format!(
+            "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",
+            hold.topic, hold.reason
+        ));
+    }
+    if status
+        .holds
+        .iter()
+        .any(|hold| !hold.unit.is_empty() && hold.retry_in_seconds.is_some())
+    {
+        advice.push(
+            "A key is held behind a row Kafka refuses: mend the topic's limits, or wait until the row is dead."
+                .to_owned(),
+        );
+    }
+    if let Some(hold) = status.holds.iter().find(|hold| hold.retry_in_seconds.is_none()) {
+        advice.push(format!(
+            "Topic {} waits behind a dead letter: UPDATE outbox.hold SET retry_at = now() WHERE topic = '{}' lets it go on.",
+            hold.topic, hold.topic
+        ));
+    }
+    if status.backlog.dead > 0 {
+        advice.push(
+            "Dead letters: once the cause is mended, UPDATE outbox.message SET dead_at = NULL, attempts = 0, \
+             available_at = now() WHERE id = … sends one again; DELETE discards it."
+                .to_owned(),
+        );
+    }
+    if let Some(writer) = status.open_writer.as_ref().filter(|w| w.age_seconds > 60.0) {
+        advice.push(format!(
+            "A transaction has been open for {} after writing to the outbox (pid {}, {}): commit it, or SELECT pg_terminate_backend({}).",
+            age(writer.age_seconds),
+            writer.pid,
+            writer.application.as_deref().filter(|name| !name.is_empty()).unwrap_or("unnamed"),
+            writer.pid
+        ));
+    }
+    if advice.is_empty() {
+        advice.push("Nothing: all is well.".to_owned());
+    }
+    advice
+}
+
+fn age(seconds: f64) -> String {
+    let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
+    let rounded = if whole < Duration::from_secs(10) {
+        Duration::from_millis(whole.as_millis() as u64)
+    } else {
+        Duration::from_secs(whole.as_secs())
+    };
+    humantime::format_duration(rounded).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outbox::status::{Backlog, DeadStatus};
+
+    fn quiet() -> Status {
+        Status {
+            backlog: Backlog {
+                pending: 0,
+                capped: false,
+                oldest_seconds: 0.0,
+                delayed: 0,
+                dead: 0,
+                held_keys: 0,
+                parked_topics: 0,
+            },
+            workers: Vec::new(),
+            free_lanes: 0,
+            holds: Vec::new(),
+            dead: Vec::new(),
+            open_writer: None,
+        }
+    }
+
+    #[test]
+    fn without_a_relay_the_first_advice_is_to_start_one() {
+        assert!(render(&quiet()).contains("No relay is running"));
+    }
+
+    #[test]
+    fn a_parked_topic_and_a_dead_letter_say_what_to_do() {
+        let mut status = quiet();
+        status.backlog.dead = 1;
+        status.dead.push(DeadStatus {
+            id: 7,
+            topic: "orders".into(),
+            key: None,
+            attempts: 5,
+            reason: Some("too large".into()),
+            age_seconds: 61.0,
+        });
+        status.holds.push(HoldStatus {
+            topic: "gone".into(),
+            unit: String::new(),
+            lanes: 2,
+            failures: 3,
+            reason: "unknown topic".into(),
+            head_id: None,
+            age_seconds: 5.0,
+            retry_in_seconds: Some(1.0),
+        });
+        let text = render(&status);
+        assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
+        assert!(text.contains("Topic gone takes nothing"), "{text}");
+        assert!(text.contains("dead_at = NULL"), "{text}");
+    }
+}

@@ -1,0 +1,506 @@
+//! Flags, their environment twins, and what they become. Every problem is found before a port opens.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rdkafka::ClientConfig;
+
+use crate::janitor;
+use crate::lanes::keeper::Lease;
+use crate::outbox::{Database, OnPublished};
+use crate::publisher::{OVERRUN, properties};
+use crate::relay::{self, MARK_MARGIN};
+use crate::verdict::{OnDead, Policy};
+
+/// What is wrong with the settings, each with what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("the configuration has {} problem(s):\n{}", .0.len(), .0.iter().map(|p| format!("  - {p}")).collect::<Vec<_>>().join("\n"))]
+pub struct Problems(pub Vec<String>);
+
+/// How to reach the database. Shared by every subcommand.
+#[derive(Args, Clone, Debug)]
+pub struct DatabaseArgs {
+    /// PostgreSQL connection string, e.g. postgres://relay:secret@db:5432/app?sslmode=verify-full
+    #[arg(long, env = "OUTBOXD_DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    pub database_url: Option<String>,
+
+    /// CA certificate (PEM) the server must be signed by; implies verification
+    #[arg(long, env = "OUTBOXD_DATABASE_TLS_CA", value_name = "FILE")]
+    pub database_tls_ca: Option<PathBuf>,
+
+    /// PostgreSQL schema the outbox lives in
+    #[arg(long, env = "OUTBOXD_SCHEMA", default_value = "outbox", value_name = "NAME")]
+    pub schema: String,
+}
+
+/// The settings of `outboxd run`. A database URL and a broker list are enough.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+
+    /// Kafka brokers, comma-separated host:port
+    #[arg(long, env = "OUTBOXD_KAFKA_BROKERS", value_name = "LIST")]
+    pub kafka_brokers: Option<String>,
+
+    /// Any librdkafka property as name=value; repeat the flag, or separate by commas in the variable
+    #[arg(
+        long = "kafka-property",
+        env = "OUTBOXD_KAFKA_PROPERTIES",
+        hide_env_values = true,
+        value_name = "NAME=VALUE",
+        value_delimiter = ','
+    )]
+    pub kafka_properties: Vec<String>,
+
+    /// Create or upgrade the schema before starting
+    #[arg(long, env = "OUTBOXD_MIGRATE")]
+    pub migrate: bool,
+
+    /// What happens to a row once Kafka has it
+    #[arg(long, env = "OUTBOXD_ON_PUBLISHED", value_enum, default_value = "keep")]
+    pub on_published: OnPublished,
+
+    /// How long published rows (keep) or days of history (archive) stay
+    #[arg(long, env = "OUTBOXD_RETENTION", default_value = "7days", value_name = "DURATION")]
+    pub retention: String,
+
+    /// How often Kafka may refuse a row before it becomes a dead letter; outages never count
+    #[arg(long, env = "OUTBOXD_MAX_ATTEMPTS", default_value = "5", value_name = "N")]
+    pub max_attempts: String,
+
+    /// First wait after a refusal; it doubles each time
+    #[arg(
+        long,
+        env = "OUTBOXD_RETRY_BACKOFF_MIN",
+        default_value = "1s",
+        value_name = "DURATION"
+    )]
+    pub retry_backoff_min: String,
+
+    /// Longest wait between two attempts
+    #[arg(
+        long,
+        env = "OUTBOXD_RETRY_BACKOFF_MAX",
+        default_value = "60s",
+        value_name = "DURATION"
+    )]
+    pub retry_backoff_max: String,
+
+    /// What a dead letter does to its key: let it go on, or hold it until an operator decides
+    #[arg(long, env = "OUTBOXD_ON_DEAD", value_enum, default_value = "continue")]
+    pub on_dead: OnDead,
+
+    /// Worker tasks: batches in flight at once
+    #[arg(long, env = "OUTBOXD_TASKS", default_value = "2", value_name = "N")]
+    pub tasks: String,
+
+    /// Most rows in one batch
+    #[arg(long, env = "OUTBOXD_BATCH_ROWS", default_value = "2000", value_name = "N")]
+    pub batch_rows: String,
+
+    /// Most bytes of rows in memory, over all tasks
+    #[arg(
+        long,
+        env = "OUTBOXD_MAX_IN_FLIGHT_BYTES",
+        default_value = "16MiB",
+        value_name = "BYTES"
+    )]
+    pub max_in_flight_bytes: String,
+
+    /// How long Kafka has to acknowledge a batch
+    #[arg(long, env = "OUTBOXD_BATCH_DEADLINE", default_value = "5s", value_name = "DURATION")]
+    pub batch_deadline: String,
+
+    /// How long a worker that died keeps its rows from the others
+    #[arg(long, env = "OUTBOXD_LEASE", default_value = "15s", value_name = "DURATION")]
+    pub lease: String,
+
+    /// Longest wait between two looks for new rows when idle
+    #[arg(
+        long,
+        env = "OUTBOXD_POLL_INTERVAL_MAX",
+        default_value = "1s",
+        value_name = "DURATION"
+    )]
+    pub poll_interval_max: String,
+
+    /// How long a stop may take to finish what is in flight
+    #[arg(long, env = "OUTBOXD_SHUTDOWN_GRACE", default_value = "25s", value_name = "DURATION")]
+    pub shutdown_grace: String,
+
+    /// Where /metrics, /livez and /readyz listen
+    #[arg(
+        long,
+        env = "OUTBOXD_HTTP_LISTEN",
+        default_value = "0.0.0.0:9090",
+        value_name = "ADDRESS"
+    )]
+    pub http_listen: String,
+
+    /// This worker's name in status and logs [default: the host name]
+    #[arg(long, env = "OUTBOXD_WORKER_NAME", value_name = "NAME")]
+    pub worker_name: Option<String>,
+}
+
+/// How logs look.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LogFormat {
+    /// Readable in a terminal, JSON otherwise
+    Auto,
+    Text,
+    Json,
+}
+
+/// Settings that hold together.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub database: Database,
+    pub schema: String,
+    pub kafka: ClientConfig,
+    pub migrate: bool,
+    pub on_published: OnPublished,
+    pub relay: relay::Settings,
+    pub janitor: janitor::Settings,
+    pub lease: Lease,
+    pub poll_interval_max: Duration,
+    pub shutdown_grace: Duration,
+    pub http_listen: SocketAddr,
+}
+
+/// Collects problems instead of stopping at the first.
+#[derive(Default)]
+struct Check(Vec<String>);
+
+impl Check {
+    fn duration(&mut self, flag: &str, value: &str) -> Duration {
+        humantime::parse_duration(value).unwrap_or_else(|error| {
+            self.0.push(format!(
+                "{flag} {value:?} is not a duration ({error}); write e.g. 500ms, 15s, 7days"
+            ));
+            Duration::ZERO
+        })
+    }
+
+    fn number(&mut self, flag: &str, value: &str, least: usize, most: usize) -> usize {
+        match value.parse() {
+            Ok(number) if (least..=most).contains(&number) => number,
+            _ => {
+                self.0
+                    .push(format!("{flag} {value:?} is not a whole number from {least} to {most}"));
+                least
+            }
+        }
+    }
+
+    fn bytes(&mut self, flag: &str, value: &str) -> usize {
+        parse_bytes(value).filter(|bytes| *bytes >= 1 << 20).unwrap_or_else(|| {
+            self.0.push(format!(
+                "{flag} {value:?} is not a size of at least 1MiB; write e.g. 16MiB"
+            ));
+            1 << 20
+        })
+    }
+
+    fn ensure(&mut self, holds: bool, problem: impl FnOnce() -> String) {
+        if !holds {
+            self.0.push(problem());
+        }
+    }
+}
+
+fn parse_bytes(value: &str) -> Option<usize> {
+    let split = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
+    let (number, unit) = value.split_at(split);
+    let factor: usize = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" | "K" | "k" => 1 << 10,
+        "MiB" | "M" => 1 << 20,
+        "GiB" | "G" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<usize>().ok()?.checked_mul(factor)
+}
+
+impl DatabaseArgs {
+    /// The database and schema, or every problem with them.
+    pub fn validate(&self) -> Result<(Database, String), Problems> {
+        let mut check = Check::default();
+        match (self.checked(&mut check), check.0) {
+            (Some(database), problems) if problems.is_empty() => Ok((database, self.schema.clone())),
+            (_, problems) => Err(Problems(problems)),
+        }
+    }
+
+    fn checked(&self, check: &mut Check) -> Option<Database> {
+        let plain = !self.schema.is_empty()
+            && self.schema.len() <= 63
+            && self.schema.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+            && self
+                .schema
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        check.ensure(plain, || {
+            format!("--schema {:?} is not a plain lower-case identifier", self.schema)
+        });
+        if let Some(ca) = &self.database_tls_ca {
+            check.ensure(ca.is_file(), || {
+                format!("--database-tls-ca {} is not a file", ca.display())
+            });
+        }
+        let Some(url) = &self.database_url else {
+            check
+                .0
+                .push("--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned());
+            return None;
+        };
+        match Database::parse(url, self.database_tls_ca.clone()) {
+            Ok(database) => Some(database),
+            Err(error) => {
+                check.0.push(format!("--database-url cannot be read: {error}"));
+                None
+            }
+        }
+    }
+}
+
+impl RunArgs {
+    /// Settings that hold together, or every problem at once.
+    pub fn validate(&self) -> Result<Config, Problems> {
+        let mut check = Check::default();
+        let database = self.database.checked(&mut check);
+        let tasks = check.number("--tasks", &self.tasks, 1, 64);
+        let batch_rows = check.number("--batch-rows", &self.batch_rows, 1, 100_000);
+        let bytes = check.bytes("--max-in-flight-bytes", &self.max_in_flight_bytes);
+        let deadline = check.duration("--batch-deadline", &self.batch_deadline);
+        let lease = check.duration("--lease", &self.lease);
+        let kafka = self.kafka(&mut check, deadline, batch_rows * tasks * 4, bytes * 4);
+        let policy = self.policy(&mut check);
+        check_lease(&mut check, deadline, lease);
+        let poll_interval_max = check.duration("--poll-interval-max", &self.poll_interval_max);
+        check.ensure(poll_interval_max >= Duration::from_millis(1), || {
+            "--poll-interval-max must be at least 1ms".to_owned()
+        });
+        let shutdown_grace = check.duration("--shutdown-grace", &self.shutdown_grace);
+        let retention = check.duration("--retention", &self.retention);
+        check.ensure(retention >= Duration::from_secs(3600), || {
+            "--retention must be at least 1h".to_owned()
+        });
+        let http_listen = self.http_listen.parse().unwrap_or_else(|_| {
+            check.0.push(format!(
+                "--http-listen {:?} is not an address; write e.g. 0.0.0.0:9090",
+                self.http_listen
+            ));
+            SocketAddr::from(([0, 0, 0, 0], 0))
+        });
+        let (Some(database), true) = (database, check.0.is_empty()) else {
+            return Err(Problems(check.0));
+        };
+        Ok(Config {
+            database,
+            schema: self.database.schema.clone(),
+            kafka,
+            migrate: self.migrate,
+            on_published: self.on_published,
+            relay: relay::Settings {
+                tasks,
+                batch_rows,
+                in_flight_bytes: bytes,
+                batch_deadline: deadline,
+                lease,
+                policy,
+            },
+            janitor: janitor::Settings {
+                on_published: self.on_published,
+                retention,
+            },
+            lease: Lease {
+                worker_name: self.worker_name.clone().unwrap_or_else(host_name),
+                duration: lease,
+                lane_batch: batch_rows * 2,
+            },
+            poll_interval_max,
+            shutdown_grace,
+            http_listen,
+        })
+    }
+
+    fn policy(&self, check: &mut Check) -> Policy {
+        let policy = Policy {
+            max_attempts: check.number("--max-attempts", &self.max_attempts, 1, 1000) as i16,
+            backoff_min: check.duration("--retry-backoff-min", &self.retry_backoff_min),
+            backoff_max: check.duration("--retry-backoff-max", &self.retry_backoff_max),
+            on_dead: self.on_dead,
+        };
+        check.ensure(policy.backoff_min <= policy.backoff_max, || {
+            format!(
+                "--retry-backoff-min {} is longer than --retry-backoff-max {}",
+                self.retry_backoff_min, self.retry_backoff_max
+            )
+        });
+        policy
+    }
+
+    fn kafka(&self, check: &mut Check, deadline: Duration, rows: usize, bytes: usize) -> ClientConfig {
+        let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
+        check.ensure(!brokers.is_empty(), || {
+            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()
+        });
+        let mut own = Vec::new();
+        for property in self.kafka_properties.iter().filter(|p| !p.trim().is_empty()) {
+            // The value may be a secret: only the name is ever repeated.
+            let Some((name, value)) = property.trim().split_once('=') else {
+                check.0.push("--kafka-property needs the form name=value".to_owned());
+                continue;
+            };
+            match properties::refusal(name) {
+                Some(reason) => check
+                    .0
+                    .push(format!("--kafka-property {name} is not yours to set: {reason}")),
+                None => own.push((name.to_owned(), value.to_owned())),
+            }
+        }
+        let config = properties::client_config(brokers, deadline, rows, bytes, &own);
+        if let Err(error) = config.create_native_config() {
+            check.0.push(match error {
+                rdkafka::error::KafkaError::ClientConfig(_, reason, name, _) => {
+                    format!("--kafka-property {name} is not accepted: {reason}")
+                }
+                other => format!("the Kafka client does not accept its settings: {other}"),
+            });
+        }
+        config
+    }
+}
+
+/// A send must be over, and its mark written, before the lease can pass to somebody else.
+fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
+    check.ensure(deadline >= Duration::from_millis(500), || {
+        "--batch-deadline must be at least 500ms".to_owned()
+    });
+    // A renewal may come a fifth of the lease late and still leave enough.
+    let needed = (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25);
+    check.ensure(lease >= needed, || {
+        format!(
+            "--lease {lease:?} is too short for --batch-deadline {deadline:?}: a batch could be published after its \
+             lease has passed on; it must be at least {needed:?}"
+        )
+    });
+}
+
+/// Connections the daemon needs at once: its tasks, and one each for lease, probe, horizon, holds and janitor.
+pub fn pool_size(config: &Config) -> usize {
+    config.relay.tasks + 5
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "outboxd".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use proptest::prelude::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn validate(args: &[&str]) -> Result<Config, Problems> {
+        let args = ["outboxd"].into_iter().chain(args.iter().copied());
+        Command::try_parse_from(args).expect("parses").run.validate()
+    }
+
+    const ENOUGH: [&str; 4] = ["--database-url", "postgres://u@h/db", "--kafka-brokers", "k:9092"];
+
+    #[test]
+    fn a_database_and_brokers_are_enough() {
+        let config = validate(&ENOUGH).expect("valid");
+        assert_eq!(config.relay.policy.max_attempts, 5);
+    }
+
+    #[test]
+    fn every_problem_is_listed_at_once() {
+        let problems = validate(&[
+            "--lease",
+            "soon",
+            "--tasks",
+            "0",
+            "--kafka-property",
+            "acks=1",
+            "--kafka-property",
+            "no.such.thing=1",
+            "--max-in-flight-bytes",
+            "much",
+            "--schema",
+            "Bad Name",
+            "--http-listen",
+            "here",
+        ])
+        .expect_err("invalid");
+        for word in [
+            "database-url",
+            "kafka-brokers",
+            "--lease",
+            "--tasks",
+            "acks",
+            "no.such.thing",
+            "--max-in-flight-bytes",
+            "--schema",
+            "--http-listen",
+        ] {
+            assert!(
+                problems.0.iter().any(|p| p.contains(word)),
+                "{word} missing in {:#?}",
+                problems.0
+            );
+        }
+    }
+
+    #[test]
+    fn a_lease_that_a_batch_could_outlive_is_refused() {
+        let args: Vec<&str> = ENOUGH
+            .into_iter()
+            .chain(["--lease", "8s", "--batch-deadline", "6s"])
+            .collect();
+        let problems = validate(&args).expect_err("contradiction");
+        assert!(problems.0[0].contains("--lease"), "{:?}", problems.0);
+    }
+
+    #[test]
+    fn a_secret_is_not_repeated() {
+        let args: Vec<&str> = ENOUGH
+            .into_iter()
+            .chain(["--kafka-property", "sasl.pasword=s3cret"])
+            .collect();
+        let problems = validate(&args).expect_err("misspelt");
+        assert!(!problems.to_string().contains("s3cret"), "{problems}");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("16MiB"), Some(16 << 20));
+        assert_eq!(parse_bytes("100"), Some(100));
+        assert_eq!(parse_bytes("1 parsec"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_setting_makes_it_panic(lease: String, rows: String, bytes: String, schema: String, property: String) {
+            let flag = |name: &str, value: &str| format!("--{name}={value}");
+            let args = [flag("lease", &lease), flag("batch-rows", &rows), flag("max-in-flight-bytes", &bytes),
+                flag("schema", &schema), flag("kafka-property", &property)];
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            prop_assert!(validate(&args).is_err(), "the database is missing");
+        }
+    }
+}

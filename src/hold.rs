@@ -1,0 +1,351 @@
+//! Held keys and parked topics: tried again when their time has come, released when Kafka takes the row.
+//!
+//! A hold lives in `outbox.hold`, so that a successor finds what a floor has passed. Its head is sent alone, in
+//! quarantine, while the lane goes on; only the change of the hold itself waits for the lane to be between batches.
+//!
+//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use crate::failpoint;
+use crate::lanes::{Checkout, Seen, Term, Work};
+use crate::message::{KEYLESS, Outcome, Row, TopicFault};
+use crate::metrics;
+use crate::outbox::{Result, StoredHold};
+use crate::relay::Relay;
+use crate::verdict::{OnDead, Refusal};
+
+/// So many holds are read at once, and so many heads sent at once.
+const READ_MOST: usize = 256;
+const AT_ONCE: usize = 16;
+/// A sick topic is looked at at least this often: it should flow again soon after it is mended.
+const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Without holds, look whether one has come this often.
+const IDLE_LOOK: Duration = Duration::from_millis(200);
+
+impl Relay {
+    /// Retries what is due until `draining`.
+    pub async fn retry_holds(&self, draining: &CancellationToken) {
+        while !draining.is_cancelled() {
+            let wait = match self.retry_due().await {
+                Ok(wait) => wait,
+                Err(error) => {
+                    metrics::database_error();
+                    warn!(%error, "cannot retry what is held; trying again");
+                    Duration::from_secs(1)
+                }
+            };
+            tokio::select! {
+                () = sleep(wait) => {}
+                () = draining.cancelled() => return,
+            }
+        }
+    }
+
+    /// One round. Answers how long to wait for the next.
+    async fn retry_due(&self) -> Result<Duration> {
+        if !self.lanes.has_holds() || self.publisher.is_paused() {
+            return Ok(IDLE_LOOK);
+        }
+        let Some(term) = self.lanes.live_term(self.settings.lease_needed()) else {
+            return Ok(IDLE_LOOK);
+        };
+        let holds = self.outbox.holds(&term, READ_MOST).await?;
+        let reserve = self.settings.lease;
+        let keyless = self.outbox.holds_keyless(&term, reserve).await?;
+        let next = holds
+            .iter()
+            .map(|hold| hold.wait)
+            .filter(|wait| *wait > 0.0)
+            .fold(1.0, f64::min);
+        let due = holds.into_iter().filter(|hold| hold.wait <= 0.0).chain(keyless);
+        futures_util::stream::iter(due)
+            .for_each_concurrent(AT_ONCE, async |hold| {
+                if let Err(error) = self.retry(&term, &hold).await {
+                    metrics::database_error();
+                    warn!(%error, topic = hold.topic, "cannot retry a hold; trying again");
+                }
+            })
+            .await;
+        Ok(Duration::from_secs_f64(next.clamp(0.05, 1.0)))
+    }
+
+    async fn retry(&self, term: &Term, hold: &StoredHold) -> Result<()> {
+        if hold.lane == KEYLESS {
+            return self.retry_keyless(term, hold).await;
+        }
+        let head = self.outbox.hold_head(hold).await?;
+        let Some(mut row) = head else {
+            // The row was removed, redriven or discarded: nothing to wait for.
+            return self
+                .change(
+                    term,
+                    hold,
+                    Change::Release {
+                        published: None,
+                        refused: None,
+                    },
+                )
+                .await;
+        };
+        row.suspect = self.lanes.is_suspect(hold.lane, row.id);
+        let outcome = self.send_head(&row).await;
+        if may_have_landed(&outcome) {
+            self.lanes.remember_unknown(hold.lane, row.id);
+        }
+        self.change(term, hold, self.change_for(hold, &row, outcome)).await
+    }
+
+    async fn send_head(&self, row: &Row) -> Outcome {
+        let began = Instant::now();
+        metrics::possible_duplicates(usize::from(row.suspect));
+        let outcome = self.publisher.probe(row, began + self.settings.batch_deadline).await;
+        if let Outcome::Sick {
+            fault: TopicFault::Transient,
+            reason,
+            ..
+        } = &outcome
+            && !self.publisher.answered_since(began)
+            && !self.publisher.answered_since(began - Duration::from_secs(1))
+        {
+            self.publisher.pause(reason, &row.topic);
+        }
+        outcome
+    }
+
+    fn change_for(&self, hold: &StoredHold, row: &Row, outcome: Outcome) -> Change {
+        let policy = &self.settings.policy;
+        match outcome {
+            Outcome::Acked => Change::Release {
+                published: Some(row.id),
+                refused: None,
+            },
+            Outcome::Refused { reason } => {
+                let dead = policy.gives_up(row.attempts);
+                let wait = policy.backoff(row.attempts as u32 + 1);
+                let refusal = Refusal {
+                    id: row.id,
+                    reason: reason.clone(),
+                    dead,
+                    wait,
+                };
+                metrics::rows_refused(usize::from(dead), usize::from(!dead));
+                if dead {
+                    error!(
+                        id = row.id,
+                        topic = row.topic,
+                        reason,
+                        "dead letter: Kafka refused the row for good"
+                    );
+                }
+                match (dead, policy.on_dead) {
+                    (true, OnDead::Continue) => Change::Release {
+                        published: None,
+                        refused: Some(refusal),
+                    },
+                    (true, OnDead::Hold) => Change::Postpone {
+                        reason,
+                        wait: None,
+                        refused: Some(refusal),
+                    },
+                    (false, _) => Change::Postpone {
+                        reason,
+                        wait: Some(wait),
+                        refused: Some(refusal),
+                    },
+                }
+            }
+            Outcome::Sick { reason, .. } => self.later(hold, reason),
+            Outcome::Unsent | Outcome::Unknown => self.later(hold, "no answer from Kafka".to_owned()),
+        }
+    }
+
+    fn later(&self, hold: &StoredHold, reason: String) -> Change {
+        Change::Postpone {
+            reason,
+            wait: Some(self.topic_wait(hold)),
+            refused: None,
+        }
+    }
+
+    fn topic_wait(&self, hold: &StoredHold) -> Duration {
+        let failures = hold.failures.unsigned_abs() + 1;
+        self.settings.policy.backoff(failures).min(TOPIC_WAIT_MAX)
+    }
+
+    /// Writes a change of a hold, between two batches of its lane.
+    async fn change(&self, term: &Term, hold: &StoredHold, change: Change) -> Result<()> {
+        let Some(checkout) = self.lane_between_batches(term, hold.lane).await else {
+            return Ok(());
+        };
+        let changed = self.change_checked_out(&checkout, hold, &change).await;
+        self.lanes.checkin(
+            &checkout.term,
+            vec![Seen {
+                lane: hold.lane,
+                ..Seen::default()
+            }],
+        );
+        if !changed? {
+            warn!(
+                lane = hold.lane,
+                "the lane had gone to another worker: its new owner retries the hold"
+            );
+        }
+        Ok(())
+    }
+
+    async fn change_checked_out(&self, checkout: &Checkout, hold: &StoredHold, change: &Change) -> Result<bool> {
+        let Work::Lanes(held) = &checkout.work else {
+            return Ok(false);
+        };
+        let Some(held) = held.first() else { return Ok(false) };
+        let term = &checkout.term;
+        match change {
+            Change::Release { published, refused } => {
+                let refused: Vec<_> = refused.iter().cloned().collect();
+                let kept = self
+                    .outbox
+                    .release_hold(term, held.epoch, hold, *published, &refused)
+                    .await?;
+                if kept {
+                    failpoint::hit("after_release").await;
+                    self.released(term, hold, *published).await?;
+                }
+                Ok(kept)
+            }
+            Change::Postpone { reason, wait, refused } => {
+                let refused: Vec<_> = refused.iter().cloned().collect();
+                self.outbox
+                    .postpone_hold(term, held.epoch, hold, reason, *wait, &refused)
+                    .await
+            }
+        }
+    }
+
+    async fn released(&self, term: &Term, hold: &StoredHold, published: Option<i64>) -> Result<()> {
+        if published.is_some() {
+            metrics::rows_published(1);
+            metrics::rows_marked(1);
+        }
+        let others = self.outbox.holds(term, READ_MOST).await;
+        // Unless we know that none is left, assume there is: it costs a little reading.
+        let has_holds = match &others {
+            Ok(holds) => holds.len() >= READ_MOST || holds.iter().any(|other| other.lane == hold.lane),
+            Err(_) => true,
+        };
+        self.lanes.lower_floor(
+            term,
+            hold.lane,
+            hold.resume_floor,
+            has_holds || self.waits_for_operator(),
+        );
+        info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
+        others.map(|_| ())
+    }
+
+    /// Holds that wait for an operator are not among those read for a retry.
+    fn waits_for_operator(&self) -> bool {
+        self.settings.policy.on_dead == OnDead::Hold
+    }
+
+    async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<Checkout> {
+        loop {
+            let changed = self.lanes.changed();
+            let current = self.lanes.term()?;
+            if current.worker != term.worker || !self.lanes.owns(lane) {
+                return None;
+            }
+            if let Some(checkout) = self.lanes.checkout_one(lane, crate::relay::MARK_MARGIN) {
+                return Some(checkout);
+            }
+            tokio::select! {
+                () = changed => {}
+                () = sleep(Duration::from_millis(50)) => {}
+            }
+        }
+    }
+
+    // ── topics parked among rows without a lane ────────────────────────────────────────────────
+
+    async fn retry_keyless(&self, term: &Term, hold: &StoredHold) -> Result<()> {
+        let token = Uuid::new_v4();
+        let head = self
+            .outbox
+            .topic_head_keyless(term, hold, token, self.settings.lease)
+            .await?;
+        let Some(row) = head else {
+            return self.release_keyless(term, hold, token, None).await;
+        };
+        match self.send_head(&row).await {
+            Outcome::Acked => self.release_keyless(term, hold, token, Some(row.id)).await,
+            outcome => {
+                let sent = may_have_landed(&outcome);
+                let refused = self.keyless_refusal(&row, &outcome);
+                let (topic_is_fine, reason) = match outcome {
+                    Outcome::Refused { reason } => (true, reason),
+                    Outcome::Sick { reason, .. } => (false, reason),
+                    _ => (false, "no answer from Kafka".to_owned()),
+                };
+                self.outbox
+                    .settle_keyless(term, token, &refused, &[(row.id, sent)], &[])
+                    .await?;
+                if topic_is_fine {
+                    return self.release_keyless(term, hold, token, None).await;
+                }
+                self.outbox
+                    .postpone_hold_keyless(hold, &reason, self.topic_wait(hold))
+                    .await
+            }
+        }
+    }
+
+    fn keyless_refusal(&self, row: &Row, outcome: &Outcome) -> Vec<Refusal> {
+        let Outcome::Refused { reason } = outcome else {
+            return Vec::new();
+        };
+        vec![Refusal {
+            id: row.id,
+            reason: reason.clone(),
+            dead: self.settings.policy.gives_up(row.attempts),
+            wait: self.settings.policy.backoff(row.attempts as u32 + 1),
+        }]
+    }
+
+    async fn release_keyless(&self, term: &Term, hold: &StoredHold, token: Uuid, published: Option<i64>) -> Result<()> {
+        self.outbox.release_hold_keyless(term, hold, token, published).await?;
+        if published.is_some() {
+            metrics::rows_published(1);
+            metrics::rows_marked(1);
+        }
+        if let Some(stored) = self.outbox.keyless(term.incarnation).await? {
+            self.lanes.keyless_read(term.worker, stored);
+        }
+        info!(topic = hold.topic, "released: its rows without a key flow again");
+        Ok(())
+    }
+}
+
+/// What is to be written about a hold.
+enum Change {
+    Release {
+        published: Option<i64>,
+        refused: Option<Refusal>,
+    },
+    Postpone {
+        reason: String,
+        /// `None`: until an operator acts.
+        wait: Option<Duration>,
+        refused: Option<Refusal>,
+    },
+}
+
+fn may_have_landed(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Unknown | Outcome::Sick { maybe_landed: true, .. })
+}

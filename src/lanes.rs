@@ -1,0 +1,839 @@
+//! Which lanes are ours: leased, renewed, shared with the other workers, checked out by one batch at a time.
+//!
+//! A worker process leases lanes under one *term*: an identity in `outbox.worker`, valid for one incarnation of
+//! the server, renewed by one row. A term that was lost (expired, fenced, server restarted) is never continued;
+//! the process registers anew, and whatever it still had in flight is refused by the fence.
+//!
+//! Invariant: a lane is checked out by at most one task at a time, and only its holder changes its floor.
+
+pub mod keeper;
+pub mod share;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::floor::{self, Horizon, Sight};
+use crate::message::KEYLESS;
+
+/// The fewest rows asked of a lane that is believed to have some.
+const WINDOW_MIN: usize = 32;
+
+/// One lease of this process: see the module's doc.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Term {
+    pub worker: Uuid,
+    /// When the server started: ids, locks and floors of another incarnation mean nothing here.
+    pub incarnation: SystemTime,
+    /// On our monotonic clock, counted from before the call that took or renewed the lease.
+    pub ends: Instant,
+}
+
+/// A lane as taken from the database.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    pub lane: i16,
+    pub epoch: i64,
+    pub floor: i64,
+    pub suspect_rows: i32,
+    pub recovered: bool,
+    pub has_holds: bool,
+}
+
+/// The stored state of the rows without a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KeylessStored {
+    pub floor: i64,
+    pub epoch: i64,
+    pub has_holds: bool,
+}
+
+#[derive(Debug)]
+struct Lane {
+    epoch: i64,
+    floor: i64,
+    stored_floor: i64,
+    /// Counts how often the floor was lowered: a look from before that must not raise it again.
+    lowered: u64,
+    /// How many rows the next claim asks for: doubles while claims come back full.
+    window: usize,
+    ready: bool,
+    busy: bool,
+    leaving: bool,
+    has_holds: bool,
+    /// So many of the next rows may have been sent by the lane's last owner.
+    suspect_rows: usize,
+    /// Rows we sent ourselves without learning what became of them.
+    unknown: HashSet<i64>,
+    not_before: Instant,
+    served: u64,
+}
+
+#[derive(Debug, Default)]
+struct Keyless {
+    stored: KeylessStored,
+    floor: i64,
+    ready: bool,
+    busy: usize,
+    window: usize,
+    not_before: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    term: Option<Term>,
+    lanes: BTreeMap<i16, Lane>,
+    keyless: Keyless,
+    horizon: Horizon,
+    highest_seen: i64,
+    horizon_wanted: bool,
+    served: u64,
+    keyless_turn: bool,
+}
+
+/// The shared book of what this process owns.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    inner: Mutex<Inner>,
+    /// Something may have become ready, or a lane was checked in.
+    changed: Notify,
+    /// Checkouts under way, whatever their term.
+    outstanding: AtomicUsize,
+    /// The database's clock minus ours, in microseconds.
+    clock_offset: AtomicI64,
+}
+
+/// One lane of a checkout.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub lane: i16,
+    pub epoch: i64,
+    pub floor: i64,
+    pub most: usize,
+    pub suspect_rows: usize,
+    pub unknown: HashSet<i64>,
+    pub has_holds: bool,
+}
+
+/// What a task may claim now.
+#[derive(Clone, Debug)]
+pub enum Work {
+    Lanes(Vec<Held>),
+    Keyless { floor: i64, most: usize, has_holds: bool },
+}
+
+/// A checkout: the work, and under which lease and horizon it may be done.
+#[derive(Clone, Debug)]
+pub struct Checkout {
+    pub term: Term,
+    /// The horizon before the claim: see [`Sight::settled`].
+    pub settled: i64,
+    pub work: Work,
+}
+
+/// What came of one lane of a checkout.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub lane: i16,
+    pub rows: usize,
+    pub full: bool,
+    /// Absent where the claim failed: then nothing was learned.
+    pub sight: Option<Sight>,
+    pub highest_id: i64,
+    pub published: Vec<i64>,
+    pub unknown: Vec<i64>,
+    pub holds_added: bool,
+    /// Look again only after this long.
+    pub pause: Option<Duration>,
+}
+
+/// Where the idle probe has to look.
+#[derive(Clone, Debug)]
+pub struct ProbeScope {
+    pub term: Term,
+    pub settled: i64,
+    pub floor: i64,
+    pub lanes: Vec<(i16, u64)>,
+    pub keyless: bool,
+    pub has_holds: bool,
+}
+
+/// How much one checkout may ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Appetite {
+    pub rows: usize,
+    pub tasks: usize,
+    /// The lease must last at least this much longer, or publishing could outlive it.
+    pub lease_left: Duration,
+}
+
+impl Lanes {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every change under the lock is complete in itself; a panic elsewhere ends the process anyway.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something may have changed since the call.
+    pub fn changed(&self) -> tokio::sync::futures::Notified<'_> {
+        self.changed.notified()
+    }
+
+    pub fn wake_all(&self) {
+        self.changed.notify_waiters();
+    }
+
+    pub fn term(&self) -> Option<Term> {
+        self.lock().term
+    }
+
+    /// The term, if its lease lasts at least `left` from now.
+    pub fn live_term(&self, left: Duration) -> Option<Term> {
+        let now = Instant::now();
+        self.term().filter(|term| now + left < term.ends)
+    }
+
+    pub fn owned(&self) -> usize {
+        self.lock().lanes.len()
+    }
+
+    pub fn owns(&self, lane: i16) -> bool {
+        self.lock().lanes.contains_key(&lane)
+    }
+
+    /// A new term: nothing of the old one is carried over.
+    pub fn begin_term(&self, term: Term, keyless: KeylessStored) {
+        let mut inner = self.lock();
+        *inner = Inner {
+            term: Some(term),
+            ..Inner::default()
+        };
+        inner.keyless = Keyless {
+            stored: keyless,
+            floor: keyless.floor,
+            ready: true,
+            window: WINDOW_MIN,
+            ..Keyless::default()
+        };
+    }
+
+    pub fn renewed(&self, ends: Instant) {
+        if let Some(term) = &mut self.lock().term {
+            term.ends = ends;
+        }
+    }
+
+    /// The term is over: a fence refused us, the lease ran out, or the server is another one.
+    pub fn end_term(&self, worker: Uuid) -> bool {
+        let mut inner = self.lock();
+        let ended = inner.term.is_some_and(|term| term.worker == worker);
+        if ended {
+            *inner = Inner::default();
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+        ended
+    }
+
+    pub fn add(&self, worker: Uuid, taken: &[Taken]) {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != worker) {
+            return;
+        }
+        for lane in taken {
+            inner.lanes.insert(lane.lane, Lane::from(lane));
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// Check out what is ready: some lanes, or the rows without one, in turns.
+    pub fn checkout(&self, appetite: &Appetite) -> Option<Checkout> {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
+        let settled = inner.horizon.settled();
+        inner.keyless_turn = !inner.keyless_turn;
+        let work = if inner.keyless_turn {
+            inner
+                .checkout_keyless(now, appetite)
+                .or_else(|| inner.checkout_lanes(now, appetite))
+        } else {
+            inner
+                .checkout_lanes(now, appetite)
+                .or_else(|| inner.checkout_keyless(now, appetite))
+        }?;
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some(Checkout { term, settled, work })
+    }
+
+    /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
+    pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<Checkout> {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let term = inner.term.filter(|term| now + lease_left < term.ends)?;
+        let settled = inner.horizon.settled();
+        let lane_book = inner.lanes.get_mut(&lane).filter(|l| !l.busy)?;
+        lane_book.busy = true;
+        let work = Work::Lanes(vec![lane_book.held(lane, 1)]);
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some(Checkout { term, settled, work })
+    }
+
+    /// Give a checkout back with what was learned.
+    pub fn checkin(&self, term: &Term, seen: Vec<Seen>) {
+        let now = Instant::now();
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|current| current.worker != term.worker) {
+            return;
+        }
+        for seen in seen {
+            inner.highest_seen = inner.highest_seen.max(seen.highest_id);
+            if seen.lane == KEYLESS {
+                inner.keyless.checkin(&seen, now);
+            } else if let Some(lane) = inner.lanes.get_mut(&seen.lane) {
+                lane.checkin(&seen, now);
+            }
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// How many checkouts are under way.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Acquire)
+    }
+
+    /// How old something is by the database's clock, which also stamped it.
+    pub fn age(&self, created_at: SystemTime) -> Duration {
+        let offset = self.clock_offset.load(Ordering::Relaxed);
+        let shift = Duration::from_micros(offset.unsigned_abs());
+        let now = if offset < 0 {
+            SystemTime::now() - shift
+        } else {
+            SystemTime::now() + shift
+        };
+        now.duration_since(created_at).unwrap_or_default()
+    }
+
+    /// The database's clock was read at about this moment.
+    pub fn set_clock(&self, database_now: SystemTime) {
+        let offset = match database_now.duration_since(SystemTime::now()) {
+            Ok(ahead) => ahead.as_micros() as i64,
+            Err(behind) => -(behind.duration().as_micros() as i64),
+        };
+        self.clock_offset.store(offset, Ordering::Relaxed);
+    }
+
+    /// A hold of a checked-out lane was released: look again from where it began.
+    pub fn lower_floor(&self, term: &Term, lane: i16, floor: i64, has_holds: bool) {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|current| current.worker != term.worker) {
+            return;
+        }
+        if lane == KEYLESS {
+            inner.keyless.floor = inner.keyless.floor.min(floor);
+            inner.keyless.stored.epoch += 1;
+            inner.keyless.stored.has_holds = has_holds;
+            inner.keyless.ready = true;
+        } else if let Some(book) = inner.lanes.get_mut(&lane) {
+            book.floor = book.floor.min(floor);
+            book.stored_floor = book.stored_floor.min(floor);
+            book.lowered += 1;
+            book.has_holds = has_holds;
+            book.ready = true;
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// What the probe has to look at: everything not known to be ready. `None`: nothing.
+    pub fn probe_scope(&self) -> Option<ProbeScope> {
+        let now = Instant::now();
+        let inner = self.lock();
+        let term = inner.term.filter(|term| now < term.ends)?;
+        let idle: Vec<_> = inner
+            .lanes
+            .iter()
+            .filter(|(_, lane)| !lane.ready && !lane.busy && !lane.leaving)
+            .collect();
+        let keyless = !inner.keyless.ready && inner.keyless.busy == 0;
+        if idle.is_empty() && !keyless {
+            return None;
+        }
+        let floors = idle.iter().map(|(_, lane)| lane.floor);
+        Some(ProbeScope {
+            term,
+            settled: inner.horizon.settled(),
+            floor: floors.chain(keyless.then_some(inner.keyless.floor)).min().unwrap_or(0),
+            lanes: idle.iter().map(|(lane, book)| (**lane, book.lowered)).collect(),
+            keyless,
+            has_holds: inner.keyless.stored.has_holds || idle.iter().any(|(_, lane)| lane.has_holds),
+        })
+    }
+
+    /// The probe's answer: `found` lanes have something; the others, if the probe saw everything, have nothing
+    /// below the horizon. Returns whether anything was found.
+    pub fn probed(&self, scope: &ProbeScope, found: &HashSet<i16>, complete: bool) -> bool {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|current| current.worker != scope.term.worker) {
+            return false;
+        }
+        for (lane, lowered) in &scope.lanes {
+            let Some(book) = inner.lanes.get_mut(lane) else {
+                continue;
+            };
+            if !complete || found.contains(lane) {
+                book.ready = true;
+            } else if !book.busy && book.lowered == *lowered {
+                book.floor = book.floor.max(scope.settled);
+            }
+        }
+        if scope.keyless && (!complete || found.contains(&KEYLESS)) {
+            inner.keyless.ready = true;
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+        !found.is_empty()
+    }
+
+    /// How many ids lie between the horizon and the highest id claimed: what every claim reads again.
+    pub fn gap(&self) -> i64 {
+        let inner = self.lock();
+        if inner.horizon_wanted {
+            return i64::MAX;
+        }
+        inner.highest_seen - inner.horizon.settled()
+    }
+
+    /// Floors are too far behind to look cheaply: move the horizon whatever was claimed here.
+    pub fn want_horizon(&self) {
+        self.lock().horizon_wanted = true;
+    }
+
+    /// Work on the horizon of this term; ignored if the term is over.
+    pub fn with_horizon(&self, worker: Uuid, change: impl FnOnce(&mut Horizon)) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            change(&mut inner.horizon);
+            inner.horizon_wanted = false;
+        }
+    }
+
+    pub fn horizon_is_waiting(&self) -> bool {
+        self.lock().horizon.is_waiting()
+    }
+
+    pub fn settled(&self) -> i64 {
+        self.lock().horizon.settled()
+    }
+
+    pub fn has_holds(&self) -> bool {
+        let inner = self.lock();
+        inner.keyless.stored.has_holds || inner.lanes.values().any(|lane| lane.has_holds)
+    }
+
+    pub fn lane_has_holds(&self, lane: i16) -> bool {
+        self.lock().lanes.get(&lane).is_some_and(|book| book.has_holds)
+    }
+
+    /// May a copy of this row have been sent before?
+    pub fn is_suspect(&self, lane: i16, id: i64) -> bool {
+        let inner = self.lock();
+        inner
+            .lanes
+            .get(&lane)
+            .is_some_and(|book| book.suspect_rows > 0 || book.unknown.contains(&id))
+    }
+
+    pub fn remember_unknown(&self, lane: i16, id: i64) {
+        if let Some(book) = self.lock().lanes.get_mut(&lane) {
+            book.unknown.insert(id);
+        }
+    }
+
+    /// Floor and epoch of the rows without a lane, as this process knows them.
+    pub fn keyless_floor(&self) -> (i64, i64) {
+        let inner = self.lock();
+        (inner.keyless.floor, inner.keyless.stored.epoch)
+    }
+
+    /// What the database says of the rows without a lane. Another process may have lowered the floor.
+    pub fn keyless_read(&self, worker: Uuid, stored: KeylessStored) {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != worker) {
+            return;
+        }
+        if inner.keyless.stored.epoch != stored.epoch {
+            inner.keyless.floor = stored.floor;
+            inner.keyless.ready = true;
+        }
+        inner.keyless.stored = stored;
+    }
+
+    /// Raise the keyless floor, found by its own look at the table under `epoch`.
+    pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, floor: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) && inner.keyless.stored.epoch == epoch {
+            inner.keyless.floor = inner.keyless.floor.max(floor);
+        }
+    }
+
+    /// Floors that have moved since they were stored: (lane, epoch, floor).
+    pub fn floors_to_store(&self) -> Vec<(i16, i64, i64)> {
+        let inner = self.lock();
+        inner
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.floor > lane.stored_floor)
+            .map(|(number, lane)| (*number, lane.epoch, lane.floor))
+            .collect()
+    }
+
+    pub fn floors_stored(&self, stored: &[(i16, i64, i64)]) {
+        let mut inner = self.lock();
+        for (number, epoch, floor) in stored {
+            if let Some(lane) = inner.lanes.get_mut(number)
+                && lane.epoch == *epoch
+                && lane.floor >= *floor
+            {
+                lane.stored_floor = *floor;
+            }
+        }
+    }
+
+    /// Mark `count` lanes as leaving, idle ones first; or, with fewer to leave, let them stay again.
+    pub fn set_leaving(&self, count: usize) {
+        let mut inner = self.lock();
+        let mut order: Vec<_> = inner
+            .lanes
+            .iter()
+            .map(|(number, lane)| (!lane.leaving, lane.busy, lane.ready, *number))
+            .collect();
+        order.sort_unstable();
+        for (place, (.., number)) in order.iter().enumerate() {
+            if let Some(lane) = inner.lanes.get_mut(number) {
+                lane.leaving = place < count;
+            }
+        }
+    }
+
+    /// Are any lanes waiting to be given up?
+    pub fn any_leaving(&self) -> bool {
+        self.lock().lanes.values().any(|lane| lane.leaving)
+    }
+
+    /// Remove the leaving lanes that no batch is using, to be handed back: (lane, epoch, floor, suspect rows).
+    pub fn remove_leaving(&self, lane_batch: usize) -> Vec<(i16, i64, i64, i32)> {
+        self.remove_where(lane_batch, |lane| lane.leaving && !lane.busy)
+    }
+
+    /// Remove every lane that no batch is using; how many are still busy.
+    pub fn remove_idle(&self, lane_batch: usize) -> (Vec<(i16, i64, i64, i32)>, usize) {
+        let removed = self.remove_where(lane_batch, |lane| !lane.busy);
+        (removed, self.owned())
+    }
+
+    fn remove_where(&self, lane_batch: usize, gone: impl Fn(&Lane) -> bool) -> Vec<(i16, i64, i64, i32)> {
+        let mut inner = self.lock();
+        let mut removed = Vec::new();
+        inner.lanes.retain(|number, lane| {
+            if !gone(lane) {
+                return true;
+            }
+            let suspect = if lane.unknown.is_empty() {
+                lane.suspect_rows
+            } else {
+                lane.suspect_rows.max(lane_batch)
+            };
+            removed.push((*number, lane.epoch, lane.floor, suspect as i32));
+            false
+        });
+        removed
+    }
+}
+
+impl Inner {
+    fn checkout_lanes(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
+        let mut ready: Vec<_> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.ready && !lane.busy && !lane.leaving && lane.not_before <= now)
+            .map(|(number, lane)| (lane.served, *number))
+            .collect();
+        if ready.is_empty() {
+            return None;
+        }
+        // Longest unserved first; leave some for the other tasks.
+        ready.sort_unstable();
+        ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
+        let wanted: usize = ready.iter().map(|(_, number)| self.lanes[number].window).sum();
+        self.served += 1;
+        let served = self.served;
+        let held = ready
+            .iter()
+            .filter_map(|(_, number)| {
+                let lane = self.lanes.get_mut(number)?;
+                lane.busy = true;
+                lane.served = served;
+                let most = if wanted > appetite.rows {
+                    (lane.window * appetite.rows / wanted).max(1)
+                } else {
+                    lane.window
+                };
+                Some(lane.held(*number, most))
+            })
+            .collect();
+        Some(Work::Lanes(held))
+    }
+
+    fn checkout_keyless(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
+        let keyless = &mut self.keyless;
+        let due = keyless.not_before.is_none_or(|at| at <= now);
+        if !keyless.ready || !due || keyless.busy >= appetite.tasks {
+            return None;
+        }
+        keyless.busy += 1;
+        Some(Work::Keyless {
+            floor: keyless.floor,
+            most: keyless.window.min(appetite.rows),
+            has_holds: keyless.stored.has_holds,
+        })
+    }
+}
+
+impl From<&Taken> for Lane {
+    fn from(taken: &Taken) -> Self {
+        Lane {
+            epoch: taken.epoch,
+            floor: taken.floor,
+            stored_floor: taken.floor,
+            lowered: 0,
+            window: WINDOW_MIN,
+            ready: true,
+            busy: false,
+            leaving: false,
+            has_holds: taken.has_holds,
+            suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
+            unknown: HashSet::new(),
+            not_before: Instant::now(),
+            served: 0,
+        }
+    }
+}
+
+/// The next window after a claim: twice as much while claims are full, what was there otherwise.
+fn next_window(window: usize, rows: usize, full: bool) -> usize {
+    if full {
+        (window * 2).min(1 << 16)
+    } else {
+        window.min(rows.next_power_of_two().max(WINDOW_MIN))
+    }
+}
+
+impl Lane {
+    fn held(&self, lane: i16, most: usize) -> Held {
+        Held {
+            lane,
+            epoch: self.epoch,
+            floor: self.floor,
+            most,
+            suspect_rows: self.suspect_rows,
+            unknown: self.unknown.clone(),
+            has_holds: self.has_holds,
+        }
+    }
+
+    fn checkin(&mut self, seen: &Seen, now: Instant) {
+        self.busy = false;
+        self.has_holds |= seen.holds_added;
+        for id in &seen.published {
+            self.unknown.remove(id);
+        }
+        self.unknown.extend(&seen.unknown);
+        self.not_before = now + seen.pause.unwrap_or_default();
+        let Some(sight) = seen.sight else {
+            // The claim failed: nothing was learned, so look again.
+            self.ready = true;
+            return;
+        };
+        self.floor = floor::advance(self.floor, sight);
+        self.window = next_window(self.window, seen.rows, seen.full);
+        self.ready = seen.full || sight.lowest_left.is_some();
+        let all_done = !seen.full && sight.lowest_left.is_none();
+        self.suspect_rows = if all_done {
+            0
+        } else {
+            self.suspect_rows.saturating_sub(seen.published.len())
+        };
+    }
+}
+
+impl Keyless {
+    fn checkin(&mut self, seen: &Seen, now: Instant) {
+        self.busy = self.busy.saturating_sub(1);
+        self.stored.has_holds |= seen.holds_added;
+        self.not_before = seen.pause.map(|pause| now + pause);
+        self.window = next_window(self.window, seen.rows, seen.full);
+        self.ready = seen.full || seen.sight.is_none() || seen.pause.is_some();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const APPETITE: Appetite = Appetite {
+        rows: 1000,
+        tasks: 2,
+        lease_left: Duration::ZERO,
+    };
+
+    fn owning(count: i16) -> (Lanes, Term) {
+        let lanes = Lanes::default();
+        let term = Term {
+            worker: Uuid::from_u128(1),
+            incarnation: SystemTime::UNIX_EPOCH,
+            ends: Instant::now() + Duration::from_secs(60),
+        };
+        lanes.begin_term(term, KeylessStored::default());
+        let taken: Vec<_> = (0..count)
+            .map(|lane| Taken {
+                lane,
+                epoch: 1,
+                floor: 0,
+                suspect_rows: 0,
+                recovered: false,
+                has_holds: false,
+            })
+            .collect();
+        lanes.add(term.worker, &taken);
+        (lanes, term)
+    }
+
+    fn lanes_of(checkout: &Checkout) -> Vec<i16> {
+        match &checkout.work {
+            Work::Lanes(held) => held.iter().map(|h| h.lane).collect(),
+            Work::Keyless { .. } => vec![KEYLESS],
+        }
+    }
+
+    fn take_lanes(lanes: &Lanes) -> Option<Checkout> {
+        (0..2).find_map(|_| lanes.checkout(&APPETITE).filter(|c| matches!(c.work, Work::Lanes(_))))
+    }
+
+    #[test]
+    fn a_lane_is_checked_out_once_until_it_is_checked_in() {
+        let (lanes, term) = owning(4);
+        let first = take_lanes(&lanes).expect("ready");
+        let second = take_lanes(&lanes).expect("ready");
+        let (a, b) = (lanes_of(&first), lanes_of(&second));
+        assert!(a.iter().all(|lane| !b.contains(lane)), "{a:?} {b:?}");
+        assert!(take_lanes(&lanes).is_none(), "all four are out");
+        let seen = a
+            .iter()
+            .map(|lane| Seen {
+                lane: *lane,
+                ..Seen::default()
+            })
+            .collect();
+        lanes.checkin(&term, seen);
+        assert_eq!(lanes_of(&take_lanes(&lanes).expect("back")), a);
+    }
+
+    #[test]
+    fn nothing_is_checked_out_under_a_lease_that_ends_too_soon() {
+        let (lanes, _) = owning(4);
+        lanes.renewed(Instant::now() + Duration::from_secs(5));
+        let long = Appetite {
+            lease_left: Duration::from_secs(6),
+            ..APPETITE
+        };
+        assert!(lanes.checkout(&long).is_none());
+        assert!(lanes.checkout(&APPETITE).is_some());
+    }
+
+    #[test]
+    fn what_a_lost_term_learned_changes_nothing() {
+        let (lanes, old) = owning(1);
+        let checkout = take_lanes(&lanes).expect("ready");
+        assert!(lanes.end_term(old.worker));
+        let (fresh, term) = owning(1);
+        drop(fresh);
+        lanes.begin_term(
+            Term {
+                worker: Uuid::from_u128(2),
+                ..term
+            },
+            KeylessStored::default(),
+        );
+        lanes.checkin(
+            &checkout.term,
+            vec![Seen {
+                lane: 0,
+                highest_id: 9,
+                ..Seen::default()
+            }],
+        );
+        assert_eq!(lanes.gap(), 0);
+        assert_eq!(lanes.owned(), 0);
+    }
+
+    #[test]
+    fn a_probe_from_before_a_release_does_not_raise_the_floor_again() {
+        let (lanes, term) = owning(1);
+        let out = take_lanes(&lanes).expect("ready");
+        let done = |sight| Seen {
+            lane: 0,
+            sight: Some(sight),
+            ..Seen::default()
+        };
+        let sight = Sight {
+            settled: 50,
+            cut_at: None,
+            lowest_left: None,
+        };
+        lanes.checkin(&out.term, vec![done(sight)]);
+        lanes.with_horizon(term.worker, |h| h.note(90, HashSet::new()));
+        let scope = lanes.probe_scope().expect("idle lane");
+        lanes.lower_floor(&term, 0, 10, false);
+        lanes.probed(&scope, &HashSet::new(), true);
+        let held = take_lanes(&lanes).expect("ready after the release");
+        let Work::Lanes(held) = held.work else { unreachable!() };
+        assert_eq!(held[0].floor, 10);
+    }
+
+    #[test]
+    fn a_deep_lane_asks_for_more_and_a_shallow_one_still_gets_its_turn() {
+        let (lanes, term) = owning(2);
+        for _ in 0..12 {
+            let Some(out) = take_lanes(&lanes) else { continue };
+            let seen = lanes_of(&out)
+                .into_iter()
+                .map(|lane| Seen {
+                    lane,
+                    rows: if lane == 0 { 5000 } else { 1 },
+                    full: lane == 0,
+                    sight: Some(Sight {
+                        settled: 0,
+                        cut_at: Some(0),
+                        lowest_left: None,
+                    }),
+                    ..Seen::default()
+                })
+                .collect();
+            lanes.checkin(&term, seen);
+            let scope = lanes.probe_scope();
+            if let Some(scope) = scope {
+                lanes.probed(&scope, &HashSet::from([1]), true);
+            }
+        }
+        let inner = lanes.lock();
+        assert!(inner.lanes[&0].window > 1000);
+        assert_eq!(inner.lanes[&1].window, WINDOW_MIN);
+    }
+}

@@ -1,0 +1,303 @@
+//! Keeps the term alive and the lanes fairly shared: register, renew, survey, take, give up, leave.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::{Lanes, Term, share::fair_share};
+use crate::failpoint;
+use crate::metrics;
+use crate::outbox::{Outbox, Peer, Result};
+
+/// How the lease is kept.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub worker_name: String,
+    pub duration: Duration,
+    /// The most rows of one lane ever in flight: tells a successor how many may be repeats.
+    pub lane_batch: usize,
+}
+
+/// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
+const STORE_FLOORS_EVERY: Duration = Duration::from_secs(10);
+
+/// While lanes wait to be given up, look this often whether their batch is done.
+const LEAVING_LOOK: Duration = Duration::from_millis(50);
+
+impl Lease {
+    fn renew_every(&self) -> Duration {
+        self.duration / 5
+    }
+}
+
+/// Runs until `stop`; takes no new lanes once `draining`.
+pub async fn keep(
+    lanes: &Lanes,
+    outbox: &Outbox,
+    lease: &Lease,
+    draining: &CancellationToken,
+    stop: &CancellationToken,
+) {
+    let mut last = None;
+    while !stop.is_cancelled() {
+        if !draining.is_cancelled() {
+            nothing_in_flight(lanes, lease, stop).await;
+            match begin(lanes, outbox, lease, last).await {
+                Ok(term) => {
+                    info!(worker = %term.worker, name = lease.worker_name, "registered");
+                    last = Some(term.worker);
+                }
+                Err(error) => {
+                    warn!(%error, "cannot register with the database; trying again");
+                    pause(jittered(Duration::from_secs(1)), stop).await;
+                    continue;
+                }
+            }
+            hold_term(lanes, outbox, lease, draining, stop).await;
+        } else {
+            pause(Duration::from_millis(100), stop).await;
+        }
+    }
+}
+
+/// What was sent under an old term is over before a new one begins, or its lease is.
+async fn nothing_in_flight(lanes: &Lanes, lease: &Lease, stop: &CancellationToken) {
+    let patience = Instant::now() + lease.duration;
+    while lanes.outstanding() > 0 && Instant::now() < patience && !stop.is_cancelled() {
+        pause(Duration::from_millis(20), stop).await;
+    }
+}
+
+async fn begin(lanes: &Lanes, outbox: &Outbox, lease: &Lease, last: Option<Uuid>) -> Result<Term> {
+    if let Some(last) = last {
+        // Its lanes are free at once, and suspect, since it did not give them back.
+        outbox.stop_worker(last).await?;
+    }
+    let asked = Instant::now();
+    let worker = Uuid::new_v4();
+    let incarnation = outbox.register(worker, lease).await?;
+    let term = Term {
+        worker,
+        incarnation,
+        ends: asked + lease.duration,
+    };
+    let keyless = outbox.keyless(incarnation).await?.unwrap_or_default();
+    lanes.begin_term(term, keyless);
+    Ok(term)
+}
+
+/// Ticks until the term is over or the process stops.
+async fn hold_term(
+    lanes: &Lanes,
+    outbox: &Outbox,
+    lease: &Lease,
+    draining: &CancellationToken,
+    stop: &CancellationToken,
+) {
+    let mut floors_stored = Instant::now();
+    let mut renew_at = Instant::now();
+    let mut survey_at = Instant::now();
+    while !stop.is_cancelled() {
+        let Some(term) = lanes.term() else { return };
+        let now = Instant::now();
+        if now >= renew_at {
+            renew_at = now + lease.renew_every();
+            match renew(lanes, outbox, lease, &term).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    lose(
+                        lanes,
+                        &term,
+                        "the lease could not be renewed: another worker has taken over, or the server restarted",
+                    );
+                    return;
+                }
+                Err(error) => {
+                    warn!(%error, "cannot renew the lease; trying again");
+                    renew_at = now + jittered(lease.renew_every() / 4);
+                }
+            }
+        }
+        if Instant::now() >= survey_at && !draining.is_cancelled() {
+            survey_at = match balance(lanes, outbox, &term).await {
+                // Be there the moment somebody's lease runs out.
+                Ok(soonest_expiry) => Instant::now() + lease.renew_every().min(soonest_expiry),
+                Err(error) => {
+                    warn!(%error, "cannot survey the lanes; trying again");
+                    Instant::now() + jittered(lease.renew_every() / 4)
+                }
+            };
+        }
+        give_up_leaving(lanes, outbox, lease, &term).await;
+        if floors_stored.elapsed() >= STORE_FLOORS_EVERY {
+            floors_stored = Instant::now();
+            store_floors(lanes, outbox, &term).await;
+        }
+        let next = renew_at.min(survey_at).saturating_duration_since(Instant::now());
+        let next = if lanes.any_leaving() {
+            next.min(LEAVING_LOOK)
+        } else {
+            next
+        };
+        tokio::select! {
+            () = sleep(next.max(Duration::from_millis(5))) => {}
+            () = stop.cancelled() => {}
+            () = term_over(lanes, term.worker) => {}
+        }
+    }
+}
+
+/// Resolves when the term has ended, e.g. because a mark was fenced.
+async fn term_over(lanes: &Lanes, worker: Uuid) {
+    loop {
+        let changed = lanes.changed();
+        if lanes.term().is_none_or(|term| term.worker != worker) {
+            return;
+        }
+        changed.await;
+    }
+}
+
+fn lose(lanes: &Lanes, term: &Term, why: &str) {
+    if lanes.end_term(term.worker) {
+        metrics::terms_lost();
+        warn!(worker = %term.worker, why, "lost the lease; registering anew");
+    }
+}
+
+async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<bool> {
+    let asked = Instant::now();
+    failpoint::hit("before_renew").await;
+    let renewed = outbox.renew(term, lease.duration).await?;
+    // An answer that comes after expiry is not ownership.
+    if !renewed || Instant::now() >= term.ends {
+        return Ok(false);
+    }
+    lanes.renewed(asked + lease.duration);
+    Ok(true)
+}
+
+/// Take what we are short of, mark what is too much. Answers when the next lease of a peer may run out.
+async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration> {
+    let peers = outbox.survey().await?;
+    if let Some(peer) = peers.first() {
+        lanes.set_clock(peer.now);
+    }
+    let live: Vec<_> = peers
+        .iter()
+        .filter(|p| p.lease_left > 0.0 || p.worker == term.worker)
+        .collect();
+    let holdings: Vec<_> = live.iter().map(|peer| (peer.worker, peer.lanes)).collect();
+    let share = fair_share(term.worker, &holdings);
+    let owned = lanes.owned();
+    metrics::workers_live(live.len());
+    if owned < share {
+        take(lanes, outbox, term, share - owned).await?;
+    }
+    lanes.set_leaving(owned.saturating_sub(share));
+    metrics::lanes_owned(lanes.owned());
+    let short = lanes.owned() < share;
+    Ok(soonest_expiry(&peers, term.worker, short))
+}
+
+fn soonest_expiry(peers: &[Peer], me: Uuid, short: bool) -> Duration {
+    // Lanes we are owed become free as their owners finish their batches: ask again soon.
+    let again = if short { 0.2 } else { f64::MAX };
+    let soonest = peers
+        .iter()
+        .filter(|peer| peer.worker != me)
+        .map(|peer| peer.lease_left.max(0.0) + 0.02)
+        .fold(again, f64::min);
+    Duration::try_from_secs_f64(soonest.min(3600.0)).unwrap_or(Duration::from_secs(1))
+}
+
+async fn take(lanes: &Lanes, outbox: &Outbox, term: &Term, count: usize) -> Result<()> {
+    let taken = outbox.take(term, count).await?;
+    if taken.is_empty() {
+        return Ok(());
+    }
+    let recovered = taken.iter().filter(|lane| lane.recovered).count();
+    lanes.add(term.worker, &taken);
+    if recovered > 0 {
+        metrics::lanes_recovered(recovered);
+        warn!(
+            lanes = taken.len(),
+            recovered, "took lanes of a worker that died; the first rows of each may be repeats and say so"
+        );
+    } else {
+        info!(lanes = taken.len(), "took lanes");
+    }
+    Ok(())
+}
+
+async fn give_up_leaving(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) {
+    let given = lanes.remove_leaving(lease.lane_batch);
+    if given.is_empty() {
+        return;
+    }
+    info!(lanes = given.len(), "gave up lanes for other workers");
+    metrics::lanes_owned(lanes.owned());
+    if let Err(error) = outbox.give_up(term, &given).await {
+        // We no longer use them but the database still names us. A new term sorts it out.
+        lose(lanes, term, "lanes could not be handed back");
+        warn!(%error, "cannot hand lanes back");
+    }
+}
+
+async fn store_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) {
+    let moved = lanes.floors_to_store();
+    if !moved.is_empty() {
+        match outbox.store_floors(term, &moved).await {
+            Ok(()) => lanes.floors_stored(&moved),
+            Err(error) => warn!(%error, "cannot store floors; they will be stored later"),
+        }
+    }
+    if let Err(error) = refresh_keyless(lanes, outbox, term).await {
+        warn!(%error, "cannot store the floor of keyless rows; it will be stored later");
+    }
+}
+
+async fn refresh_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
+    let (floor, epoch) = lanes.keyless_floor();
+    let Some(stored) = outbox.keyless(term.incarnation).await? else {
+        return Ok(());
+    };
+    if floor > stored.floor && epoch == stored.epoch {
+        outbox.store_floor_keyless(term, floor, epoch).await?;
+    }
+    lanes.keyless_read(term.worker, stored);
+    Ok(())
+}
+
+/// Leave in order: stamp ourselves stopped, free every lane without a batch in flight, in one transaction.
+/// A lane whose batch is still out is not freed: it falls to a successor when the lease ends.
+pub async fn leave(lanes: &Lanes, outbox: &Outbox, lease: &Lease) -> Result<()> {
+    let Some(term) = lanes.term() else { return Ok(()) };
+    let (given, busy) = lanes.remove_idle(lease.lane_batch);
+    if busy == 0 {
+        outbox.leave(&term, &given).await?;
+        info!(lanes = given.len(), "left: lanes are free for other workers");
+    } else {
+        outbox.give_up(&term, &given).await?;
+        warn!(
+            lanes = busy,
+            "stopping with sends in flight: these lanes are taken over when the lease ends"
+        );
+    }
+    lanes.end_term(term.worker);
+    Ok(())
+}
+
+fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(0.5 + fastrand::f64())
+}
+
+async fn pause(duration: Duration, stop: &CancellationToken) {
+    tokio::select! {
+        () = sleep(duration) => {}
+        () = stop.cancelled() => {}
+    }
+}

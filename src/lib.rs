@@ -1,0 +1,31 @@
+//! `outboxd` carries committed rows of a PostgreSQL outbox table to Kafka.
+//!
+//! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
+//! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`hold`]
+//! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`janitor`] what
+//! is swept away. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
+//! speaks Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
+//!
+//! `ARCHITECTURE.md` is the map; read the modules in the order below.
+
+pub mod message;
+pub mod verdict;
+
+pub mod floor;
+pub mod lanes;
+
+pub mod horizon;
+pub mod outbox;
+pub mod publisher;
+pub mod wakeup;
+
+pub mod hold;
+pub mod janitor;
+pub mod relay;
+
+pub mod http;
+pub mod metrics;
+
+pub mod cli;
+pub mod config;
+pub mod failpoint;

@@ -1,0 +1,312 @@
+//! What a row is, what it becomes on the wire, and what became of a publish. No I/O.
+
+use std::time::SystemTime;
+
+use uuid::Uuid;
+
+/// How many lanes keyed rows are spread over. Frozen with the hash in the schema.
+pub const LANE_COUNT: usize = 64;
+
+/// The lane number that stands for rows without a lane.
+pub const KEYLESS: i16 = -1;
+
+/// Header on copies that may repeat one already sent.
+pub const POSSIBLE_DUPLICATE: &str = "possible-duplicate";
+
+/// Where a row of `outbox.message` is in its life. The schema's CHECKs allow no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Committed, not yet acknowledged by Kafka. It may be delayed, leased or held meanwhile.
+    Pending,
+    /// Acknowledged: `published_at` is set, or the row was deleted or moved to the history.
+    Published,
+    /// Refused for good: `dead_at` is set, the reason is in `last_error`.
+    Dead,
+}
+
+/// The value of the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    Json(Vec<u8>),
+    Bytes(Vec<u8>),
+    Tombstone,
+}
+
+impl Body {
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Body::Json(bytes) | Body::Bytes(bytes) => Some(bytes),
+            Body::Tombstone => None,
+        }
+    }
+}
+
+/// A claimed row.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub id: i64,
+    /// `None`: no order is promised and the row was claimed with a lease of its own.
+    pub lane: Option<i16>,
+    pub message_id: Uuid,
+    pub topic: String,
+    pub key: Option<String>,
+    pub partition: Option<i32>,
+    pub body: Body,
+    /// The application's headers: the text of a JSON object.
+    pub headers: Option<Vec<u8>>,
+    pub event_type: Option<String>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    pub aggregate_version: Option<i64>,
+    pub attempts: i16,
+    pub created_at: SystemTime,
+    /// Delayed by the application, or redriven, and due now.
+    pub delayed: bool,
+    /// A copy may have been sent before: by a worker that died, or by us without an answer.
+    pub suspect: bool,
+}
+
+impl Row {
+    /// What must stay in order: the rows of one key, or of one explicit partition, in one topic.
+    /// The spelling is that of `outbox.hold.unit`. `None`: nothing waits for this row.
+    pub fn unit(&self) -> Option<String> {
+        match (&self.key, self.partition) {
+            (Some(key), _) => Some(format!("k:{key}")),
+            (None, Some(partition)) => Some(format!("p:{partition}")),
+            (None, None) => None,
+        }
+    }
+
+    /// The record's key: the row's own, else its message id, so that keyless rows spread evenly.
+    pub fn record_key(&self) -> RecordKey<'_> {
+        match &self.key {
+            Some(key) => RecordKey::Own(key),
+            None => RecordKey::MessageId(self.message_id.hyphenated().to_string()),
+        }
+    }
+
+    /// Calls `each` for every header of the record, the relay's own first.
+    pub fn each_header(&self, mut each: impl FnMut(&str, Option<&[u8]>)) {
+        let mut buffer = Uuid::encode_buffer();
+        let message_id = self.message_id.hyphenated().encode_lower(&mut buffer);
+        each("message-id", Some(message_id.as_bytes()));
+        let own = [
+            ("event-type", &self.event_type),
+            ("aggregate-type", &self.aggregate_type),
+            ("aggregate-id", &self.aggregate_id),
+        ];
+        for (name, value) in own {
+            if let Some(value) = value {
+                each(name, Some(value.as_bytes()));
+            }
+        }
+        if let Some(version) = self.aggregate_version {
+            each("aggregate-version", Some(version.to_string().as_bytes()));
+        }
+        if self.suspect {
+            each(POSSIBLE_DUPLICATE, Some(b"true"));
+        }
+        if let Some(headers) = &self.headers {
+            each_application_header(headers, &mut each);
+        }
+    }
+
+    /// About how many bytes the row keeps busy, here and in the producer's queue.
+    pub fn size(&self) -> usize {
+        // What a record carries around its payload: names, ids, lengths.
+        const OVERHEAD: usize = 200;
+        OVERHEAD
+            + self.body.as_bytes().map_or(0, <[u8]>::len)
+            + self.headers.as_ref().map_or(0, Vec::len)
+            + self.key.as_ref().map_or(0, String::len)
+    }
+}
+
+/// See [`Row::record_key`].
+pub enum RecordKey<'a> {
+    Own(&'a str),
+    MessageId(String),
+}
+
+impl RecordKey<'_> {
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            RecordKey::Own(key) => key.as_bytes(),
+            RecordKey::MessageId(id) => id.as_bytes(),
+        }
+    }
+}
+
+/// A JSON string travels as its text, null as a header without a value, anything else as JSON.
+fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]>)) {
+    // The schema admits objects only; anything else would have no names to send.
+    let Ok(serde_json::Value::Object(headers)) = serde_json::from_slice(json) else {
+        return;
+    };
+    for (name, value) in &headers {
+        match value {
+            serde_json::Value::Null => each(name, None),
+            serde_json::Value::String(text) => each(name, Some(text.as_bytes())),
+            other => each(name, Some(other.to_string().as_bytes())),
+        }
+    }
+}
+
+/// The partition the Java client's default partitioner would choose.
+pub fn partition_for(key: &[u8], partition_count: i32) -> i32 {
+    (murmur2(key) & 0x7fff_ffff) as i32 % partition_count
+}
+
+/// Kafka's flavour of murmur2, as in the Java client's `Utils.murmur2`.
+fn murmur2(data: &[u8]) -> u32 {
+    const SEED: u32 = 0x9747_b28c;
+    const M: u32 = 0x5bd1_e995;
+    let mut hash = SEED ^ data.len() as u32;
+    let mut words = data.chunks_exact(4);
+    for word in &mut words {
+        let mut k = u32::from_le_bytes([word[0], word[1], word[2], word[3]]).wrapping_mul(M);
+        k = (k ^ (k >> 24)).wrapping_mul(M);
+        hash = hash.wrapping_mul(M) ^ k;
+    }
+    let tail = words.remainder();
+    if !tail.is_empty() {
+        for (place, byte) in tail.iter().enumerate() {
+            hash ^= u32::from(*byte) << (8 * place);
+        }
+        hash = hash.wrapping_mul(M);
+    }
+    hash = (hash ^ (hash >> 13)).wrapping_mul(M);
+    hash ^ (hash >> 15)
+}
+
+/// What became of one record of a publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Kafka has it, on all in-sync replicas.
+    Acked,
+    /// It never left this process, or left in a batch that was refused whole: try again.
+    Unsent,
+    /// No answer. It may have landed: try again, flagged.
+    Unknown,
+    /// Kafka refused this very record, sent alone.
+    Refused { reason: String },
+    /// Nothing wrong with the record, but its topic cannot take it now.
+    Sick {
+        fault: TopicFault,
+        reason: String,
+        maybe_landed: bool,
+    },
+}
+
+/// Why a topic takes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TopicFault {
+    /// It does not exist, or we may not write to it: somebody has to act.
+    Unusable,
+    /// Too slow, leaderless, short of replicas: it should pass.
+    Transient,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub fn row(id: i64) -> Row {
+        Row {
+            id,
+            lane: Some(0),
+            message_id: Uuid::from_u128(7),
+            topic: "orders".into(),
+            key: Some("k".into()),
+            partition: None,
+            body: Body::Json(b"{}".to_vec()),
+            headers: None,
+            event_type: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            aggregate_version: None,
+            attempts: 0,
+            created_at: SystemTime::UNIX_EPOCH,
+            delayed: false,
+            suspect: false,
+        }
+    }
+
+    fn headers_of(row: &Row) -> Vec<(String, Option<Vec<u8>>)> {
+        let mut seen = Vec::new();
+        row.each_header(|name, value| seen.push((name.to_owned(), value.map(<[u8]>::to_vec))));
+        seen
+    }
+
+    /// The known answers of the Java client's own test of `Utils.murmur2`.
+    #[test]
+    fn murmur2_answers_as_the_java_client_does() {
+        let known: [(&[u8], i32); 7] = [
+            (b"21", -973_932_308),
+            (b"foobar", -790_332_482),
+            (b"a-little-bit-long-string", -985_981_536),
+            (b"a-little-bit-longer-string", -1_486_304_829),
+            (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
+            (b"abc", 479_470_107),
+            (b"", 275_646_681),
+        ];
+        for (key, answer) in known {
+            assert_eq!(murmur2(key) as i32, answer, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn headers_carry_the_metadata_and_the_applications_own() {
+        let mut row = row(1);
+        row.event_type = Some("OrderPlaced".into());
+        row.aggregate_version = Some(3);
+        row.headers = Some(br#"{"traceparent": "00-ab", "n": 5, "gone": null, "o": {"a": 1}}"#.to_vec());
+        let headers = headers_of(&row);
+        let value = |name: &str| headers.iter().find(|h| h.0 == name).map(|h| h.1.clone());
+        assert_eq!(
+            value("message-id"),
+            Some(Some(b"00000000-0000-0000-0000-000000000007".to_vec()))
+        );
+        assert_eq!(value("event-type"), Some(Some(b"OrderPlaced".to_vec())));
+        assert_eq!(value("aggregate-version"), Some(Some(b"3".to_vec())));
+        assert_eq!(value("traceparent"), Some(Some(b"00-ab".to_vec())));
+        assert_eq!(value("n"), Some(Some(b"5".to_vec())));
+        assert_eq!(value("gone"), Some(None));
+        assert_eq!(value("o"), Some(Some(br#"{"a":1}"#.to_vec())));
+        assert_eq!(value(POSSIBLE_DUPLICATE), None);
+    }
+
+    #[test]
+    fn only_a_suspect_row_says_it_may_be_a_repeat() {
+        let mut suspect = row(1);
+        suspect.suspect = true;
+        assert!(headers_of(&suspect).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
+        assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
+    }
+
+    #[test]
+    fn a_row_without_key_travels_under_its_message_id() {
+        let mut keyless = row(1);
+        keyless.key = None;
+        assert_eq!(keyless.record_key().as_bytes(), b"00000000-0000-0000-0000-000000000007");
+        assert_eq!(keyless.unit(), None);
+        keyless.partition = Some(3);
+        assert_eq!(keyless.unit().as_deref(), Some("p:3"));
+        assert_eq!(row(1).unit().as_deref(), Some("k:k"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_lands_on_a_partition_that_exists(key: Vec<u8>, count in 1i32..1000) {
+            prop_assert!((0..count).contains(&partition_for(&key, count)));
+        }
+
+        #[test]
+        fn any_headers_bytes_make_headers_or_nothing(json: Vec<u8>) {
+            let mut row = row(1);
+            row.headers = Some(json);
+            prop_assert_eq!(&headers_of(&row)[0].0, "message-id");
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Every metric: name, help, buckets, once. A leaf anyone may call.
+
+use std::time::Duration;
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+/// Which way a batch went: the only label that is not a plain state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    Lanes,
+    Keyless,
+}
+
+impl Stream {
+    fn label(self) -> &'static str {
+        match self {
+            Stream::Lanes => "lanes",
+            Stream::Keyless => "keyless",
+        }
+    }
+}
+
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+use Kind::{Counter, Gauge, Histogram};
+
+/// The whole list: a test scrapes and finds every one of them.
+const METRICS: &[(&str, Kind, Unit, &str)] = &[
+    (
+        "outboxd_rows_claimed_total",
+        Counter,
+        Unit::Count,
+        "Rows read from the outbox to be published.",
+    ),
+    (
+        "outboxd_rows_published_total",
+        Counter,
+        Unit::Count,
+        "Rows acknowledged by Kafka.",
+    ),
+    (
+        "outboxd_rows_marked_total",
+        Counter,
+        Unit::Count,
+        "Rows marked as published in PostgreSQL.",
+    ),
+    (
+        "outboxd_rows_retried_total",
+        Counter,
+        Unit::Count,
+        "Rows Kafka refused that will be tried again.",
+    ),
+    (
+        "outboxd_rows_deferred_total",
+        Counter,
+        Unit::Count,
+        "Rows not published for no fault of theirs; no attempt counted.",
+    ),
+    (
+        "outboxd_rows_dead_total",
+        Counter,
+        Unit::Count,
+        "Rows given up after their last attempt.",
+    ),
+    (
+        "outboxd_rows_fenced_total",
+        Counter,
+        Unit::Count,
+        "Marks refused because the lease had gone to another worker.",
+    ),
+    (
+        "outboxd_rows_recovered_total",
+        Counter,
+        Unit::Count,
+        "Rows without a key taken over from an expired lease.",
+    ),
+    (
+        "outboxd_possible_duplicates_total",
+        Counter,
+        Unit::Count,
+        "Records sent that may repeat an earlier copy; each carries a header saying so.",
+    ),
+    (
+        "outboxd_rows_forgotten_total",
+        Counter,
+        Unit::Count,
+        "Rows only the safety net found. Anything but 0 is a bug: please report it.",
+    ),
+    (
+        "outboxd_rows_purged_total",
+        Counter,
+        Unit::Count,
+        "Published rows removed by retention.",
+    ),
+    (
+        "outboxd_lanes_recovered_total",
+        Counter,
+        Unit::Count,
+        "Lanes taken over from a worker that died.",
+    ),
+    (
+        "outboxd_terms_lost_total",
+        Counter,
+        Unit::Count,
+        "Times this worker lost its lease and registered anew.",
+    ),
+    (
+        "outboxd_producer_rebuilds_total",
+        Counter,
+        Unit::Count,
+        "Times the Kafka producer was replaced.",
+    ),
+    (
+        "outboxd_database_errors_total",
+        Counter,
+        Unit::Count,
+        "Statements that failed.",
+    ),
+    ("outboxd_lanes_owned", Gauge, Unit::Count, "Lanes this worker owns."),
+    ("outboxd_workers_live", Gauge, Unit::Count, "Workers with a live lease."),
+    (
+        "outboxd_publisher_paused",
+        Gauge,
+        Unit::Count,
+        "1 while Kafka does not answer and publishing waits.",
+    ),
+    (
+        "outboxd_in_flight_rows",
+        Gauge,
+        Unit::Count,
+        "Rows being published now.",
+    ),
+    (
+        "outboxd_in_flight_bytes",
+        Gauge,
+        Unit::Bytes,
+        "Bytes being published now.",
+    ),
+    (
+        "outboxd_floor_age_seconds",
+        Gauge,
+        Unit::Seconds,
+        "How long the scan floor has waited for an open transaction.",
+    ),
+    (
+        "outboxd_backlog_sampled",
+        Gauge,
+        Unit::Count,
+        "1 where this worker samples the backlog gauges below; unknown is not zero.",
+    ),
+    (
+        "outboxd_backlog_rows",
+        Gauge,
+        Unit::Count,
+        "Pending rows, counted up to a bound.",
+    ),
+    (
+        "outboxd_backlog_capped",
+        Gauge,
+        Unit::Count,
+        "1 when there are more pending rows than were counted.",
+    ),
+    (
+        "outboxd_oldest_pending_seconds",
+        Gauge,
+        Unit::Seconds,
+        "Age of the oldest pending row.",
+    ),
+    (
+        "outboxd_delayed_rows",
+        Gauge,
+        Unit::Count,
+        "Rows whose time has not come.",
+    ),
+    (
+        "outboxd_dead_rows",
+        Gauge,
+        Unit::Count,
+        "Dead letters waiting for a decision.",
+    ),
+    (
+        "outboxd_held_keys",
+        Gauge,
+        Unit::Count,
+        "Keys held back behind a refused row.",
+    ),
+    (
+        "outboxd_parked_topics",
+        Gauge,
+        Unit::Count,
+        "Topics that take nothing now.",
+    ),
+    (
+        "outboxd_vacuum_horizon_age_transactions",
+        Gauge,
+        Unit::Count,
+        "How far back the oldest snapshot pins the vacuum horizon.",
+    ),
+    (
+        "outboxd_dead_tuples",
+        Gauge,
+        Unit::Count,
+        "Dead tuples in outbox.message.",
+    ),
+    (
+        "outboxd_claim_seconds",
+        Histogram,
+        Unit::Seconds,
+        "Time to claim a batch.",
+    ),
+    (
+        "outboxd_publish_seconds",
+        Histogram,
+        Unit::Seconds,
+        "Time from handing a batch to Kafka until its last answer.",
+    ),
+    (
+        "outboxd_mark_seconds",
+        Histogram,
+        Unit::Seconds,
+        "Time to mark a batch.",
+    ),
+    (
+        "outboxd_end_to_end_seconds",
+        Histogram,
+        Unit::Seconds,
+        "Time from INSERT to mark, by the database's clock; one sample per batch: its oldest row.",
+    ),
+];
+
+const BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// Installs the recorder and registers every metric, so that a scrape shows zeros rather than gaps.
+pub fn install() -> Result<PrometheusHandle, String> {
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), BUCKETS)
+        .and_then(PrometheusBuilder::install_recorder)
+        .map_err(|error| error.to_string())?;
+    for (name, kind, unit, help) in METRICS {
+        match kind {
+            Counter => {
+                describe_counter!(*name, *unit, *help);
+                counter!(*name).absolute(0);
+            }
+            Gauge => {
+                describe_gauge!(*name, *unit, *help);
+                gauge!(*name).set(0.0);
+            }
+            Histogram => {
+                describe_histogram!(*name, *unit, *help);
+                for stream in [Stream::Lanes, Stream::Keyless] {
+                    // Registers the series; a histogram without samples shows nothing otherwise.
+                    drop(histogram!(*name, "stream" => stream.label()));
+                }
+            }
+        }
+    }
+    Ok(handle)
+}
+
+/// The names of all metrics.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    METRICS.iter().map(|(name, ..)| *name)
+}
+
+pub fn rows_claimed(count: usize) {
+    counter!("outboxd_rows_claimed_total").increment(count as u64);
+}
+
+pub fn rows_published(count: usize) {
+    counter!("outboxd_rows_published_total").increment(count as u64);
+}
+
+pub fn rows_marked(count: u64) {
+    counter!("outboxd_rows_marked_total").increment(count);
+}
+
+pub fn rows_refused(dead: usize, retried: usize) {
+    counter!("outboxd_rows_dead_total").increment(dead as u64);
+    counter!("outboxd_rows_retried_total").increment(retried as u64);
+}
+
+pub fn rows_deferred(count: usize) {
+    counter!("outboxd_rows_deferred_total").increment(count as u64);
+}
+
+pub fn rows_fenced(count: usize) {
+    counter!("outboxd_rows_fenced_total").increment(count as u64);
+}
+
+pub fn rows_recovered(count: usize) {
+    counter!("outboxd_rows_recovered_total").increment(count as u64);
+}
+
+pub fn rows_forgotten(count: i64) {
+    counter!("outboxd_rows_forgotten_total").increment(count.unsigned_abs());
+}
+
+pub fn rows_purged(count: i64) {
+    counter!("outboxd_rows_purged_total").increment(count.unsigned_abs());
+}
+
+pub fn possible_duplicates(count: usize) {
+    counter!("outboxd_possible_duplicates_total").increment(count as u64);
+}
+
+pub fn lanes_recovered(count: usize) {
+    counter!("outboxd_lanes_recovered_total").increment(count as u64);
+}
+
+pub fn terms_lost() {
+    counter!("outboxd_terms_lost_total").increment(1);
+}
+
+pub fn producer_rebuilt() {
+    counter!("outboxd_producer_rebuilds_total").increment(1);
+}
+
+pub fn database_error() {
+    counter!("outboxd_database_errors_total").increment(1);
+}
+
+pub fn lanes_owned(count: usize) {
+    gauge!("outboxd_lanes_owned").set(count as f64);
+}
+
+pub fn workers_live(count: usize) {
+    gauge!("outboxd_workers_live").set(count as f64);
+}
+
+pub fn publisher_paused(paused: bool) {
+    gauge!("outboxd_publisher_paused").set(f64::from(u8::from(paused)));
+}
+
+pub fn floor_age(age: Duration) {
+    gauge!("outboxd_floor_age_seconds").set(age.as_secs_f64());
+}
+
+/// Counts a batch as in flight for as long as it lives.
+pub struct InFlight {
+    rows: f64,
+    bytes: f64,
+}
+
+impl InFlight {
+    pub fn new(rows: usize, bytes: usize) -> Self {
+        let batch = InFlight {
+            rows: rows as f64,
+            bytes: bytes as f64,
+        };
+        gauge!("outboxd_in_flight_rows").increment(batch.rows);
+        gauge!("outboxd_in_flight_bytes").increment(batch.bytes);
+        batch
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        gauge!("outboxd_in_flight_rows").decrement(self.rows);
+        gauge!("outboxd_in_flight_bytes").decrement(self.bytes);
+    }
+}
+
+pub fn backlog_unsampled() {
+    gauge!("outboxd_backlog_sampled").set(0.0);
+}
+
+pub fn backlog(sample: &crate::outbox::Sample) {
+    gauge!("outboxd_backlog_sampled").set(1.0);
+    gauge!("outboxd_backlog_rows").set(sample.pending as f64);
+    gauge!("outboxd_backlog_capped").set(f64::from(u8::from(sample.capped)));
+    gauge!("outboxd_oldest_pending_seconds").set(sample.oldest_seconds);
+    gauge!("outboxd_delayed_rows").set(sample.delayed as f64);
+    gauge!("outboxd_dead_rows").set(sample.dead as f64);
+    gauge!("outboxd_held_keys").set(sample.held_keys as f64);
+    gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
+    gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
+    gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
+}
+
+pub fn claim_took(stream: Stream, took: Duration) {
+    histogram!("outboxd_claim_seconds", "stream" => stream.label()).record(took);
+}
+
+pub fn publish_took(stream: Stream, took: Duration) {
+    histogram!("outboxd_publish_seconds", "stream" => stream.label()).record(took);
+}
+
+pub fn mark_took(stream: Stream, took: Duration) {
+    histogram!("outboxd_mark_seconds", "stream" => stream.label()).record(took);
+}
+
+pub fn end_to_end(stream: Stream, age: Duration) {
+    histogram!("outboxd_end_to_end_seconds", "stream" => stream.label()).record(age);
+}

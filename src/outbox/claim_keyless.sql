@@ -1,0 +1,26 @@
+-- Rows without a lane: claimed one by one with a lease of their own; whoever finds an expired lease takes it over.
+-- MATERIALIZED: the planner may otherwise update more than LIMIT.
+WITH fresh AS MATERIALIZED (
+    SELECT m.id, m.claim_token IS NOT NULL AS recovered
+    FROM outbox.message m
+    WHERE m.lane IS NULL AND m.id > $1
+      AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
+      AND (m.lease_until IS NULL OR m.lease_until <= clock_timestamp())
+      AND (NOT $5::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
+    ORDER BY m.id LIMIT $2 FOR UPDATE SKIP LOCKED
+), due AS MATERIALIZED (
+    SELECT m.id, m.claim_token IS NOT NULL AS recovered
+    FROM outbox.message m
+    WHERE m.lane IS NULL AND m.available_at <= statement_timestamp()
+      AND m.published_at IS NULL AND m.dead_at IS NULL
+      AND (m.lease_until IS NULL OR m.lease_until <= clock_timestamp())
+      AND (NOT $5::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
+    ORDER BY m.available_at, m.id LIMIT $2 FOR UPDATE SKIP LOCKED
+), picked AS MATERIALIZED (
+    SELECT id, recovered FROM fresh UNION ALL SELECT id, recovered FROM due
+)
+UPDATE outbox.message m
+SET claim_token = $3, lease_until = clock_timestamp() + $4 * interval '1 second'
+FROM picked
+WHERE m.id = picked.id AND pg_postmaster_start_time() = $6
+RETURNING m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, picked.recovered

@@ -1,0 +1,30 @@
+-- One batch per lane we hold: everything pending above the lane's floor, oldest first, and what was delayed
+-- and is due, all in one snapshot. It writes nothing: the lane's lease is the claim.
+SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, m.available_at IS NOT NULL AS delayed
+FROM unnest($1::smallint[], $2::bigint[], $3::integer[]) AS own (lane, floor, most)
+CROSS JOIN LATERAL (
+    SELECT m.*
+    FROM outbox.message m
+    WHERE m.lane = own.lane AND m.id > own.floor
+      AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
+      -- Evaluated only where this process knows of a hold.
+      AND (NOT $4::boolean OR NOT EXISTS (
+            SELECT FROM outbox.hold h
+            WHERE h.lane = m.lane AND h.topic = m.topic
+              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
+    ORDER BY m.id LIMIT own.most
+) m
+WHERE pg_postmaster_start_time() = $6
+UNION ALL
+SELECT * FROM (
+    SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true
+    FROM outbox.message m
+    WHERE m.available_at <= statement_timestamp() AND m.lane = ANY ($1)
+      AND m.published_at IS NULL AND m.dead_at IS NULL
+      AND (NOT $4::boolean OR NOT EXISTS (
+            SELECT FROM outbox.hold h
+            WHERE h.lane = m.lane AND h.topic = m.topic
+              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
+      AND pg_postmaster_start_time() = $6
+    ORDER BY m.available_at, m.id LIMIT $5
+) due

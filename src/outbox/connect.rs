@@ -1,0 +1,202 @@
+//! Connections: settings every session gets, TLS, the pool.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio_postgres::{Client, Config};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::Result;
+
+/// Where the database is and how to speak to it.
+#[derive(Clone, Debug)]
+pub struct Database {
+    pub config: Config,
+    /// `sslmode=verify-full`, or a CA was given: the server must prove who it is.
+    pub verify_server: bool,
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Longest wait for a TCP connect, for a lock, for a statement.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT_MS: u32 = 4_000;
+const STATEMENT_TIMEOUT_MS: u32 = 20_000;
+
+impl Database {
+    /// Reads a libpq-style URL or key=value string. The client library knows no `verify-full`, so that is ours.
+    pub fn parse(url: &str, ca_file: Option<PathBuf>) -> std::result::Result<Self, String> {
+        let verify = ["sslmode=verify-full", "sslmode=verify-ca"]
+            .iter()
+            .any(|mode| url.contains(mode));
+        let url = url
+            .replace("sslmode=verify-full", "sslmode=require")
+            .replace("sslmode=verify-ca", "sslmode=require");
+        let config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+            // The message may quote the string, and the string may hold a password.
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            cause.unwrap_or_else(|| "it is not a connection string".to_owned())
+        })?;
+        if config.get_hosts().is_empty() {
+            return Err("it names no host".to_owned());
+        }
+        Ok(Database {
+            config,
+            verify_server: verify || ca_file.is_some(),
+            ca_file,
+        })
+    }
+
+    /// Session settings: nothing waits for ever, and plans do not flip to a walk over the whole table because
+    /// statistics were taken while it was empty.
+    fn session(&self) -> Config {
+        let mut config = self.config.clone();
+        let own = format!(
+            "-c lock_timeout={LOCK_TIMEOUT_MS} -c statement_timeout={STATEMENT_TIMEOUT_MS} \
+             -c idle_in_transaction_session_timeout={STATEMENT_TIMEOUT_MS} \
+             -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
+        );
+        let options = match self.config.get_options() {
+            Some(users) => format!("{own} {users}"),
+            None => own,
+        };
+        config.options(options);
+        with_patience(config)
+    }
+}
+
+fn with_patience(mut config: Config) -> Config {
+    if config.get_application_name().is_none() {
+        config.application_name("outboxd");
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    config
+        .keepalives_idle(Duration::from_secs(10))
+        .keepalives_interval(Duration::from_secs(5))
+        .keepalives_retries(3)
+        .tcp_user_timeout(Duration::from_secs(20));
+    config
+}
+
+/// A pool for the daemon.
+pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, String> {
+    let manager = Manager::from_config(
+        database.session(),
+        tls(database)?,
+        ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        },
+    );
+    Pool::builder(manager)
+        .max_size(size)
+        .wait_timeout(Some(Duration::from_secs(10)))
+        .create_timeout(Some(CONNECT_TIMEOUT * 2))
+        .recycle_timeout(Some(CONNECT_TIMEOUT))
+        .runtime(Runtime::Tokio1)
+        .build()
+        .map_err(|error| error.to_string())
+}
+
+/// One plain connection, without the daemon's session settings: for migrations and for `status`.
+pub async fn connect(database: &Database) -> Result<Client> {
+    let tls = tls(database).map_err(super::Error::Schema)?;
+    let (client, connection) = with_patience(database.config.clone()).connect(tls).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection closed");
+        }
+    });
+    Ok(client)
+}
+
+fn tls(database: &Database) -> std::result::Result<MakeRustlsConnect, String> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let config = if database.verify_server {
+        builder.with_root_certificates(roots(database)?).with_no_client_auth()
+    } else {
+        // What libpq does for sslmode prefer and require: encrypt, ask for no proof.
+        builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(TakeAnyCertificate(provider)))
+            .with_no_client_auth()
+    };
+    Ok(MakeRustlsConnect::new(config))
+}
+
+fn roots(database: &Database) -> std::result::Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let certificates = match &database.ca_file {
+        Some(path) => CertificateDer::pem_file_iter(path)
+            .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
+            .map_err(|error| format!("cannot read the CA file {}: {error}", path.display()))?,
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    roots.add_parsable_certificates(certificates);
+    if roots.is_empty() {
+        return Err("no usable CA certificate found; give one with --database-tls-ca".to_owned());
+    }
+    Ok(roots)
+}
+
+/// Checks signatures, not names: see [`tls`].
+#[derive(Debug)]
+struct TakeAnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for TakeAnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verify_full_is_understood_and_a_password_is_not_repeated() {
+        let database = Database::parse("postgres://u:s3cret@h/db?sslmode=verify-full", None).expect("valid");
+        assert!(database.verify_server);
+        let error = Database::parse("postgres://u:s3cret@h:notaport/db", None).expect_err("bad port");
+        assert!(!error.contains("s3cret"), "{error}");
+    }
+}

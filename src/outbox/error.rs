@@ -1,0 +1,87 @@
+//! What can go wrong with the database, sorted by what to do about it.
+
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{}", describe(.0))]
+    Postgres(#[from] tokio_postgres::Error),
+    #[error("no database connection: {}", describe_pool(.0))]
+    Pool(#[from] deadpool_postgres::PoolError),
+    #[error("the database did not answer within {0:?}")]
+    Silent(Duration),
+    #[error("migration failed: {0}")]
+    Migration(#[from] refinery::Error),
+    #[error("{0}")]
+    Schema(String),
+    #[error("the database user lacks: {0}. Grant it the role outbox_relay")]
+    Permission(String),
+    #[error("{0}")]
+    Unexpected(&'static str),
+}
+
+/// What the caller can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It should pass: wait and try again.
+    Passing,
+    /// Wrong user or password, or not allowed to connect.
+    Login,
+    /// A privilege is missing.
+    Permission,
+    /// The schema is missing, or of a version this binary does not know.
+    Schema,
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Error::Schema(_) => Kind::Schema,
+            Error::Permission(_) => Kind::Permission,
+            Error::Postgres(error) => kind_of(error),
+            Error::Pool(deadpool_postgres::PoolError::Backend(error)) => kind_of(error),
+            Error::Pool(_) | Error::Silent(_) | Error::Migration(_) | Error::Unexpected(_) => Kind::Passing,
+        }
+    }
+}
+
+fn kind_of(error: &tokio_postgres::Error) -> Kind {
+    match error.code() {
+        Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => Kind::Login,
+        // The database itself does not exist: no waiting will make it.
+        Some(&SqlState::INVALID_CATALOG_NAME) => Kind::Login,
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Kind::Permission,
+        Some(&SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_COLUMN | &SqlState::INVALID_SCHEMA_NAME) => Kind::Schema,
+        _ => Kind::Passing,
+    }
+}
+
+/// The whole chain: the client's own message ("db error") says nothing without its cause.
+fn describe(error: &tokio_postgres::Error) -> String {
+    if let Some(db) = error.as_db_error() {
+        let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        return format!("PostgreSQL says {}: {}{hint}", db.code().code(), db.message());
+    }
+    with_causes(error)
+}
+
+fn describe_pool(error: &deadpool_postgres::PoolError) -> String {
+    match error {
+        deadpool_postgres::PoolError::Backend(error) => describe(error),
+        other => with_causes(other),
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

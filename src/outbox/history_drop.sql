@@ -1,0 +1,1 @@
+SELECT outbox.history_drop($1 * interval '1 second')

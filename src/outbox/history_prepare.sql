@@ -1,0 +1,1 @@
+SELECT outbox.history_prepare()

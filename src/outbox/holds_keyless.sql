@@ -1,0 +1,10 @@
+-- Parked topics among the rows without a lane belong to nobody: whoever finds one due tries it, and pushes the time
+-- on first so that the others do not.
+UPDATE outbox.hold h
+SET retry_at = clock_timestamp() + $1 * interval '1 second'
+WHERE (h.lane, h.topic, h.unit) IN (
+        SELECT d.lane, d.topic, d.unit FROM outbox.hold d
+        WHERE d.lane = -1 AND d.retry_at <= clock_timestamp()
+        FOR UPDATE SKIP LOCKED)
+  AND pg_postmaster_start_time() = $2
+RETURNING h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, 0::float8 AS wait

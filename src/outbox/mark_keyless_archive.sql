@@ -1,0 +1,13 @@
+-- Published, moved to the history. Fenced by the claim's token.
+WITH gone AS (
+    DELETE FROM outbox.message
+    WHERE id = ANY ($1::bigint[]) AND claim_token = $2 AND published_at IS NULL AND pg_postmaster_start_time() = $3
+    RETURNING id, created_at, aggregate_version, message_id, partition, attempts, topic, key, event_type,
+     aggregate_type, aggregate_id, idempotency_scope, idempotency_key, headers, payload, payload_bytes
+)
+INSERT INTO outbox.history
+    (id, created_at, published_at, aggregate_version, message_id, partition, attempts, topic, key, event_type,
+     aggregate_type, aggregate_id, idempotency_scope, idempotency_key, headers, payload, payload_bytes)
+SELECT id, created_at, clock_timestamp(), aggregate_version, message_id, partition, attempts, topic, key, event_type,
+     aggregate_type, aggregate_id, idempotency_scope, idempotency_key, headers, payload, payload_bytes
+FROM gone

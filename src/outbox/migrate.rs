@@ -1,0 +1,108 @@
+//! The schema: applied by `outboxd migrate`, verified by `outboxd run`.
+
+use refinery::{Migration, Runner};
+use tokio_postgres::Client;
+
+use super::{Error, Outbox, Result, in_schema};
+
+mod embedded {
+    refinery::embed_migrations!("migrations");
+}
+
+/// All migrations, in the configured schema.
+fn migrations(schema: &str) -> Result<Vec<Migration>> {
+    embedded::migrations::runner()
+        .get_migrations()
+        .iter()
+        .map(|migration| {
+            let sql = migration.sql().unwrap_or_default();
+            let name = format!("V{}__{}", migration.version(), migration.name());
+            Ok(Migration::unapplied(&name, &in_schema(sql, schema))?)
+        })
+        .collect()
+}
+
+/// The version this binary brings.
+pub fn known_version() -> i32 {
+    let newest = embedded::migrations::runner()
+        .get_migrations()
+        .iter()
+        .map(|migration| migration.version() as i32)
+        .max();
+    newest.unwrap_or(0)
+}
+
+/// Applies what is missing; answers the versions applied. Two at once do not collide: the second waits.
+/// Needs a session of its own, so connect directly, not through a transaction pooler.
+pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
+    let lock = format!("SELECT pg_advisory_lock(hashtextextended('{schema}.schema_history', 0))");
+    client.batch_execute(&lock).await?;
+    client
+        .batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"))
+        .await?;
+    let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
+    runner.set_migration_table_name(format!("{schema}.schema_history"));
+    let report = runner.run_async(client).await?;
+    let unlock = format!("SELECT pg_advisory_unlock(hashtextextended('{schema}.schema_history', 0))");
+    client.batch_execute(&unlock).await?;
+    Ok(report.applied_migrations().iter().map(|m| m.version() as i32).collect())
+}
+
+impl Outbox {
+    /// Is the schema the one this binary knows, on a server we can write to, with the privileges we need?
+    pub async fn verify(&self) -> Result<()> {
+        let row = self.query_one(&self.statements.schema_version, &[]).await?;
+        if row.try_get("read_only")? {
+            return Err(Error::Schema(
+                "this server is a read-only standby. Point --database-url at the primary".to_owned(),
+            ));
+        }
+        if !row.try_get::<_, bool>("present")? {
+            return Err(Error::Schema(
+                "the outbox schema is missing. Run `outboxd migrate` first, or start with `outboxd run --migrate`"
+                    .to_owned(),
+            ));
+        }
+        self.verify_version().await?;
+        self.verify_permissions().await?;
+        self.verify_sequence().await
+    }
+
+    async fn verify_version(&self) -> Result<()> {
+        let row = self.query_one(&self.statements.schema_history, &[]).await?;
+        let found = row.try_get::<_, Option<i32>>("version")?.unwrap_or(0);
+        let known = known_version();
+        if found < known {
+            return Err(Error::Schema(format!(
+                "the outbox schema is at version {found}, this outboxd needs {known}. Run `outboxd migrate`"
+            )));
+        }
+        if found > known {
+            return Err(Error::Schema(format!(
+                "the outbox schema is at version {found}, this outboxd knows only {known}. Upgrade outboxd"
+            )));
+        }
+        Ok(())
+    }
+
+    async fn verify_permissions(&self) -> Result<()> {
+        let rows = self.query(&self.statements.permissions, &[]).await?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let missing: Vec<String> = rows.iter().map(|row| row.get("what")).collect();
+        Err(Error::Permission(missing.join(", ")))
+    }
+
+    async fn verify_sequence(&self) -> Result<()> {
+        let row = self.query_one(&self.statements.sequence_cache, &[]).await?;
+        let cache: i64 = row.try_get("cache")?;
+        if cache != 1 {
+            return Err(Error::Schema(format!(
+                "the id sequence has CACHE {cache}; order needs CACHE 1. \
+                 Run ALTER SEQUENCE … message_id_seq CACHE 1"
+            )));
+        }
+        Ok(())
+    }
+}

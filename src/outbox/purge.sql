@@ -1,0 +1,12 @@
+-- One bounded step of retention, by id. Only what is published and old enough: never a pending or dead row.
+WITH chunk AS MATERIALIZED (
+    SELECT id, published_at, created_at FROM outbox.message WHERE id > $1 ORDER BY id LIMIT $2
+), gone AS (
+    DELETE FROM outbox.message m USING chunk
+    WHERE m.id = chunk.id AND m.published_at < clock_timestamp() - $3 * interval '1 second'
+    RETURNING m.id
+)
+SELECT max(id) AS reached, (SELECT count(*) FROM gone) AS purged,
+       -- Nothing below can be old enough either once every row of a chunk is this young.
+       coalesce(min(created_at) > clock_timestamp() - $3 * interval '1 second', true) AS young
+FROM chunk

@@ -1,0 +1,18 @@
+-- The safety net: rows that a stored floor has passed though they are pending and nobody holds them. There must be
+-- none. Those found are put where delayed rows are found, and so are published all the same.
+WITH chunk AS MATERIALIZED (
+    SELECT m.id, m.lane, m.topic, m.key, m.partition,
+           m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
+    FROM outbox.message m WHERE m.id > $1 ORDER BY m.id LIMIT $2
+), found AS (
+    UPDATE outbox.message m SET available_at = clock_timestamp()
+    FROM chunk c JOIN outbox.lane l ON l.lane = coalesce(c.lane, -1)
+    WHERE m.id = c.id AND c.pending AND c.id <= l.floor
+      AND m.published_at IS NULL AND m.dead_at IS NULL
+      AND NOT EXISTS (
+            SELECT FROM outbox.hold h
+            WHERE h.lane = l.lane AND h.topic = c.topic
+              AND (h.unit = '' OR h.unit = coalesce('k:' || c.key, 'p:' || c.partition)))
+    RETURNING m.id
+)
+SELECT max(id) AS reached, (SELECT count(*) FROM found) AS found FROM chunk

@@ -1,0 +1,65 @@
+//! Rows of a claim, read by position: the order of columns is the same in every claim statement.
+
+use tokio_postgres::types::{FromSql, Type};
+
+use super::Result;
+use crate::message::{Body, Row};
+
+/// The text inside a binary jsonb value: one version byte, then the JSON.
+struct JsonText<'a>(&'a [u8]);
+
+impl<'a> FromSql<'a> for JsonText<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> std::result::Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        match raw.split_first() {
+            Some((1, text)) => Ok(JsonText(text)),
+            _ => Err("unknown version of binary jsonb".into()),
+        }
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::JSONB
+    }
+}
+
+/// A row of `claim_lanes.sql`: the last column says whether it was delayed.
+pub fn of_lane(row: &tokio_postgres::Row) -> Result<Row> {
+    let mut claimed = head(row)?;
+    claimed.delayed = row.try_get(15)?;
+    Ok(claimed)
+}
+
+/// A row of `claim_keyless.sql`: the last column says whether another claim of it had expired.
+pub fn keyless(row: &tokio_postgres::Row) -> Result<Row> {
+    let mut claimed = head(row)?;
+    claimed.suspect = row.try_get(15)?;
+    Ok(claimed)
+}
+
+/// The columns all claims share.
+pub fn head(row: &tokio_postgres::Row) -> Result<Row> {
+    let json: Option<JsonText<'_>> = row.try_get(6)?;
+    let bytes: Option<&[u8]> = row.try_get(7)?;
+    let body = match (json, bytes) {
+        (Some(json), _) => Body::Json(json.0.to_vec()),
+        (None, Some(bytes)) => Body::Bytes(bytes.to_vec()),
+        (None, None) => Body::Tombstone,
+    };
+    Ok(Row {
+        id: row.try_get(0)?,
+        lane: row.try_get(1)?,
+        message_id: row.try_get(2)?,
+        topic: row.try_get(3)?,
+        key: row.try_get(4)?,
+        partition: row.try_get(5)?,
+        body,
+        headers: row.try_get::<_, Option<JsonText<'_>>>(8)?.map(|json| json.0.to_vec()),
+        event_type: row.try_get(9)?,
+        aggregate_type: row.try_get(10)?,
+        aggregate_id: row.try_get(11)?,
+        aggregate_version: row.try_get(12)?,
+        attempts: row.try_get(13)?,
+        created_at: row.try_get(14)?,
+        delayed: false,
+        suspect: false,
+    })
+}

@@ -1,0 +1,160 @@
+//! What `outboxd status` reads. Nothing here writes, locks or walks without a bound.
+
+use serde::Serialize;
+
+use super::{Outbox, Result};
+
+/// The most rows walked for a count, and the most examples shown.
+const WALK_MOST: i64 = 100_000;
+const EXAMPLES: i64 = 10;
+
+#[derive(Debug, Serialize)]
+pub struct Status {
+    pub backlog: Backlog,
+    pub workers: Vec<WorkerStatus>,
+    pub free_lanes: i64,
+    pub holds: Vec<HoldStatus>,
+    pub dead: Vec<DeadStatus>,
+    pub open_writer: Option<OpenWriter>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Backlog {
+    pub pending: i64,
+    /// The count stopped at its bound: there are at least this many.
+    pub capped: bool,
+    pub oldest_seconds: f64,
+    pub delayed: i64,
+    pub dead: i64,
+    pub held_keys: i64,
+    pub parked_topics: i64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct WorkerStatus {
+    pub name: String,
+    pub id: String,
+    pub version: String,
+    pub lanes: Vec<i16>,
+    pub lease_left_seconds: f64,
+    pub age_seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct HoldStatus {
+    pub topic: String,
+    /// `k:` and a key, `p:` and a partition, or empty for the whole topic.
+    pub unit: String,
+    pub lanes: i64,
+    pub failures: i32,
+    pub reason: String,
+    pub head_id: Option<i64>,
+    pub age_seconds: f64,
+    /// `None`: it waits for an operator.
+    pub retry_in_seconds: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct DeadStatus {
+    pub id: i64,
+    pub topic: String,
+    pub key: Option<String>,
+    pub attempts: i16,
+    pub reason: Option<String>,
+    pub age_seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct OpenWriter {
+    pub pid: i32,
+    pub application: Option<String>,
+    pub age_seconds: f64,
+}
+
+impl Outbox {
+    pub async fn status(&self) -> Result<Status> {
+        let sample = self.sample(WALK_MOST).await?;
+        Ok(Status {
+            backlog: Backlog {
+                pending: sample.pending,
+                capped: sample.capped,
+                oldest_seconds: sample.oldest_seconds,
+                delayed: sample.delayed,
+                dead: sample.dead,
+                held_keys: sample.held_keys,
+                parked_topics: sample.parked_topics,
+            },
+            workers: self.status_workers().await?,
+            free_lanes: self
+                .query_one(&self.statements.status_free_lanes, &[])
+                .await?
+                .try_get("free")?,
+            holds: self.status_holds().await?,
+            dead: self.status_dead().await?,
+            open_writer: self.status_writer().await?,
+        })
+    }
+
+    async fn status_workers(&self) -> Result<Vec<WorkerStatus>> {
+        let rows = self.query(&self.statements.status_workers, &[]).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(WorkerStatus {
+                    name: row.try_get("name")?,
+                    id: row.try_get::<_, uuid::Uuid>("id")?.to_string(),
+                    version: row.try_get("version")?,
+                    lanes: row.try_get::<_, Option<Vec<i16>>>("lanes")?.unwrap_or_default(),
+                    lease_left_seconds: row.try_get("lease_left")?,
+                    age_seconds: row.try_get("age")?,
+                })
+            })
+            .collect()
+    }
+
+    async fn status_holds(&self) -> Result<Vec<HoldStatus>> {
+        let rows = self.query(&self.statements.status_holds, &[&EXAMPLES]).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(HoldStatus {
+                    topic: row.try_get("topic")?,
+                    unit: row.try_get("unit")?,
+                    lanes: row.try_get("lanes")?,
+                    failures: row.try_get("failures")?,
+                    reason: row.try_get("reason")?,
+                    head_id: row.try_get("head_id")?,
+                    age_seconds: row.try_get("age")?,
+                    retry_in_seconds: row.try_get("retry_in")?,
+                })
+            })
+            .collect()
+    }
+
+    async fn status_dead(&self) -> Result<Vec<DeadStatus>> {
+        let rows = self.query(&self.statements.status_dead, &[&EXAMPLES]).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(DeadStatus {
+                    id: row.try_get("id")?,
+                    topic: row.try_get("topic")?,
+                    key: row.try_get("key")?,
+                    attempts: row.try_get("attempts")?,
+                    reason: row.try_get("last_error")?,
+                    age_seconds: row.try_get("age")?,
+                })
+            })
+            .collect()
+    }
+
+    async fn status_writer(&self) -> Result<Option<OpenWriter>> {
+        let rows = self.query(&self.statements.status_writer, &[]).await?;
+        rows.first()
+            .map(|row| {
+                Ok(OpenWriter {
+                    pid: row.try_get("pid")?,
+                    application: row.try_get("application_name")?,
+                    age_seconds: row.try_get("age")?,
+                })
+            })
+            .transpose()
+    }
+}

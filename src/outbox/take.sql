@@ -1,0 +1,35 @@
+-- Take up to $2 lanes that nobody owns. One statement, one transaction:
+-- an expired worker's row is locked first and stamped stopped, so that no renewal can slip in between
+-- "expired" and the take; locking re-reads the row, so a renewal that just committed is seen.
+WITH me AS MATERIALIZED (
+    SELECT id FROM outbox.worker
+    WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp() AND pg_postmaster_start_time() = $3
+    FOR SHARE
+), expired AS MATERIALIZED (
+    SELECT id FROM outbox.worker
+    WHERE id <> $1 AND stopped_at IS NULL AND lease_until <= clock_timestamp()
+    ORDER BY id FOR UPDATE SKIP LOCKED
+), stamped AS (
+    UPDATE outbox.worker SET stopped_at = clock_timestamp()
+    WHERE id IN (SELECT id FROM expired)
+    RETURNING id
+), free AS MATERIALIZED (
+    -- Plain IN, no join: when a lane changed hands after our snapshot, the recheck must see its new owner.
+    SELECT l.lane, l.owner, l.suspect_rows FROM outbox.lane l
+    WHERE l.lane >= 0
+      AND (l.owner IS NULL
+           OR l.owner IN (SELECT id FROM outbox.worker WHERE stopped_at IS NOT NULL)
+           OR l.owner IN (SELECT id FROM stamped))
+    ORDER BY l.lane LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+UPDATE outbox.lane l
+SET owner = $1, epoch = l.epoch + 1, suspect_rows = 0, taken_at = clock_timestamp()
+FROM free
+WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
+RETURNING l.lane, l.epoch, l.floor,
+          -- A lane that still names an owner was not given back: its last batch may have been sent.
+          CASE WHEN free.owner IS NULL THEN free.suspect_rows
+               ELSE greatest(free.suspect_rows, (SELECT w.lane_batch FROM outbox.worker w WHERE w.id = free.owner))
+          END AS suspect_rows,
+          free.owner IS NOT NULL AS recovered,
+          (SELECT count(*) FROM outbox.hold h WHERE h.lane = l.lane) AS holds

@@ -1,0 +1,453 @@
+//! The only user of the Kafka client. Takes rows, answers what became of each.
+//!
+//! Three producers: the *main* one carries batches; a warm *spare* stands by, because building one takes half a second
+//! and every lane would wait; the *quarantine* sends single records whose acceptance is in doubt, so that a refusal there
+//! disturbs nobody. The rules that keep a key in order through a partial failure:
+//!
+//! - the partition is computed here, as the Java client would;
+//! - a producer's first record to a partition goes alone and is waited for, since a broker takes any first sequence
+//!   number from a producer it does not know, and would accept row 2 after refusing row 1;
+//! - after that, the gapless guarantee: behind a refused record nothing of that producer gets through;
+//! - a deadline of our own, inside the lease and shorter than the client's timeout: an expired record could be
+//!   overtaken by the one behind it.
+
+mod outcome;
+mod producer;
+pub mod properties;
+mod topics;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientConfig;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::message::{Outcome, Row, TopicFault, partition_for};
+use crate::metrics;
+use producer::{Producer, Wave};
+use topics::{Topic, Topics};
+
+/// After the deadline, healthy answers still have this long before everything is purged.
+const LATE_ANSWERS: Duration = Duration::from_secs(1);
+/// Reports of purged records come at once; this is for the machine that does not.
+const PURGE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a publish can overrun its deadline: what the lease must allow for.
+pub const OVERRUN: Duration = Duration::from_secs(2);
+
+/// Where a record goes and how.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    partition: i32,
+    /// Larger than its topic is known to take: in quarantine, alone.
+    alone: bool,
+}
+
+/// The rows of one batch for one partition, in order.
+struct Group {
+    rows: Vec<usize>,
+    next: usize,
+    /// How many bytes of it may be under way at once: below the topic's limit, a refusal cannot hit innocents.
+    limit: Option<usize>,
+}
+
+pub struct Publisher {
+    config: ClientConfig,
+    main: RwLock<Arc<Producer>>,
+    spare: Mutex<Option<Arc<Producer>>>,
+    quarantine: Arc<Producer>,
+    alone: Mutex<HashMap<(String, i32), Arc<tokio::sync::Mutex<()>>>>,
+    topics: Topics,
+    paused: watch::Sender<bool>,
+    started: Instant,
+    /// When Kafka last acknowledged anything, in milliseconds since `started`; plus one, so that 0 is never.
+    last_ack: AtomicU64,
+}
+
+impl Publisher {
+    /// Connects lazily: an unreachable Kafka is found out by the first batch, not here.
+    pub fn new(config: &ClientConfig) -> Result<Arc<Self>, rdkafka::error::KafkaError> {
+        let main = Producer::new(config, true)?;
+        let spare = Producer::new(config, true)?;
+        let quarantine = Producer::new(config, false)?;
+        Ok(Arc::new(Publisher {
+            config: config.clone(),
+            main: RwLock::new(main),
+            spare: Mutex::new(Some(spare)),
+            topics: Topics::new(config, quarantine.clone()),
+            quarantine,
+            alone: Mutex::default(),
+            paused: watch::channel(false).0,
+            started: Instant::now(),
+            last_ack: AtomicU64::new(0),
+        }))
+    }
+
+    /// Resolves while Kafka is believed to be there.
+    pub async fn ready(&self) {
+        let mut paused = self.paused.subscribe();
+        // The sender lives as long as we do.
+        let _ = paused.wait_for(|paused| !paused).await;
+    }
+
+    pub fn is_paused(&self) -> bool {
+        *self.paused.borrow()
+    }
+
+    /// Has anything been acknowledged, by anyone in this process, since then?
+    pub fn answered_since(&self, then: Instant) -> bool {
+        let last = self.last_ack.load(Ordering::Relaxed);
+        last > 0 && self.started + Duration::from_millis(last - 1) >= then
+    }
+
+    fn acknowledged(&self) {
+        let now = self.started.elapsed().as_millis() as u64 + 1;
+        self.last_ack.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Publishes rows, which must be in row order, and answers what became of each within `deadline` + [`OVERRUN`].
+    pub async fn publish(self: &Arc<Self>, rows: &[Row], deadline: Instant) -> Vec<Outcome> {
+        let mut outcomes = vec![Outcome::Unsent; rows.len()];
+        let routes = self.route(rows, &mut outcomes, deadline).await;
+        let mut groups: BTreeMap<(&str, i32), Group> = BTreeMap::new();
+        let mut alone = Vec::new();
+        for (index, route) in routes.iter().enumerate() {
+            match route {
+                None => {}
+                Some(route) if route.alone => alone.push((index, route.partition)),
+                Some(route) => {
+                    let topic = rows[index].topic.as_str();
+                    let group = groups.entry((topic, route.partition)).or_insert_with(|| Group {
+                        rows: Vec::new(),
+                        next: 0,
+                        limit: self.topics.limit(topic),
+                    });
+                    group.rows.push(index);
+                }
+            }
+        }
+        let quarantined = self.send_each_alone(rows, &alone, deadline);
+        let sent = self.send_groups(rows, groups, deadline);
+        let (sent, quarantined) = tokio::join!(sent, quarantined);
+        for (index, outcome) in sent.into_iter().chain(quarantined) {
+            outcomes[index] = outcome;
+        }
+        outcomes
+    }
+
+    /// Sends one row alone, in quarantine, with fresh knowledge of its topic.
+    pub async fn probe(self: &Arc<Self>, row: &Row, deadline: Instant) -> Outcome {
+        self.topics.forget(&row.topic);
+        let mut outcomes = [Outcome::Unsent];
+        let routes = self.route(std::slice::from_ref(row), &mut outcomes, deadline).await;
+        let Some(Some(route)) = routes.first() else {
+            let [outcome] = outcomes;
+            return outcome;
+        };
+        self.send_alone(row, route.partition, deadline).await
+    }
+
+    /// Kafka is away: everybody waits until it answers again.
+    pub fn pause(self: &Arc<Self>, reason: &str, topic: &str) {
+        if self.paused.send_replace(true) {
+            return;
+        }
+        metrics::publisher_paused(true);
+        warn!(
+            reason,
+            "Kafka does not answer; publishing is paused until it does. No attempt is counted"
+        );
+        let publisher = self.clone();
+        let topic = topic.to_owned();
+        tokio::spawn(async move { publisher.wait_for_kafka(&topic).await });
+    }
+
+    async fn wait_for_kafka(&self, topic: &str) {
+        let since = Instant::now();
+        let mut wait = Duration::from_millis(200);
+        while !self.topics.reachable(topic).await {
+            tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64())).await;
+            wait = (wait * 2).min(Duration::from_secs(3));
+        }
+        info!(
+            seconds = since.elapsed().as_secs(),
+            "Kafka answers again; publishing goes on"
+        );
+        metrics::publisher_paused(false);
+        self.paused.send_replace(false);
+    }
+
+    /// Finds each row's partition. `None` where the row is not to be sent now; its outcome says why.
+    async fn route(&self, rows: &[Row], outcomes: &mut [Outcome], deadline: Instant) -> Vec<Option<Route>> {
+        let mut known: HashMap<&str, Result<Topic, Outcome>> = HashMap::new();
+        for row in rows {
+            if !known.contains_key(row.topic.as_str()) {
+                let topic = self.topics.get(&row.topic, deadline).await;
+                known.insert(&row.topic, topic);
+            }
+        }
+        let mut routes = Vec::with_capacity(rows.len());
+        // Units with a row that does not go the ordinary way: what is behind it waits for the next batch.
+        let mut stopped: HashSet<(&str, String)> = HashSet::new();
+        for (index, row) in rows.iter().enumerate() {
+            let behind = !stopped.is_empty()
+                && row
+                    .unit()
+                    .is_some_and(|unit| stopped.contains(&(row.topic.as_str(), unit)));
+            if behind {
+                routes.push(None);
+                continue;
+            }
+            let route = match &known[row.topic.as_str()] {
+                Ok(topic) => route_in(topic, row),
+                Err(sick) => Err(sick.clone()),
+            };
+            let ordinary = matches!(route, Ok(Route { alone: false, .. }));
+            if !ordinary && let Some(unit) = row.unit() {
+                stopped.insert((&row.topic, unit));
+            }
+            routes.push(match route {
+                // On two producers the later could overtake the earlier: it goes when that one is done.
+                Ok(Route { alone: true, .. }) if has_earlier_of_unit(rows, index) => None,
+                Ok(route) => Some(route),
+                Err(outcome) => {
+                    outcomes[index] = outcome;
+                    None
+                }
+            });
+        }
+        routes
+    }
+
+    /// Sends groups in waves: a whole group at once where the producer knows its partition and the topic's limit
+    /// allows it, else as much as is safe, waiting in between.
+    async fn send_groups(
+        self: &Arc<Self>,
+        rows: &[Row],
+        mut groups: BTreeMap<(&str, i32), Group>,
+        deadline: Instant,
+    ) -> Vec<(usize, Outcome)> {
+        let mut outcomes = Vec::new();
+        let producer = self.main();
+        while !groups.is_empty() && !producer.is_retired() && Instant::now() < deadline {
+            let mut picked = Vec::new();
+            let mut wave_groups = Vec::new();
+            for (place, group) in &mut groups {
+                let from = group.next;
+                group.next += group.safe_count(rows, producer.knows(place.0, place.1));
+                wave_groups.push((*place, picked.len()..picked.len() + (group.next - from)));
+                picked.extend(group.rows[from..group.next].iter().map(|index| (*index, place.1)));
+            }
+            let wave = producer.send(rows, &picked);
+            let overdue = !self.finish(&producer, &wave, deadline).await;
+            for (place, range) in wave_groups {
+                let codes: Vec<_> = range.clone().map(|slot| wave.code(slot)).collect();
+                let judged = self.judge_group(rows, &picked[range], &codes, place, overdue);
+                let all_acked = judged.iter().all(|(_, outcome)| *outcome == Outcome::Acked);
+                if all_acked {
+                    producer.acknowledged(place.0, place.1);
+                    self.acknowledged();
+                }
+                if !all_acked || groups[&place].next == groups[&place].rows.len() {
+                    groups.remove(&place);
+                }
+                outcomes.extend(judged);
+            }
+            if producer.is_fatal() {
+                self.replace(&producer, "the producer hit a fatal error");
+            }
+        }
+        outcomes
+    }
+
+    /// What became of the records of one partition in one wave.
+    fn judge_group(
+        &self,
+        rows: &[Row],
+        picked: &[(usize, i32)],
+        codes: &[Option<Code>],
+        (topic, partition): (&str, i32),
+        overdue: bool,
+    ) -> Vec<(usize, Outcome)> {
+        let refused = codes.iter().filter(|code| outcome::is_refusal(**code)).count();
+        if refused > 1 {
+            // A produce batch fails as a whole: at most one of them is guilty. Smaller batches will tell which.
+            let bytes = picked
+                .iter()
+                .zip(codes)
+                .filter(|(_, code)| outcome::is_refusal(**code))
+                .map(|((index, _), _)| rows[*index].size())
+                .sum::<usize>();
+            self.topics.narrow(topic, bytes / 2);
+            warn!(
+                topic,
+                partition,
+                records = refused,
+                "Kafka refused a batch; sending smaller ones to find the record"
+            );
+        }
+        picked
+            .iter()
+            .zip(codes)
+            .map(|((index, _), code)| {
+                let innocent = refused > 1 && outcome::is_refusal(*code);
+                let outcome = if innocent {
+                    Outcome::Unsent
+                } else {
+                    outcome::of_code(*code, topic, overdue)
+                };
+                (*index, outcome)
+            })
+            .collect()
+    }
+
+    /// Waits for a wave. False: the deadline passed; what was not answered by then has been purged.
+    async fn finish(self: &Arc<Self>, producer: &Arc<Producer>, wave: &Wave, deadline: Instant) -> bool {
+        if wave.done_by(deadline, || producer.is_fatal()).await {
+            return true;
+        }
+        let fatal = producer.is_fatal();
+        let why = if fatal {
+            "the producer hit a fatal error"
+        } else {
+            "a batch got no answer before its deadline"
+        };
+        self.replace(producer, why);
+        if !fatal {
+            let late = Instant::now() + LATE_ANSWERS;
+            if wave.done_by(late, || producer.is_fatal()).await {
+                return true;
+            }
+        }
+        producer.purge();
+        wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
+        fatal
+    }
+
+    async fn send_each_alone(
+        self: &Arc<Self>,
+        rows: &[Row],
+        alone: &[(usize, i32)],
+        deadline: Instant,
+    ) -> Vec<(usize, Outcome)> {
+        let sends = alone.iter().map(|&(index, partition)| async move {
+            (index, self.send_alone(&rows[index], partition, deadline).await)
+        });
+        futures_util::future::join_all(sends).await
+    }
+
+    /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
+    async fn send_alone(&self, row: &Row, partition: i32, deadline: Instant) -> Outcome {
+        let turn = self.turn(&row.topic, partition);
+        let Ok(_turn) = tokio::time::timeout_at(deadline.into(), turn.lock()).await else {
+            return Outcome::Unsent;
+        };
+        let wave = self.quarantine.send(std::slice::from_ref(row), &[(0, partition)]);
+        if !wave.done_by(deadline, || false).await {
+            self.quarantine.purge();
+            wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
+            return outcome::of_code(wave.code(0), &row.topic, true);
+        }
+        let outcome = outcome::of_code(wave.code(0), &row.topic, false);
+        if outcome == Outcome::Acked {
+            self.acknowledged();
+        }
+        outcome
+    }
+
+    fn turn(&self, topic: &str, partition: i32) -> Arc<tokio::sync::Mutex<()>> {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        // Turns nobody holds are forgotten, or the map would grow with every topic ever doubted.
+        alone.retain(|_, turn| Arc::strong_count(turn) > 1);
+        alone.entry((topic.to_owned(), partition)).or_default().clone()
+    }
+
+    fn main(&self) -> Arc<Producer> {
+        self.main.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts the spare in the producer's place and builds a new spare in the background.
+    fn replace(self: &Arc<Self>, old: &Arc<Producer>, why: &str) {
+        old.retire();
+        let mut main = self.main.write().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&main, old) {
+            return;
+        }
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let next = match spare.map_or_else(|| Producer::new(&self.config, true), Ok) {
+            Ok(next) => next,
+            Err(error) => {
+                // The settings made a producer before; whatever is short now (memory, threads) may be back next time.
+                warn!(%error, "cannot build a producer; keeping the old one");
+                return;
+            }
+        };
+        *main = next;
+        drop(main);
+        metrics::producer_rebuilt();
+        warn!(why, "replaced the Kafka producer");
+        let publisher = self.clone();
+        tokio::task::spawn_blocking(move || match Producer::new(&publisher.config, true) {
+            Ok(spare) => {
+                *publisher.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(spare);
+            }
+            Err(error) => warn!(%error, "cannot build a spare producer; the next one is built when needed"),
+        });
+    }
+}
+
+fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
+    let partition = match row.partition {
+        Some(partition) if partition < topic.partitions => partition,
+        Some(partition) => {
+            return Err(Outcome::Refused {
+                reason: format!(
+                    "partition {partition} does not exist: topic {} has {} partitions",
+                    row.topic, topic.partitions
+                ),
+            });
+        }
+        None => partition_for(row.record_key().as_bytes(), topic.partitions),
+    };
+    Ok(Route {
+        partition,
+        alone: topic.limit.is_some_and(|limit| row.size() > limit),
+    })
+}
+
+fn has_earlier_of_unit(rows: &[Row], index: usize) -> bool {
+    let Some(unit) = rows[index].unit() else { return false };
+    rows[..index]
+        .iter()
+        .any(|row| row.topic == rows[index].topic && row.unit().as_ref() == Some(&unit))
+}
+
+impl Group {
+    /// How many of the next rows may go together.
+    fn safe_count(&self, rows: &[Row], partition_is_known: bool) -> usize {
+        let left = &self.rows[self.next..];
+        if !partition_is_known {
+            return 1;
+        }
+        let Some(limit) = self.limit else { return left.len() };
+        let mut bytes = 0;
+        let fitting = left.iter().take_while(|index| {
+            bytes += rows[**index].size();
+            bytes <= limit
+        });
+        fitting.count().max(1)
+    }
+}
+
+/// What a topic that cannot be looked up means for a row.
+fn sick(fault: TopicFault, reason: String) -> Outcome {
+    Outcome::Sick {
+        fault,
+        reason,
+        maybe_landed: false,
+    }
+}

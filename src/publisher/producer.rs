@@ -1,0 +1,242 @@
+//! One producer of the client library, and the delivery reports of what it was given.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use tokio::sync::Notify;
+
+use crate::message::Row;
+
+/// Brokers forget a producer that was silent for long; we assume it much sooner than they do.
+const KNOWN_FOR: Duration = Duration::from_secs(600);
+
+/// No report yet. The client's codes are small numbers.
+const UNREPORTED: i32 = i32::MAX;
+
+/// Records sent together, and what was reported of each. One wake-up for all of them.
+#[derive(Debug)]
+pub struct Wave {
+    codes: Vec<AtomicI32>,
+    left: AtomicUsize,
+    changed: Notify,
+}
+
+impl Wave {
+    fn new(size: usize) -> Self {
+        Wave {
+            codes: (0..size).map(|_| AtomicI32::new(UNREPORTED)).collect(),
+            left: AtomicUsize::new(size),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Returns whether this was the last report.
+    fn report(&self, slot: usize, code: Code) -> bool {
+        self.codes[slot].store(code as i32, Ordering::Relaxed);
+        let last = self.left.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last || code != Code::NoError {
+            self.changed.notify_one();
+        }
+        last
+    }
+
+    /// Waits for all reports. False: the deadline passed, or a failure was reported and `hopeless` says that the rest
+    /// will not come by itself.
+    pub async fn done_by(&self, deadline: Instant, hopeless: impl Fn() -> bool) -> bool {
+        loop {
+            if self.left.load(Ordering::Acquire) == 0 {
+                return true;
+            }
+            if hopeless() {
+                return false;
+            }
+            if tokio::time::timeout_at(deadline.into(), self.changed.notified())
+                .await
+                .is_err()
+            {
+                return self.left.load(Ordering::Acquire) == 0;
+            }
+        }
+    }
+
+    /// What was reported for the record in this slot.
+    pub fn code(&self, slot: usize) -> Option<Code> {
+        let code = self.codes[slot].load(Ordering::Relaxed);
+        (code != UNREPORTED).then(|| rdkafka::types::RDKafkaErrorCode::from(to_native(code)))
+    }
+}
+
+/// The client hands codes out as its own enum and takes them back as the native one.
+fn to_native(code: i32) -> rdkafka::types::RDKafkaRespErr {
+    rdkafka::types::RDKafkaRespErr::try_from(code).unwrap_or(rdkafka::types::RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN)
+}
+
+#[derive(Debug, Default)]
+struct Reports {
+    waves: Mutex<HashMap<u32, Arc<Wave>>>,
+    next: AtomicU32,
+}
+
+impl Reports {
+    fn open(&self, size: usize) -> (u32, Arc<Wave>) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let wave = Arc::new(Wave::new(size));
+        self.waves
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(number, wave.clone());
+        (number, wave)
+    }
+
+    fn report(&self, number: u32, slot: usize, code: Code) {
+        let mut waves = self.waves.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wave) = waves.get(&number)
+            && wave.report(slot, code)
+        {
+            waves.remove(&number);
+        }
+    }
+}
+
+pub struct Context(Arc<Reports>);
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(facility, message, "librdkafka");
+            }
+            // Connection errors come here again and again during an outage; the relay says once that Kafka is away.
+            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning => tracing::debug!(facility, message, "librdkafka"),
+            _ => tracing::trace!(facility, message, "librdkafka"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(%error, reason, "librdkafka");
+    }
+}
+
+impl ProducerContext for Context {
+    /// Wave number and slot in one word: no allocation per record.
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        let code = match result {
+            Ok(_) => Code::NoError,
+            Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
+        };
+        self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, code);
+    }
+}
+
+pub struct Producer {
+    /// `None` only while being dropped.
+    client: Option<ThreadedProducer<Context>>,
+    reports: Arc<Reports>,
+    /// Partitions that have acknowledged something from this very producer, and when last.
+    known: Mutex<HashMap<String, HashMap<i32, Instant>>>,
+    retired: AtomicBool,
+}
+
+impl Producer {
+    pub fn new(config: &ClientConfig, gapless: bool) -> KafkaResult<Arc<Self>> {
+        let mut config = config.clone();
+        config.set("enable.gapless.guarantee", if gapless { "true" } else { "false" });
+        let reports = Arc::new(Reports::default());
+        let client = ThreadedProducer::from_config_and_context(&config, Context(reports.clone()))?;
+        Ok(Arc::new(Producer {
+            client: Some(client),
+            reports,
+            known: Mutex::default(),
+            retired: AtomicBool::new(false),
+        }))
+    }
+
+    pub fn client(&self) -> &ThreadedProducer<Context> {
+        self.client.as_ref().expect("present until dropped")
+    }
+
+    /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once.
+    pub fn send(&self, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
+        let (number, wave) = self.reports.open(picked.len());
+        for (slot, (index, partition)) in picked.iter().enumerate() {
+            let row = &rows[*index];
+            let opaque = (number as usize) << 32 | slot;
+            let key = row.record_key();
+            let mut record = BaseRecord::with_opaque_to(&row.topic, opaque)
+                .partition(*partition)
+                .key(key.as_bytes())
+                .headers(headers(row));
+            if let Some(body) = row.body.as_bytes() {
+                record = record.payload(body);
+            }
+            if let Err((error, _)) = self.client().send(record) {
+                let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+                self.reports.report(number, slot, code);
+            }
+        }
+        wave
+    }
+
+    /// Has this partition acknowledged a record of ours lately? Otherwise the next one must go alone.
+    pub fn knows(&self, topic: &str, partition: i32) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .get(topic)
+            .and_then(|partitions| partitions.get(&partition))
+            .is_some_and(|at| at.elapsed() < KNOWN_FOR)
+    }
+
+    pub fn acknowledged(&self, topic: &str, partition: i32) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(partitions) = known.get_mut(topic) {
+            partitions.insert(partition, Instant::now());
+        } else {
+            known.insert(topic.to_owned(), HashMap::from([(partition, Instant::now())]));
+        }
+    }
+
+    pub fn is_fatal(&self) -> bool {
+        self.client().client().fatal_error().is_some()
+    }
+
+    /// Takes no new work; what it has is finished or purged.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    /// Gives up everything queued and in flight: each record is reported as one or the other.
+    pub fn purge(&self) {
+        self.client()
+            .purge(PurgeConfig::default().queue().inflight().non_blocking());
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        // Closing waits for threads and sockets: not on a thread that others' futures run on.
+        let client = self.client.take();
+        std::thread::spawn(move || drop(client));
+    }
+}
+
+fn headers(row: &Row) -> OwnedHeaders {
+    let mut headers = Some(OwnedHeaders::new_with_capacity(4));
+    row.each_header(|key, value| {
+        headers = headers.take().map(|headers| headers.insert(Header { key, value }));
+    });
+    headers.expect("put back after every header")
+}

@@ -1,0 +1,492 @@
+//! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+use uuid::Uuid;
+
+use crate::failpoint;
+use crate::floor::Sight;
+use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
+use crate::message::{KEYLESS, Row};
+use crate::metrics::{self, Stream};
+use crate::outbox::{Claim, Outbox, Result};
+use crate::publisher::{OVERRUN, Publisher};
+use crate::verdict::{HoldOrder, Policy, Verdict, judge};
+
+/// What the loop is told by the settings.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub tasks: usize,
+    pub batch_rows: usize,
+    pub in_flight_bytes: usize,
+    pub batch_deadline: Duration,
+    pub lease: Duration,
+    pub policy: Policy,
+}
+
+/// Time between the last answer and the end of the lease that a mark may need.
+pub const MARK_MARGIN: Duration = Duration::from_secs(1);
+
+impl Settings {
+    /// How much lease must be left before anything is sent.
+    pub fn lease_needed(&self) -> Duration {
+        self.batch_deadline + OVERRUN + MARK_MARGIN
+    }
+
+    fn appetite(&self) -> Appetite {
+        Appetite {
+            rows: self.batch_rows,
+            tasks: self.tasks,
+            lease_left: self.lease_needed(),
+        }
+    }
+
+    fn bytes_per_task(&self) -> usize {
+        self.in_flight_bytes / self.tasks
+    }
+}
+
+/// Everything a task needs.
+pub struct Relay {
+    pub outbox: Arc<Outbox>,
+    pub publisher: Arc<Publisher>,
+    pub lanes: Arc<Lanes>,
+    pub settings: Settings,
+}
+
+/// After an error, before the same lanes are tried again.
+fn breather() -> Duration {
+    Duration::from_millis(100 + fastrand::u64(0..400))
+}
+
+impl Relay {
+    /// Runs one task until `draining`; a batch under way is finished first.
+    pub async fn work(&self, draining: &CancellationToken) {
+        let appetite = self.settings.appetite();
+        while !draining.is_cancelled() {
+            tokio::select! {
+                () = self.publisher.ready() => {}
+                () = draining.cancelled() => return,
+            }
+            let changed = self.lanes.changed();
+            match self.lanes.checkout(&appetite) {
+                Some(checkout) => self.relay(checkout).await,
+                None => tokio::select! {
+                    () = changed => {}
+                    // Pauses and leases pass without anybody saying so.
+                    () = sleep(Duration::from_millis(100)) => {}
+                    () = draining.cancelled() => return,
+                },
+            }
+        }
+    }
+
+    async fn relay(&self, checkout: Checkout) {
+        let Checkout { term, settled, work } = checkout;
+        match work {
+            Work::Lanes(held) => {
+                let seen = self.relay_lanes(&term, settled, &held).await;
+                self.lanes.checkin(&term, seen);
+            }
+            Work::Keyless { floor, most, has_holds } => {
+                let seen = self.relay_keyless(&term, floor, most, has_holds).await;
+                self.lanes.checkin(&term, vec![seen]);
+            }
+        }
+    }
+
+    // ── rows with a lane ───────────────────────────────────────────────────────────────────────
+
+    async fn relay_lanes(&self, term: &Term, settled: i64, held: &[Held]) -> Vec<Seen> {
+        let began = Instant::now();
+        let bytes = self.settings.bytes_per_task();
+        let claim = match self
+            .outbox
+            .claim_lanes(term, held, self.settings.batch_rows, bytes)
+            .await
+        {
+            Ok(claim) => claim,
+            Err(error) => {
+                self.claim_failed(&error);
+                return held.iter().map(|h| unseen(h.lane)).collect();
+            }
+        };
+        metrics::claim_took(Stream::Lanes, began.elapsed());
+        failpoint::hit("after_claim").await;
+        let (mut rows, cuts) = in_order(claim, held);
+        flag_suspects(&mut rows, held);
+        let verdict = self.publish(Stream::Lanes, &rows, began).await;
+        failpoint::hit("after_publish").await;
+        if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict).await {
+            return Vec::new();
+        }
+        held.iter()
+            .map(|held| see_lane(held, &rows, &cuts, settled, &verdict))
+            .collect()
+    }
+
+    /// Writes the verdict. False: fenced, and the term is over.
+    async fn settle_lanes(&self, term: &Term, held: &[Held], rows: &[Row], verdict: &Verdict) -> bool {
+        let began = Instant::now();
+        let lanes: Vec<(i16, i64)> = held
+            .iter()
+            .filter(|held| rows.iter().any(|row| row.lane == Some(held.lane)))
+            .map(|held| (held.lane, held.epoch))
+            .collect();
+        let written = self
+            .while_term_lasts(term, || async {
+                if verdict.refused.is_empty() && verdict.holds.is_empty() {
+                    return self.mark_lanes(term, &lanes, &verdict.published).await;
+                }
+                let holds = with_floors(&verdict.holds, held);
+                let kept = self
+                    .outbox
+                    .settle_lanes(term, &lanes, &verdict.published, &verdict.refused, &holds)
+                    .await?;
+                Ok(kept.then_some(verdict.published.len() as u64))
+            })
+            .await;
+        metrics::mark_took(Stream::Lanes, began.elapsed());
+        match written {
+            Some(count) => {
+                self.marked(Stream::Lanes, rows, count);
+                true
+            }
+            None => {
+                self.fenced(term, verdict.published.len());
+                false
+            }
+        }
+    }
+
+    /// Marks rows; `None`: the lanes are no longer ours.
+    async fn mark_lanes(&self, term: &Term, lanes: &[(i16, i64)], ids: &[i64]) -> Result<Option<u64>> {
+        if ids.is_empty() {
+            return Ok(Some(0));
+        }
+        let marked = self.outbox.mark_lanes(term, lanes, ids).await?;
+        if marked == ids.len() as u64 {
+            return Ok(Some(marked));
+        }
+        if self.outbox.still_ours(term, lanes).await? < lanes.len() {
+            return Ok(None);
+        }
+        // A mark whose answer was lost is repeated and finds its rows done; an operator may also have removed some.
+        debug!(asked = ids.len(), marked, "some rows were already marked or gone");
+        Ok(Some(marked))
+    }
+
+    // ── rows without a lane ────────────────────────────────────────────────────────────────────
+
+    async fn relay_keyless(&self, term: &Term, floor: i64, most: usize, has_holds: bool) -> Seen {
+        let began = Instant::now();
+        let token = Uuid::new_v4();
+        let bytes = self.settings.bytes_per_task();
+        let claimed = self
+            .outbox
+            .claim_keyless(term, floor, most, has_holds, token, self.settings.lease, bytes)
+            .await;
+        let claim = match claimed {
+            Ok(claim) => claim,
+            Err(error) => {
+                self.claim_failed(&error);
+                return unseen(KEYLESS);
+            }
+        };
+        metrics::claim_took(Stream::Keyless, began.elapsed());
+        let claimed = claim.rows.len() + claim.dropped.len();
+        let mut rows = claim.rows;
+        rows.sort_unstable_by_key(|row| row.id);
+        metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
+        failpoint::hit("after_claim_keyless").await;
+        let verdict = self.publish(Stream::Keyless, &rows, began).await;
+        failpoint::hit("after_publish_keyless").await;
+        let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
+        self.settle_keyless(term, token, floor, &rows, &dropped, &verdict).await;
+        let all_done = verdict.is_clean() && dropped.is_empty();
+        Seen {
+            lane: KEYLESS,
+            rows: claimed,
+            full: claimed >= most,
+            sight: all_done.then_some(Sight {
+                settled: 0,
+                cut_at: None,
+                lowest_left: None,
+            }),
+            highest_id: rows.last().map_or(0, |row| row.id),
+            holds_added: !verdict.holds.is_empty(),
+            pause: (verdict.published.is_empty() && !verdict.is_clean()).then(breather),
+            ..Seen::default()
+        }
+    }
+
+    async fn settle_keyless(
+        &self,
+        term: &Term,
+        token: Uuid,
+        floor: i64,
+        rows: &[Row],
+        dropped: &[i64],
+        verdict: &Verdict,
+    ) {
+        let began = Instant::now();
+        let marked = self
+            .while_term_lasts(term, || async {
+                if verdict.published.is_empty() {
+                    return Ok(Some(0));
+                }
+                self.outbox
+                    .mark_keyless(term, token, &verdict.published)
+                    .await
+                    .map(Some)
+            })
+            .await;
+        metrics::mark_took(Stream::Keyless, began.elapsed());
+        if let Some(count) = marked {
+            self.marked(Stream::Keyless, rows, count);
+            let fenced = verdict.published.len().saturating_sub(count as usize);
+            if fenced > 0 {
+                warn!(
+                    rows = fenced,
+                    "rows had been taken over by another worker: marked nothing there"
+                );
+                metrics::rows_fenced(fenced);
+            }
+        }
+        if verdict.is_clean() && dropped.is_empty() {
+            return;
+        }
+        let unsent = verdict.unsent.iter().chain(dropped).map(|id| (*id, false));
+        let released: Vec<(i64, bool)> = unsent.chain(verdict.unknown.iter().map(|id| (*id, true))).collect();
+        let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
+        self.while_term_lasts(term, || async {
+            let settled = self
+                .outbox
+                .settle_keyless(term, token, &verdict.refused, &released, &holds);
+            settled.await.map(Some)
+        })
+        .await;
+    }
+
+    // ── both ───────────────────────────────────────────────────────────────────────────────────
+
+    async fn publish(&self, stream: Stream, rows: &[Row], began: Instant) -> Verdict {
+        if rows.is_empty() {
+            return Verdict::default();
+        }
+        metrics::rows_claimed(rows.len());
+        metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
+        let _in_flight = metrics::InFlight::new(rows.len(), rows.iter().map(Row::size).sum());
+        let sending = Instant::now();
+        let outcomes = self.publisher.publish(rows, began + self.settings.batch_deadline).await;
+        metrics::publish_took(stream, sending.elapsed());
+        let answered = self.publisher.answered_since(began);
+        let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
+        self.report(rows, &verdict);
+        verdict
+    }
+
+    /// One log line per event an operator acts on; none per message.
+    fn report(&self, rows: &[Row], verdict: &Verdict) {
+        metrics::rows_published(verdict.published.len());
+        let dead = verdict.refused.iter().filter(|r| r.dead).count();
+        metrics::rows_refused(dead, verdict.refused.len() - dead);
+        metrics::rows_deferred(verdict.unsent.len() + verdict.unknown.len());
+        for refused in verdict.refused.iter().filter(|r| r.dead) {
+            error!(
+                id = refused.id,
+                reason = refused.reason,
+                "dead letter: Kafka refused the row for good"
+            );
+        }
+        for hold in &verdict.holds {
+            report_hold(hold);
+        }
+        if let Some(reason) = &verdict.outage {
+            let topic = rows.first().map_or("", |row| row.topic.as_str());
+            self.publisher.pause(reason, topic);
+        }
+    }
+
+    fn marked(&self, stream: Stream, rows: &[Row], count: u64) {
+        metrics::rows_marked(count);
+        if let Some(oldest) = rows.iter().map(|row| row.created_at).min() {
+            metrics::end_to_end(stream, self.lanes.age(oldest));
+        }
+    }
+
+    fn fenced(&self, term: &Term, rows: usize) {
+        metrics::rows_fenced(rows);
+        warn!(
+            rows,
+            "the lease had gone to another worker: marked nothing; the rows are sent again by their new owner"
+        );
+        if self.lanes.end_term(term.worker) {
+            metrics::terms_lost();
+        }
+    }
+
+    fn claim_failed(&self, error: &crate::outbox::Error) {
+        metrics::database_error();
+        warn!(%error, "cannot claim rows; trying again");
+    }
+
+    /// Repeats a write until it is answered or the term is over: what Kafka has acknowledged must not be sent again
+    /// only because PostgreSQL was away for a moment. Repeating is harmless: the fence is in the statement.
+    async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        let mut failures = 0u32;
+        loop {
+            match write().await {
+                Ok(done) => return done,
+                Err(error) => {
+                    metrics::database_error();
+                    if failures == 0 {
+                        warn!(%error, "cannot write what became of a batch; trying again while the lease lasts");
+                    }
+                    failures += 1;
+                }
+            }
+            if self.lanes.term().is_none_or(|current| current.worker != term.worker) {
+                return None;
+            }
+            sleep(breather() * failures.min(10)).await;
+        }
+    }
+}
+
+pub(crate) fn report_hold(hold: &HoldOrder) {
+    if hold.unit.is_empty() {
+        warn!(
+            topic = hold.topic,
+            lane = hold.lane,
+            reason = hold.reason,
+            "topic parked: it is tried again by itself; other topics go on"
+        );
+    } else {
+        warn!(
+            topic = hold.topic,
+            unit = hold.unit,
+            id = hold.head_id,
+            reason = hold.reason,
+            "key held behind a refused row; other keys go on"
+        );
+    }
+}
+
+/// Sorts a claim by id (SQL promises no order of a joined result) and cuts each lane where the byte budget cut it.
+/// Answers the rows, and per lane the id after which nothing is known.
+fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
+    let mut cuts: HashMap<i16, i64> = HashMap::new();
+    for (lane, id) in claim.dropped {
+        let cut = cuts.entry(lane.unwrap_or(KEYLESS)).or_insert(id - 1);
+        *cut = (*cut).min(id - 1);
+    }
+    let mut rows = claim.rows;
+    rows.retain(|row| {
+        row.lane
+            .and_then(|lane| cuts.get(&lane))
+            .is_none_or(|cut| row.id <= *cut)
+    });
+    rows.sort_unstable_by_key(|row| row.id);
+    for held in held {
+        let fresh = rows.iter().filter(|row| row.lane == Some(held.lane) && !row.delayed);
+        let (mut count, mut last) = (0, 0);
+        for row in fresh {
+            count += 1;
+            last = row.id;
+        }
+        if count >= held.most {
+            let cut = cuts.entry(held.lane).or_insert(last);
+            *cut = (*cut).min(last);
+        }
+    }
+    (rows, cuts)
+}
+
+/// The first rows of a lane whose last owner could not say what it had sent, and those we lost sight of ourselves.
+fn flag_suspects(rows: &mut [Row], held: &[Held]) {
+    for held in held {
+        if held.suspect_rows == 0 && held.unknown.is_empty() {
+            continue;
+        }
+        let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
+        for (place, row) in of_lane.enumerate() {
+            row.suspect = place < held.suspect_rows || held.unknown.contains(&row.id);
+        }
+    }
+}
+
+fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {
+    let floor_of = |lane| held.iter().find(|h| h.lane == lane).map_or(0, |h| h.floor);
+    holds.iter().map(|hold| (hold.clone(), floor_of(hold.lane))).collect()
+}
+
+/// Nothing was learned about the lane: look again in a moment.
+fn unseen(lane: i16) -> Seen {
+    Seen {
+        lane,
+        pause: Some(breather()),
+        ..Seen::default()
+    }
+}
+
+fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: i64, verdict: &Verdict) -> Seen {
+    let of_lane: Vec<&Row> = rows.iter().filter(|row| row.lane == Some(held.lane)).collect();
+    let is_published = |row: &Row| verdict.published.binary_search(&row.id).is_ok();
+    let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
+    let left = |row: &&&Row| !row.delayed && !is_published(row) && !is_dead(row) && !verdict.holds_back(row);
+    let lowest_left = if verdict.is_clean() {
+        None
+    } else {
+        of_lane.iter().filter(left).map(|row| row.id).min()
+    };
+    let cut_at = cuts.get(&held.lane).copied();
+    let published: Vec<i64> = of_lane
+        .iter()
+        .filter(|row| is_published(row))
+        .map(|row| row.id)
+        .collect();
+    let stuck = published.is_empty() && lowest_left.is_some();
+    Seen {
+        lane: held.lane,
+        rows: of_lane.len(),
+        full: cut_at.is_some(),
+        sight: Some(Sight {
+            settled,
+            cut_at,
+            lowest_left,
+        }),
+        highest_id: of_lane.last().map_or(0, |row| row.id),
+        unknown: of_lane
+            .iter()
+            .map(|row| row.id)
+            .filter(|id| verdict.unknown.contains(id))
+            .collect(),
+        holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
+        pause: stuck.then(breather),
+        published,
+    }
+}
+
+/// Waits until no batch is under way, or the deadline has passed.
+pub async fn drained(lanes: &Lanes, deadline: Instant) -> bool {
+    while lanes.outstanding() > 0 {
+        if Instant::now() >= deadline {
+            info!(
+                batches = lanes.outstanding(),
+                "the grace period ended with batches in flight"
+            );
+            return false;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    true
+}

@@ -1,0 +1,388 @@
+//! Delivery reports become marks: what is published, what is tried again, what is held, what is dead. Pure.
+//!
+//! Invariant: `attempts` rises only for [`Outcome::Refused`]. Outages, sick topics and lost answers
+//! cost time, never an attempt, never a dead letter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::message::{KEYLESS, Outcome, Row, TopicFault};
+
+/// What becomes of a key whose row was refused for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnDead {
+    /// The dead row steps aside and the key goes on.
+    Continue,
+    /// The key stays held until an operator decides.
+    Hold,
+}
+
+/// How patient we are with a row that Kafka refuses.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    pub max_attempts: i16,
+    pub backoff_min: Duration,
+    pub backoff_max: Duration,
+    pub on_dead: OnDead,
+}
+
+impl Policy {
+    /// How long to wait after this many failures in a row: doubling, capped, and spread over the upper
+    /// half so that what failed together does not come back together.
+    pub fn backoff(&self, failures: u32) -> Duration {
+        let doubled = self
+            .backoff_min
+            .saturating_mul(2u32.saturating_pow(failures.saturating_sub(1)));
+        doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * fastrand::f64())
+    }
+
+    /// Is this refusal, after `attempts` earlier ones, the last?
+    pub fn gives_up(&self, attempts: i16) -> bool {
+        attempts.saturating_add(1) >= self.max_attempts
+    }
+}
+
+/// A row Kafka refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    pub id: i64,
+    pub reason: String,
+    pub dead: bool,
+    pub wait: Duration,
+}
+
+/// What to keep back: see `outbox.hold`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HoldOrder {
+    pub lane: i16,
+    pub topic: String,
+    /// Empty: the whole topic.
+    pub unit: String,
+    pub head_id: Option<i64>,
+    pub reason: String,
+    /// `None` waits for an operator.
+    pub wait: Option<Duration>,
+}
+
+/// What is to be written after a publish.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    pub published: Vec<i64>,
+    pub refused: Vec<Refusal>,
+    pub holds: Vec<HoldOrder>,
+    /// Not published, certainly not sent.
+    pub unsent: Vec<i64>,
+    /// Not published as far as we know, but a copy may be there: the next one must say so.
+    pub unknown: Vec<i64>,
+    /// Nothing got through to Kafka at all: wait for it, hold nobody.
+    pub outage: Option<String>,
+}
+
+impl Verdict {
+    /// Everything acknowledged: the common case, and one statement.
+    pub fn is_clean(&self) -> bool {
+        self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.unknown.is_empty()
+    }
+
+    /// Does a hold of this verdict keep the row back?
+    pub fn holds_back(&self, row: &Row) -> bool {
+        let Some(lane) = row.lane else { return false };
+        self.holds.iter().any(|hold| {
+            hold.lane == lane
+                && hold.topic == row.topic
+                && (hold.unit.is_empty() || Some(&hold.unit) == row.unit().as_ref())
+        })
+    }
+}
+
+/// `kafka_answers`: has anything been acknowledged by anyone in this process since the batch began?
+/// Then a topic that times out is sick by itself; otherwise Kafka is away.
+pub fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &Policy) -> Verdict {
+    debug_assert_eq!(rows.len(), outcomes.len());
+    let kafka_answers = kafka_answers || outcomes.contains(&Outcome::Acked);
+    let mut verdict = Verdict::default();
+    let mut sick_topics = BTreeMap::new();
+    let mut held_units = BTreeSet::new();
+    for (row, outcome) in rows.iter().zip(outcomes) {
+        match outcome {
+            Outcome::Acked => verdict.published.push(row.id),
+            Outcome::Unsent => verdict.unsent.push(row.id),
+            Outcome::Unknown => verdict.unknown.push(row.id),
+            Outcome::Refused { reason } => {
+                refuse(row, reason, policy, &mut held_units, &mut verdict);
+            }
+            Outcome::Sick {
+                fault,
+                reason,
+                maybe_landed,
+            } => {
+                if *maybe_landed {
+                    verdict.unknown.push(row.id);
+                } else {
+                    verdict.unsent.push(row.id);
+                }
+                if *fault == TopicFault::Transient && !kafka_answers {
+                    verdict.outage = Some(reason.clone());
+                } else {
+                    sick_topics
+                        .entry((row.lane.unwrap_or(KEYLESS), row.topic.clone()))
+                        .or_insert_with(|| reason.clone());
+                }
+            }
+        }
+    }
+    for ((lane, topic), reason) in sick_topics {
+        verdict.holds.push(HoldOrder {
+            lane,
+            topic,
+            unit: String::new(),
+            head_id: None,
+            reason,
+            wait: Some(policy.backoff(1)),
+        });
+    }
+    verdict
+}
+
+fn refuse(
+    row: &Row,
+    reason: &str,
+    policy: &Policy,
+    held_units: &mut BTreeSet<(String, String)>,
+    verdict: &mut Verdict,
+) {
+    let dead = policy.gives_up(row.attempts);
+    let wait = policy.backoff(row.attempts as u32 + 1);
+    verdict.refused.push(Refusal {
+        id: row.id,
+        reason: reason.to_owned(),
+        dead,
+        wait,
+    });
+    let (Some(lane), Some(unit)) = (row.lane, row.unit()) else {
+        return;
+    };
+    if dead && policy.on_dead == OnDead::Continue {
+        return;
+    }
+    // The first refused row of a unit is its head; one behind it waits with the rest.
+    if held_units.insert((row.topic.clone(), unit.clone())) {
+        verdict.holds.push(HoldOrder {
+            lane,
+            topic: row.topic.clone(),
+            unit,
+            head_id: Some(row.id),
+            reason: reason.to_owned(),
+            wait: (!dead).then_some(wait),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Body;
+    use proptest::prelude::*;
+    use std::time::SystemTime;
+    use uuid::Uuid;
+
+    const POLICY: Policy = Policy {
+        max_attempts: 3,
+        backoff_min: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(60),
+        on_dead: OnDead::Continue,
+    };
+
+    fn row(id: i64, lane: Option<i16>, topic: &str, key: Option<&str>, attempts: i16) -> Row {
+        Row {
+            id,
+            lane,
+            message_id: Uuid::from_u128(id as u128),
+            topic: topic.into(),
+            key: key.map(Into::into),
+            partition: None,
+            body: Body::Tombstone,
+            headers: None,
+            event_type: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            aggregate_version: None,
+            attempts,
+            created_at: SystemTime::UNIX_EPOCH,
+            delayed: false,
+            suspect: false,
+        }
+    }
+
+    fn refused() -> Outcome {
+        Outcome::Refused {
+            reason: "too large".into(),
+        }
+    }
+
+    fn slow() -> Outcome {
+        Outcome::Sick {
+            fault: TopicFault::Transient,
+            reason: "no answer".into(),
+            maybe_landed: true,
+        }
+    }
+
+    #[test]
+    fn a_clean_batch_is_published_and_nothing_else() {
+        let rows = [row(1, Some(0), "t", Some("a"), 0)];
+        let verdict = judge(&rows, &[Outcome::Acked], false, &POLICY);
+        assert!(verdict.is_clean());
+        assert_eq!(verdict.published, [1]);
+    }
+
+    #[test]
+    fn a_refused_row_holds_its_key_and_only_its_key() {
+        let rows = [
+            row(1, Some(0), "t", Some("a"), 0),
+            row(2, Some(0), "t", Some("a"), 0),
+            row(3, Some(0), "t", Some("b"), 0),
+        ];
+        let outcomes = [refused(), Outcome::Unsent, Outcome::Acked];
+        let verdict = judge(&rows, &outcomes, false, &POLICY);
+        assert_eq!(verdict.published, [3]);
+        assert_eq!(verdict.holds.len(), 1);
+        assert_eq!(verdict.holds[0].head_id, Some(1));
+        assert!(verdict.holds_back(&rows[1]));
+        assert!(!verdict.holds_back(&rows[2]));
+    }
+
+    #[test]
+    fn the_last_attempt_is_a_dead_letter_and_by_default_lets_the_key_go_on() {
+        let rows = [row(1, Some(0), "t", Some("a"), 2)];
+        let verdict = judge(&rows, &[refused()], true, &POLICY);
+        assert!(verdict.refused[0].dead);
+        assert!(verdict.holds.is_empty());
+        let hold = Policy {
+            on_dead: OnDead::Hold,
+            ..POLICY
+        };
+        let verdict = judge(&rows, &[refused()], true, &hold);
+        assert_eq!(verdict.holds[0].wait, None, "waits for an operator");
+    }
+
+    #[test]
+    fn silence_from_all_of_kafka_is_an_outage_and_holds_nobody() {
+        let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(1), "u", Some("b"), 0)];
+        let verdict = judge(&rows, &[slow(), slow()], false, &POLICY);
+        assert!(verdict.outage.is_some());
+        assert!(verdict.holds.is_empty());
+        assert_eq!(verdict.unknown, [1, 2]);
+    }
+
+    #[test]
+    fn silence_from_one_topic_parks_that_topic() {
+        let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(0), "u", Some("b"), 0)];
+        let verdict = judge(&rows, &[slow(), Outcome::Acked], false, &POLICY);
+        assert!(verdict.outage.is_none());
+        assert_eq!(verdict.holds.len(), 1);
+        assert_eq!(
+            (verdict.holds[0].topic.as_str(), verdict.holds[0].unit.as_str()),
+            ("t", "")
+        );
+    }
+
+    fn any_outcome() -> impl Strategy<Value = Outcome> {
+        prop_oneof![
+            4 => Just(Outcome::Acked),
+            2 => Just(Outcome::Unsent),
+            1 => Just(Outcome::Unknown),
+            1 => Just(refused()),
+            1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Outcome::Sick {
+                fault: if gone { TopicFault::Unusable } else { TopicFault::Transient },
+                reason: "sick".into(),
+                maybe_landed,
+            }),
+        ]
+    }
+
+    fn any_batch() -> impl Strategy<Value = Vec<(Row, Outcome)>> {
+        let one = (0..3u8, prop::option::of(0..4u8), 0..4i16, any_outcome());
+        prop::collection::vec(one, 0..40).prop_map(|drawn| {
+            drawn
+                .into_iter()
+                .enumerate()
+                .map(|(id, (topic, key, attempts, outcome))| {
+                    let key = key.map(|k| format!("k{k}"));
+                    let lane = key.as_ref().map(|k| i16::from(k.as_bytes()[1] % 2));
+                    (
+                        row(id as i64, lane, &format!("t{topic}"), key.as_deref(), attempts),
+                        outcome,
+                    )
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        /// The plain model: each row alone, by the table in the design of verdicts.
+        #[test]
+        fn every_row_gets_the_verdict_of_the_plain_model(
+            batch in any_batch(), answers: bool, hold_dead: bool,
+        ) {
+            let policy = Policy { on_dead: if hold_dead { OnDead::Hold } else { OnDead::Continue }, ..POLICY };
+            let (rows, outcomes): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let verdict = judge(&rows, &outcomes, answers, &policy);
+            let alive = answers || outcomes.contains(&Outcome::Acked);
+            for (row, outcome) in rows.iter().zip(&outcomes) {
+                let refusal = verdict.refused.iter().find(|r| r.id == row.id);
+                let places = [
+                    verdict.published.contains(&row.id),
+                    verdict.unsent.contains(&row.id),
+                    verdict.unknown.contains(&row.id),
+                    refusal.is_some(),
+                ];
+                prop_assert_eq!(places.iter().filter(|p| **p).count(), 1, "exactly one fate each");
+                match outcome {
+                    Outcome::Acked => prop_assert!(places[0]),
+                    Outcome::Unsent => prop_assert!(places[1]),
+                    Outcome::Unknown => prop_assert!(places[2]),
+                    Outcome::Refused { .. } => {
+                        let refusal = refusal.expect("refused");
+                        prop_assert_eq!(refusal.dead, row.attempts + 1 >= policy.max_attempts);
+                        let kept = !refusal.dead || hold_dead;
+                        if row.lane.is_some() && kept {
+                            prop_assert!(verdict.holds_back(row), "a refused head holds its key");
+                        }
+                    }
+                    Outcome::Sick { fault, maybe_landed, .. } => {
+                        prop_assert!(places[if *maybe_landed { 2 } else { 1 }]);
+                        let outage = *fault == TopicFault::Transient && !alive;
+                        let lane = row.lane.unwrap_or(KEYLESS);
+                        let parked = verdict.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit.is_empty());
+                        if outage {
+                            prop_assert!(verdict.outage.is_some());
+                        } else {
+                            prop_assert!(parked, "a sick topic is parked in its lane");
+                        }
+                    }
+                }
+            }
+            for hold in &verdict.holds {
+                let cause = rows.iter().zip(&outcomes).any(|(row, outcome)| {
+                    row.lane.unwrap_or(KEYLESS) == hold.lane && row.topic == hold.topic
+                        && match outcome {
+                            Outcome::Refused { .. } => hold.head_id == Some(row.id),
+                            Outcome::Sick { .. } => hold.unit.is_empty(),
+                            _ => false,
+                        }
+                });
+                prop_assert!(cause, "no hold without a cause: {:?}", hold);
+            }
+            if alive {
+                prop_assert_eq!(verdict.outage, None);
+            }
+        }
+
+        #[test]
+        fn backoff_grows_and_stays_within_its_bounds(failures in 1u32..1000) {
+            let wait = POLICY.backoff(failures);
+            prop_assert!(wait >= POLICY.backoff_min / 2 && wait <= POLICY.backoff_max);
+        }
+    }
+}
