@@ -351,7 +351,8 @@ mod tests {
                         }
                     }
                     Outcome::Sick { fault, maybe_landed, .. } => {
-                        prop_assert!(places[if *maybe_landed { 2 } else { 1 }]);
+                        let place = 1 + usize::from(*maybe_landed);
+                        prop_assert!(places[place]);
                         let outage = *fault == TopicFault::Transient && !alive;
                         let lane = row.lane.unwrap_or(KEYLESS);
                         let parked = verdict.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit.is_empty());

@@ -1,0 +1,5 @@
+//! The integration tests: real `outboxd` processes against a real PostgreSQL and a real Kafka. One module a topic.
+
+mod support;
+
+mod life;

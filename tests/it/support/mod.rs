@@ -1,0 +1,30 @@
+//! What tests stand on: an isolated world each, real processes, and waiting on conditions.
+
+mod consumer;
+mod history;
+mod relay;
+mod stack;
+mod world;
+
+use std::time::{Duration, Instant};
+
+pub use consumer::{Record, read_topic, read_until};
+pub use history::{Committed, History};
+pub use relay::{Relay, RelayBuilder};
+pub use stack::{OwnKafka, OwnPostgres, Stack};
+pub use world::{World, connect};
+
+/// How long a test waits for something that should come soon.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// Waits until `holds` answers something, or fails with `what` was waited for.
+pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(found) = holds().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {within:?} in vain for: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,200 @@
+//! A real `outboxd run` process: started, watched, signalled, killed.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::world::outboxd;
+
+pub struct RelayBuilder {
+    command: Command,
+    failpoints: Vec<String>,
+}
+
+impl RelayBuilder {
+    pub fn new(database_url: &str, kafka: &str) -> Self {
+        let mut command = outboxd();
+        command
+            .args(["run", "--database-url", database_url, "--kafka-brokers", kafka])
+            .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"])
+            // As short as the settings allow: recovery is part of what is tested.
+            .args([
+                "--batch-deadline",
+                "1s",
+                "--lease",
+                "5s",
+                "--poll-interval-max",
+                "100ms",
+            ]);
+        RelayBuilder {
+            command,
+            failpoints: Vec::new(),
+        }
+    }
+
+    /// More flags; a flag given again replaces the default above.
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Stop at this failpoint until told to continue: see [`Relay::at_failpoint`].
+    pub fn failpoint(mut self, name: &str) -> Self {
+        self.failpoints.push(name.to_owned());
+        self
+    }
+
+    pub fn start(mut self) -> Relay {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let log = dir.path().join("log");
+        let armed: Vec<String> = self
+            .failpoints
+            .iter()
+            .map(|name| format!("{name}={}", dir.path().display()))
+            .collect();
+        let child = self
+            .command
+            .env("OUTBOXD_FAILPOINTS", armed.join(","))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).expect("a log file"))
+            .spawn()
+            .expect("outboxd starts");
+        Relay { child, dir, log }
+    }
+
+    /// Starts it and waits until it is ready.
+    pub async fn start_ready(self) -> Relay {
+        let relay = self.start();
+        super::eventually(super::SOON, "the relay to be ready", async || {
+            relay.get("/readyz").filter(|answer| answer.contains(" 200 ")).map(drop)
+        })
+        .await;
+        relay
+    }
+}
+
+/// A running process; killed when dropped.
+pub struct Relay {
+    child: Child,
+    dir: tempfile::TempDir,
+    log: PathBuf,
+}
+
+impl Relay {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Its log is on disk even after a kill: keep reading it.
+    pub fn logged(&self, text: &str) -> bool {
+        self.log().contains(text)
+    }
+
+    fn address(&self) -> Option<String> {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("outboxd starts"))?;
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(line["http"].as_str()?.to_owned())
+    }
+
+    /// The whole HTTP answer, or `None` if nobody answers.
+    pub fn get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(self.address()?).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    /// A metric's value, summed over its labels.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let answer = self.get("/metrics")?;
+        let values: Vec<f64> = answer
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
+            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+            .collect();
+        (!values.is_empty()).then(|| values.iter().sum())
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill")
+            .args([&format!("-{signal}"), &self.pid().to_string()])
+            .status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill -{signal}");
+    }
+
+    /// kill -9, and wait until it is gone.
+    pub fn kill(&mut self) {
+        self.signal("KILL");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Waits for the process to end by itself.
+    pub fn wait(&mut self, within: Duration) -> ExitStatus {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                return status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "it did not end within {within:?}:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// SIGTERM, and wait for a clean end.
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        let status = self.wait(Duration::from_secs(30));
+        assert!(status.success(), "{status}:\n{}", self.log());
+    }
+
+    /// Has it arrived at the failpoint?
+    pub fn is_at_failpoint(&self, name: &str) -> bool {
+        self.dir.path().join(format!("{name}.ready")).exists()
+    }
+
+    /// Waits until it has.
+    pub async fn at_failpoint(&self, name: &str) {
+        let what = format!("failpoint {name}");
+        super::eventually(super::SOON, &what, async || self.is_at_failpoint(name).then_some(())).await;
+    }
+
+    /// Lets it go on.
+    pub fn continue_from(&self, name: &str) {
+        fs::write(self.dir.path().join(format!("{name}.continue")), b"").expect("a file");
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("── log of outboxd {} ──\n{}", self.pid(), self.log());
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The running dev stack, and servers of a test's own that it may break.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+/// Where the shared PostgreSQL and Kafka are.
+pub struct Stack {
+    pub database_url: String,
+    pub kafka: String,
+}
+
+static STACK: LazyLock<Stack> = LazyLock::new(|| {
+    let environment = std::env::var("OUTBOXD_TEST_DATABASE_URL")
+        .ok()
+        .zip(std::env::var("OUTBOXD_TEST_KAFKA").ok());
+    let (database_url, kafka) = environment
+        .or_else(running_stack)
+        .expect("no dev stack: use `make test`, or `make up` first");
+    Stack { database_url, kafka }
+});
+
+impl Stack {
+    pub fn get() -> &'static Stack {
+        &STACK
+    }
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/dev/stack")
+}
+
+fn running_stack() -> Option<(String, String)> {
+    let output = Command::new(script()).arg("env").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.contains(name))?;
+        Some(line.split_once('=')?.1.trim_matches(['"', '\'']).to_owned())
+    };
+    Some((value("OUTBOXD_TEST_DATABASE_URL")?, value("OUTBOXD_TEST_KAFKA")?))
+}
+
+/// Runs the stack script; panics with its words if it fails.
+fn stack(args: &[&str]) -> String {
+    let output = Command::new(script())
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the stack script runs");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "stack {args:?} failed: {stderr}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// A Kafka broker of the test's own, to be stopped and killed.
+pub struct OwnKafka {
+    dir: tempfile::TempDir,
+    pub address: String,
+}
+
+impl OwnKafka {
+    pub fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let address = stack(&["kafka-start", &dir.path().display().to_string()]);
+        OwnKafka { dir, address }
+    }
+
+    pub fn kill(&self) {
+        stack(&["kafka-stop", &self.path(), "--mode", "immediate"]);
+    }
+
+    pub fn restart(&self) {
+        assert_eq!(
+            stack(&["kafka-start", &self.path()]),
+            self.address,
+            "the same port again"
+        );
+    }
+
+    fn path(&self) -> String {
+        self.dir.path().display().to_string()
+    }
+}
+
+impl Drop for OwnKafka {
+    fn drop(&mut self) {
+        let _ = Command::new(script())
+            .args(["kafka-stop", &self.path(), "--mode", "immediate", "--wipe"])
+            .output();
+    }
+}
+
+/// A PostgreSQL server of the test's own, to be crashed.
+pub struct OwnPostgres {
+    dir: tempfile::TempDir,
+    pub url: String,
+}
+
+impl OwnPostgres {
+    pub fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let url = stack(&["postgres-start", &dir.path().display().to_string()]);
+        OwnPostgres { dir, url }
+    }
+
+    /// `pg_ctl stop -m immediate`: as if the machine had lost power.
+    pub fn crash(&self) {
+        stack(&["postgres-stop", &self.path(), "--mode", "immediate"]);
+    }
+
+    pub fn restart(&self) {
+        assert_eq!(
+            stack(&["postgres-start", &self.path()]),
+            self.url,
+            "the same port again"
+        );
+    }
+
+    fn path(&self) -> String {
+        self.dir.path().display().to_string()
+    }
+}
+
+impl Drop for OwnPostgres {
+    fn drop(&mut self) {
+        let _ = Command::new(script())
+            .args(["postgres-stop", &self.path(), "--mode", "immediate", "--wipe"])
+            .output();
+    }
+}

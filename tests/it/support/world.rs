@@ -1,0 +1,138 @@
+//! A world of its own for each test: a database, topics, relay processes; gone when the test is.
+
+use std::process::Command;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use tokio_postgres::{Client, NoTls};
+use uuid::Uuid;
+
+use super::relay::RelayBuilder;
+use super::stack::Stack;
+
+pub struct World {
+    pub database_url: String,
+    pub kafka: String,
+    /// Unique to this world: topics begin with it.
+    pub name: String,
+    pub db: Client,
+    server_url: Option<String>,
+}
+
+impl World {
+    /// A migrated database of its own on the shared stack.
+    pub async fn new() -> Self {
+        let stack = Stack::get();
+        World::on(&stack.database_url, &stack.kafka).await
+    }
+
+    /// The same on servers of the test's choice.
+    pub async fn on(server_url: &str, kafka: &str) -> Self {
+        let name = format!("t{}", &Uuid::new_v4().simple().to_string()[..12]);
+        let server = connect(server_url).await;
+        server
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .await
+            .expect("a fresh database");
+        let database_url = with_database(server_url, &name);
+        let world = World {
+            db: connect(&database_url).await,
+            database_url,
+            kafka: kafka.to_owned(),
+            name,
+            server_url: Some(server_url.to_owned()),
+        };
+        world.migrate();
+        world
+    }
+
+    fn migrate(&self) {
+        let output = outboxd()
+            .args(["migrate", "--database-url", &self.database_url])
+            .output()
+            .expect("outboxd runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Creates a topic of this world; answers its full name.
+    pub async fn topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) -> String {
+        let full = format!("{}.{name}", self.name);
+        create_topic(&self.kafka, &full, partitions, settings).await;
+        full
+    }
+
+    /// A relay process of this world, not yet started. Leases are short, so that recovery is quick.
+    pub fn relay(&self) -> RelayBuilder {
+        RelayBuilder::new(&self.database_url, &self.kafka)
+    }
+
+    /// One number from the database.
+    pub async fn count(&self, sql: &str) -> i64 {
+        self.db.query_one(sql, &[]).await.expect(sql).get(0)
+    }
+
+    /// Rows neither published nor dead.
+    pub async fn pending(&self) -> i64 {
+        self.count("SELECT count(*) FROM outbox.message WHERE published_at IS NULL AND dead_at IS NULL")
+            .await
+    }
+
+    pub async fn execute(&self, sql: &str) {
+        self.db.batch_execute(sql).await.expect(sql);
+    }
+
+    /// Waits until nothing is pending any more.
+    pub async fn drained(&self, within: Duration) {
+        super::eventually(within, "the backlog to drain", async || {
+            (self.pending().await == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// Another session on this world's database.
+    pub async fn session(&self) -> Client {
+        connect(&self.database_url).await
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Relays are killed by their own guards first or last; FORCE ends whoever is left.
+        if let Some(server) = &self.server_url {
+            let drop_database = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+            let _ = Command::new("psql").args([server, "-qc", &drop_database]).output();
+        }
+    }
+}
+
+/// The binary under test.
+pub fn outboxd() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_outboxd"))
+}
+
+pub async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
+    tokio::spawn(connection);
+    client
+}
+
+pub fn with_database(url: &str, database: &str) -> String {
+    let (server, _) = url.rsplit_once('/').expect("a database in the URL");
+    format!("{server}/{database}")
+}
+
+pub async fn create_topic(kafka: &str, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", kafka)
+        .create()
+        .expect("an admin client");
+    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    for (key, value) in settings {
+        topic = topic.set(key, value);
+    }
+    let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
+    let created = admin.create_topics([&topic], &options).await.expect("Kafka answers");
+    assert!(created.iter().all(Result::is_ok), "{created:?}");
+}
