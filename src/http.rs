@@ -1,7 +1,6 @@
 //! `/metrics`, `/livez`, `/readyz`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::State;
@@ -13,23 +12,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// What the probes say.
-#[derive(Debug, Default)]
-pub struct Health {
-    verified: AtomicBool,
-    draining: AtomicBool,
-}
-
-impl Health {
-    /// The schema is there and ours to use. It stays so while PostgreSQL or Kafka are away: a restart would not help.
-    pub fn verified(&self) {
-        self.verified.store(true, Ordering::Relaxed);
-    }
-
-    pub fn draining(&self) {
-        self.draining.store(true, Ordering::Relaxed);
-    }
-}
+use crate::health::Health;
 
 #[derive(Clone)]
 struct Shared {
@@ -46,8 +29,7 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let routes = Router::new()
         .route("/metrics", get(scrape))
-        // Answered by the same runtime that runs the loops: if it is stuck, so is this.
-        .route("/livez", get(|| async { "alive\n" }))
+        .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .with_state(Shared { health, metrics });
     axum::serve(listener, routes)
@@ -60,11 +42,18 @@ async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], shared.metrics.render())
 }
 
+async fn alive(State(shared): State<Shared>) -> (StatusCode, &'static str) {
+    if shared.health.is_stuck() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "a loop does not turn\n");
+    }
+    (StatusCode::OK, "alive\n")
+}
+
 async fn ready(State(shared): State<Shared>) -> (StatusCode, &'static str) {
-    if shared.health.draining.load(Ordering::Relaxed) {
+    if shared.health.is_draining() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n");
     }
-    if !shared.health.verified.load(Ordering::Relaxed) {
+    if !shared.health.is_verified() {
         return (StatusCode::SERVICE_UNAVAILABLE, "the schema is not verified yet\n");
     }
     (StatusCode::OK, "ready\n")

@@ -141,6 +141,8 @@ pub struct Seen {
     pub lane: i16,
     pub rows: usize,
     pub full: bool,
+    /// The byte budget cut it, not the number of rows: asking for more would be read in vain.
+    pub cut_by_bytes: bool,
     /// Absent where the claim failed: then nothing was learned.
     pub sight: Option<Sight>,
     pub highest_id: i64,
@@ -456,6 +458,12 @@ impl Lanes {
         }
     }
 
+    pub fn forget_unknown(&self, lane: i16, id: i64) {
+        if let Some(book) = self.lock().lanes.get_mut(&lane) {
+            book.unknown.remove(&id);
+        }
+    }
+
     /// Floor and epoch of the rows without a lane, as this process knows them.
     pub fn keyless_floor(&self) -> (i64, i64) {
         let inner = self.lock();
@@ -627,11 +635,13 @@ impl From<&Taken> for Lane {
 }
 
 /// The next window after a claim: twice as much while claims are full, what was there otherwise.
-fn next_window(window: usize, rows: usize, full: bool) -> usize {
-    if full {
+fn next_window(window: usize, seen: &Seen) -> usize {
+    if seen.cut_by_bytes {
+        seen.rows.max(1)
+    } else if seen.full {
         (window * 2).min(1 << 16)
     } else {
-        window.min(rows.next_power_of_two().max(WINDOW_MIN))
+        window.min(seen.rows.next_power_of_two()).max(WINDOW_MIN)
     }
 }
 
@@ -662,7 +672,7 @@ impl Lane {
             return;
         };
         self.floor = floor::advance(self.floor, sight);
-        self.window = next_window(self.window, seen.rows, seen.full);
+        self.window = next_window(self.window, seen);
         self.ready = seen.full || sight.lowest_left.is_some();
         let all_done = !seen.full && sight.lowest_left.is_none();
         self.suspect_rows = if all_done {
@@ -678,7 +688,7 @@ impl Keyless {
         self.busy = self.busy.saturating_sub(1);
         self.stored.has_holds |= seen.holds_added;
         self.not_before = seen.pause.map(|pause| now + pause);
-        self.window = next_window(self.window, seen.rows, seen.full);
+        self.window = next_window(self.window, seen);
         self.ready = seen.full || seen.sight.is_none() || seen.pause.is_some();
     }
 }

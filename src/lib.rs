@@ -23,6 +23,7 @@ pub mod hold;
 pub mod janitor;
 pub mod relay;
 
+pub mod health;
 pub mod http;
 pub mod metrics;
 

@@ -313,16 +313,20 @@ impl Outbox {
         Ok(())
     }
 
-    pub async fn store_floors(&self, term: &Term, floors: &[(i16, i64, i64)]) -> Result<()> {
+    /// Stores floors; answers those it could.
+    pub async fn store_floors(&self, term: &Term, floors: &[(i16, i64, i64)]) -> Result<Vec<(i16, i64, i64)>> {
         let lanes: Vec<i16> = floors.iter().map(|f| f.0).collect();
         let epochs: Vec<i64> = floors.iter().map(|f| f.1).collect();
         let values: Vec<i64> = floors.iter().map(|f| f.2).collect();
-        self.execute(
-            &self.statements.store_floors,
-            &[&term.worker, &lanes, &epochs, &values, &term.incarnation],
-        )
-        .await?;
-        Ok(())
+        let rows = self
+            .query(
+                &self.statements.store_floors,
+                &[&term.worker, &lanes, &epochs, &values, &term.incarnation],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get("lane")?, row.try_get("epoch")?, row.try_get("floor")?)))
+            .collect()
     }
 
     // ── rows without a lane ────────────────────────────────────────────────────────────────────

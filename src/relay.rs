@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 use crate::failpoint;
@@ -38,9 +39,10 @@ impl Settings {
         self.batch_deadline + OVERRUN + MARK_MARGIN
     }
 
-    fn appetite(&self) -> Appetite {
+    /// As many rows as fit into the byte budget, if they weigh what the last ones did.
+    fn appetite(&self, row_bytes: usize) -> Appetite {
         Appetite {
-            rows: self.batch_rows,
+            rows: self.batch_rows.min(self.bytes_per_task() / row_bytes.max(1)).max(1),
             tasks: self.tasks,
             lease_left: self.lease_needed(),
         }
@@ -57,6 +59,8 @@ pub struct Relay {
     pub publisher: Arc<Publisher>,
     pub lanes: Arc<Lanes>,
     pub settings: Settings,
+    /// What a row weighed lately, on average.
+    pub row_bytes: AtomicUsize,
 }
 
 /// After an error, before the same lanes are tried again.
@@ -67,13 +71,13 @@ fn breather() -> Duration {
 impl Relay {
     /// Runs one task until `draining`; a batch under way is finished first.
     pub async fn work(&self, draining: &CancellationToken) {
-        let appetite = self.settings.appetite();
         while !draining.is_cancelled() {
             tokio::select! {
                 () = self.publisher.ready() => {}
                 () = draining.cancelled() => return,
             }
             let changed = self.lanes.changed();
+            let appetite = self.settings.appetite(self.row_bytes.load(Ordering::Relaxed));
             match self.lanes.checkout(&appetite) {
                 Some(checkout) => self.relay(checkout).await,
                 None => tokio::select! {
@@ -118,6 +122,7 @@ impl Relay {
         };
         metrics::claim_took(Stream::Lanes, began.elapsed());
         failpoint::hit("after_claim").await;
+        let cut_by_bytes = !claim.dropped.is_empty();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, began).await;
@@ -126,7 +131,10 @@ impl Relay {
             return Vec::new();
         }
         held.iter()
-            .map(|held| see_lane(held, &rows, &cuts, settled, &verdict))
+            .map(|held| Seen {
+                cut_by_bytes: cut_by_bytes && cuts.contains_key(&held.lane),
+                ..see_lane(held, &rows, &cuts, settled, &verdict)
+            })
             .collect()
     }
 
@@ -213,6 +221,7 @@ impl Relay {
             lane: KEYLESS,
             rows: claimed,
             full: claimed >= most,
+            cut_by_bytes: !dropped.is_empty(),
             sight: all_done.then_some(Sight {
                 settled: 0,
                 cut_at: None,
@@ -281,7 +290,10 @@ impl Relay {
         }
         metrics::rows_claimed(rows.len());
         metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
-        let _in_flight = metrics::InFlight::new(rows.len(), rows.iter().map(Row::size).sum());
+        let bytes: usize = rows.iter().map(Row::size).sum();
+        let average = (3 * self.row_bytes.load(Ordering::Relaxed) + bytes / rows.len()) / 4;
+        self.row_bytes.store(average, Ordering::Relaxed);
+        let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
         let outcomes = self.publisher.publish(rows, began + self.settings.batch_deadline).await;
         metrics::publish_took(stream, sending.elapsed());
@@ -304,7 +316,13 @@ impl Relay {
                 "dead letter: Kafka refused the row for good"
             );
         }
+        let mut topics: Vec<&str> = Vec::new();
         for hold in &verdict.holds {
+            // A sick topic is held in many lanes: one line is enough.
+            if hold.unit.is_empty() && topics.contains(&hold.topic.as_str()) {
+                continue;
+            }
+            topics.push(&hold.topic);
             report_hold(hold);
         }
         if let Some(reason) = &verdict.outage {
@@ -362,11 +380,10 @@ impl Relay {
     }
 }
 
-pub(crate) fn report_hold(hold: &HoldOrder) {
+fn report_hold(hold: &HoldOrder) {
     if hold.unit.is_empty() {
         warn!(
             topic = hold.topic,
-            lane = hold.lane,
             reason = hold.reason,
             "topic parked: it is tried again by itself; other topics go on"
         );
@@ -473,20 +490,6 @@ fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: i64, v
         holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
         pause: stuck.then(breather),
         published,
+        ..Seen::default()
     }
-}
-
-/// Waits until no batch is under way, or the deadline has passed.
-pub async fn drained(lanes: &Lanes, deadline: Instant) -> bool {
-    while lanes.outstanding() > 0 {
-        if Instant::now() >= deadline {
-            info!(
-                batches = lanes.outstanding(),
-                "the grace period ended with batches in flight"
-            );
-            return false;
-        }
-        sleep(Duration::from_millis(10)).await;
-    }
-    true
 }

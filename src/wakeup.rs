@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use crate::health::{Health, Loop};
 use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{Outbox, Result};
@@ -29,11 +30,12 @@ pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
 }
 
 /// Probes until `draining`.
-pub async fn watch(lanes: &Lanes, outbox: &Outbox, poll_max: Duration, draining: &CancellationToken) {
+pub async fn watch(lanes: &Lanes, outbox: &Outbox, health: &Health, poll_max: Duration, draining: &CancellationToken) {
     let mut last_found = Instant::now();
     let mut blind = false;
     let mut failures = 0u32;
     while !draining.is_cancelled() {
+        health.turned(Loop::Probe);
         let mut wait = delay(last_found.elapsed(), poll_max);
         if blind {
             wait = wait.max(AFTER_BLIND_PROBE);

@@ -1,6 +1,7 @@
 //! `outboxd run`: start, run, stop in two phases.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
@@ -11,15 +12,19 @@ use tracing::{info, warn};
 
 use super::Failure;
 use crate::config::{Config, RunArgs, pool_size};
-use crate::http::{self, Health};
+use crate::health::Health;
+use crate::http;
 use crate::lanes::{Lanes, keeper};
 use crate::outbox::{self, Outbox, connect, migrate};
 use crate::publisher::Publisher;
-use crate::relay::{Relay, drained};
+use crate::relay::Relay;
 use crate::{horizon, janitor, metrics, wakeup};
 
 /// Longer than the server's own statement timeout, so that this one only fires for a dead connection.
 const PATIENCE: Duration = Duration::from_secs(25);
+
+/// What a row weighs until we have seen some.
+const ROW_BYTES_GUESS: usize = 1000;
 
 pub async fn run(args: &RunArgs) -> Result<(), Failure> {
     let config = args.validate()?;
@@ -52,7 +57,7 @@ pub async fn run_until(config: Config, stop: CancellationToken, now: Cancellatio
 
 async fn start_and_run(
     config: &Config,
-    health: &Health,
+    health: &Arc<Health>,
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Failure> {
@@ -61,6 +66,7 @@ async fn start_and_run(
         publisher: Publisher::new(&config.kafka).map_err(|error| Failure::Broken(format!("Kafka client: {error}")))?,
         lanes: Arc::new(Lanes::default()),
         settings: config.relay.clone(),
+        row_bytes: AtomicUsize::new(ROW_BYTES_GUESS),
     });
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
@@ -69,14 +75,24 @@ async fn start_and_run(
     health.verified();
     let draining = CancellationToken::new();
     let keeper_stop = CancellationToken::new();
-    let mut tasks = spawn(config, &relay, &draining, &keeper_stop);
+    let mut tasks = spawn(config, &relay, health, &draining);
+    let mut keeper = spawn_keeper(config, &relay, health, &draining, &keeper_stop);
     let broken = tokio::select! {
         () = stop.cancelled() => None,
         // No task ends by itself: whichever does has panicked.
         ended = tasks.join_next() => Some(describe_end(ended)),
+        ended = keeper.join_next() => Some(describe_end(ended)),
     };
     health.draining();
-    drain(config, &relay, &draining, &keeper_stop, &mut tasks, now).await;
+    info!(grace = ?config.shutdown_grace, "draining: finishing what is in flight");
+    draining.cancel();
+    relay.lanes.wake_all();
+    let deadline = Instant::now() + config.shutdown_grace;
+    finish(&mut tasks, deadline, now).await;
+    keeper_stop.cancel();
+    leave(config, &relay, deadline).await;
+    keeper.shutdown().await;
+    info!("stopped");
     match broken {
         Some(why) => Err(Failure::Broken(why)),
         None => Ok(()),
@@ -112,75 +128,64 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Failure> {
     }
 }
 
-fn spawn(
-    config: &Config,
-    relay: &Arc<Relay>,
-    draining: &CancellationToken,
-    keeper_stop: &CancellationToken,
-) -> JoinSet<()> {
+fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &CancellationToken) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for _ in 0..config.relay.tasks {
         let (relay, draining) = (relay.clone(), draining.clone());
         tasks.spawn(async move { relay.work(&draining).await });
     }
-    {
-        let (relay, draining) = (relay.clone(), draining.clone());
-        tasks.spawn(async move { relay.retry_holds(&draining).await });
-    }
-    {
-        let (relay, draining, poll) = (relay.clone(), draining.clone(), config.poll_interval_max);
-        tasks.spawn(async move { wakeup::watch(&relay.lanes, &relay.outbox, poll, &draining).await });
-    }
-    {
-        let (relay, draining) = (relay.clone(), draining.clone());
-        tasks.spawn(async move { horizon::watch(&relay.lanes, &relay.outbox, &draining).await });
-    }
-    {
-        let (relay, draining, settings) = (relay.clone(), draining.clone(), config.janitor);
-        tasks.spawn(async move { janitor::sweep(&relay.lanes, &relay.outbox, settings, &draining).await });
-    }
-    {
-        let (relay, draining, stop, lease) = (
-            relay.clone(),
-            draining.clone(),
-            keeper_stop.clone(),
-            config.lease.clone(),
-        );
-        tasks.spawn(async move { keeper::keep(&relay.lanes, &relay.outbox, &lease, &draining, &stop).await });
-    }
+    let (r, d) = (relay.clone(), draining.clone());
+    tasks.spawn(async move { r.retry_holds(&d).await });
+    let (r, d, h, poll) = (
+        relay.clone(),
+        draining.clone(),
+        health.clone(),
+        config.poll_interval_max,
+    );
+    tasks.spawn(async move { wakeup::watch(&r.lanes, &r.outbox, &h, poll, &d).await });
+    let (r, d) = (relay.clone(), draining.clone());
+    tasks.spawn(async move { horizon::watch(&r.lanes, &r.outbox, &d).await });
+    let (r, d, settings) = (relay.clone(), draining.clone(), config.janitor);
+    tasks.spawn(async move { janitor::sweep(&r.lanes, &r.outbox, settings, &d).await });
     tasks
 }
 
-/// Two phases: take no new work and finish what is held; then give the lanes back.
-async fn drain(
+/// Apart from the others: the lease is kept until they are done.
+fn spawn_keeper(
     config: &Config,
-    relay: &Relay,
+    relay: &Arc<Relay>,
+    health: &Arc<Health>,
     draining: &CancellationToken,
-    keeper_stop: &CancellationToken,
-    tasks: &mut JoinSet<()>,
-    now: &CancellationToken,
-) {
-    let deadline = Instant::now() + config.shutdown_grace;
-    info!(grace = ?config.shutdown_grace, "draining: finishing what is in flight");
-    draining.cancel();
-    relay.lanes.wake_all();
+    stop: &CancellationToken,
+) -> JoinSet<()> {
+    let mut keeper = JoinSet::new();
+    let (relay, health, lease) = (relay.clone(), health.clone(), config.lease.clone());
+    let (draining, stop) = (draining.clone(), stop.clone());
+    keeper.spawn(async move { keeper::keep(&relay.lanes, &relay.outbox, &health, &lease, &draining, &stop).await });
+    keeper
+}
+
+/// The first phase of a stop: no new work, and what is held is finished, marks and all.
+async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationToken) {
+    let all_done = async { while tasks.join_next().await.is_some() {} };
     tokio::select! {
-        _ = drained(&relay.lanes, deadline) => {}
+        () = all_done => return,
+        () = tokio::time::sleep_until(deadline.into()) => warn!("the grace period ended with batches in flight"),
         () = now.cancelled() => {}
     }
-    keeper_stop.cancel();
+    tasks.shutdown().await;
+}
+
+/// The second phase: the lanes are given back.
+async fn leave(config: &Config, relay: &Relay, deadline: Instant) {
     let left = deadline
         .saturating_duration_since(Instant::now())
         .max(Duration::from_secs(1));
     match tokio::time::timeout(left, keeper::leave(&relay.lanes, &relay.outbox, &config.lease)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(%error, "could not give the lanes back; they are taken over when the lease ends"),
-        Err(_) => {
-            warn!("the grace period ended before the lanes were given back; they are taken over when the lease ends")
-        }
+        Err(_) => warn!("no time to give the lanes back; they are taken over when the lease ends"),
     }
-    tasks.shutdown().await;
-    info!("stopped");
 }
 
 fn describe_end(ended: Option<Result<(), tokio::task::JoinError>>) -> String {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::{Lanes, Term, share::fair_share};
 use crate::failpoint;
+use crate::health::{Health, Loop};
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
 
@@ -29,6 +30,11 @@ const LEAVING_LOOK: Duration = Duration::from_millis(50);
 
 impl Lease {
     fn renew_every(&self) -> Duration {
+        self.duration / 6
+    }
+
+    /// How often to look who is there; sooner when somebody's lease may run out.
+    fn survey_every(&self) -> Duration {
         self.duration / 5
     }
 }
@@ -37,12 +43,14 @@ impl Lease {
 pub async fn keep(
     lanes: &Lanes,
     outbox: &Outbox,
+    health: &Health,
     lease: &Lease,
     draining: &CancellationToken,
     stop: &CancellationToken,
 ) {
     let mut last = None;
     while !stop.is_cancelled() {
+        health.turned(Loop::Keeper);
         if !draining.is_cancelled() {
             nothing_in_flight(lanes, lease, stop).await;
             match begin(lanes, outbox, lease, last).await {
@@ -56,7 +64,7 @@ pub async fn keep(
                     continue;
                 }
             }
-            hold_term(lanes, outbox, lease, draining, stop).await;
+            hold_term(lanes, outbox, health, lease, draining, stop).await;
         } else {
             pause(Duration::from_millis(100), stop).await;
         }
@@ -93,6 +101,7 @@ async fn begin(lanes: &Lanes, outbox: &Outbox, lease: &Lease, last: Option<Uuid>
 async fn hold_term(
     lanes: &Lanes,
     outbox: &Outbox,
+    health: &Health,
     lease: &Lease,
     draining: &CancellationToken,
     stop: &CancellationToken,
@@ -101,6 +110,7 @@ async fn hold_term(
     let mut renew_at = Instant::now();
     let mut survey_at = Instant::now();
     while !stop.is_cancelled() {
+        health.turned(Loop::Keeper);
         let Some(term) = lanes.term() else { return };
         let now = Instant::now();
         if now >= renew_at {
@@ -124,10 +134,10 @@ async fn hold_term(
         if Instant::now() >= survey_at && !draining.is_cancelled() {
             survey_at = match balance(lanes, outbox, &term).await {
                 // Be there the moment somebody's lease runs out.
-                Ok(soonest_expiry) => Instant::now() + lease.renew_every().min(soonest_expiry),
+                Ok(soonest_expiry) => Instant::now() + lease.survey_every().min(soonest_expiry),
                 Err(error) => {
                     warn!(%error, "cannot survey the lanes; trying again");
-                    Instant::now() + jittered(lease.renew_every() / 4)
+                    Instant::now() + jittered(lease.survey_every() / 4)
                 }
             };
         }
@@ -251,7 +261,7 @@ async fn store_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) {
     let moved = lanes.floors_to_store();
     if !moved.is_empty() {
         match outbox.store_floors(term, &moved).await {
-            Ok(()) => lanes.floors_stored(&moved),
+            Ok(stored) => lanes.floors_stored(&stored),
             Err(error) => warn!(%error, "cannot store floors; they will be stored later"),
         }
     }

@@ -1,6 +1,13 @@
--- Hand lanes back, with what the next owner should know. Ours only, by owner and epoch.
+-- Hand lanes back, with what the next owner should know. Ours only, by owner and epoch; locked in lane order, as marks do.
+WITH mine AS MATERIALIZED (
+    SELECT l.lane, given.floor, given.suspect_rows
+    FROM outbox.lane l
+    JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::integer[]) AS given (lane, epoch, floor, suspect_rows)
+      ON l.lane = given.lane AND l.epoch = given.epoch
+    WHERE l.owner = $1 AND pg_postmaster_start_time() = $6
+    ORDER BY l.lane FOR NO KEY UPDATE OF l
+)
 UPDATE outbox.lane l
-SET owner = NULL, suspect_rows = given.suspect_rows, floor = greatest(l.floor, given.floor)
-FROM unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::integer[]) AS given (lane, epoch, floor, suspect_rows)
-WHERE l.lane = given.lane AND l.epoch = given.epoch AND l.owner = $1
-  AND pg_postmaster_start_time() = $6
+SET owner = NULL, suspect_rows = mine.suspect_rows, floor = greatest(l.floor, mine.floor)
+FROM mine
+WHERE l.lane = mine.lane
