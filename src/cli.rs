@@ -18,10 +18,10 @@ use crate::outbox;
 /// Carries committed rows of a PostgreSQL outbox table to Kafka.
 ///
 /// Applications INSERT into outbox.message in their own transaction; outboxd publishes the row once it commits: in
-/// order per key, at any number of replicas, losing none. Every flag has an environment twin, shown in brackets.
+/// order per key, at any number of replicas, losing none. Every setting has an environment twin, shown in brackets.
 ///
-/// Exit codes: 0 fine, 64 bad configuration, 69 a service cannot be reached, 70 a bug, 77 login refused,
-/// 78 schema missing or of an unknown version, 79 permission missing.
+/// Exit codes: 0 fine, 1 the demo saw a promise broken, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
+/// 77 login refused, 78 schema missing or of an unknown version, 79 permission missing, 130 the demo was interrupted.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -68,11 +68,17 @@ pub enum Failure {
     Unavailable(String),
     #[error("{0}")]
     Broken(String),
+    #[error("a promise was broken: {0}")]
+    PromiseBroken(String),
+    #[error("interrupted")]
+    Interrupted,
 }
 
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
+            Failure::PromiseBroken(_) => 1,
+            Failure::Interrupted => 130,
             Failure::Config(_) => 64,
             Failure::Unavailable(_) => 69,
             Failure::Broken(_) => 70,
