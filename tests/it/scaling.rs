@@ -104,3 +104,31 @@ async fn a_rolling_restart_under_load_repeats_nothing_and_keeps_no_row_waiting()
     history.assert_exact();
     assert_eq!(history.flagged, 0, "every stop was clean");
 }
+
+#[tokio::test]
+async fn a_lane_is_not_handed_over_while_its_batch_is_out() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 500, 100).await;
+    // With one task, its batch is out for every lane.
+    let busy = world.relay().args(&["--tasks", "1"]).failpoint("after_publish").start();
+    busy.at_failpoint("after_publish").await;
+    let joiner = world.relay().start_ready().await;
+    eventually(SOON, "both to know of each other", async || {
+        let known = |relay: &Relay| relay.metric("outboxd_workers_live") == Some(2.0);
+        (known(&busy) && known(&joiner)).then_some(())
+    })
+    .await;
+    // A renewal later, the busy one has had its turn to give lanes up.
+    let lease = "SELECT (extract(epoch FROM min(lease_until)) * 1000)::bigint FROM outbox.worker";
+    let known_at = world.count(lease).await;
+    eventually(SOON, "two renewals", async || {
+        (world.count(lease).await > known_at + 1500).then_some(())
+    })
+    .await;
+    assert_eq!(world.lanes_per_worker().await, [0, 64]);
+    busy.continue_from("after_publish");
+    owns(&world, &[32..=32, 32..=32]).await;
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_exact();
+}
