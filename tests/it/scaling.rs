@@ -83,11 +83,11 @@ async fn a_rolling_restart_under_load_repeats_nothing_and_keeps_no_row_waiting()
     owns(&world, &[21..=21, 21..=21, 22..=22]).await;
     let before = world.takes().await;
     let trickle = Trickle::start(&world, &topic);
-    for place in 0..3 {
+    for replica in &mut replicas {
         // As a deployment does: one more first, then one less.
         let next = world.relay().start_ready().await;
         owns(&world, &[16..=16, 16..=16, 16..=16, 16..=16]).await;
-        std::mem::replace(&mut replicas[place], next).stop();
+        std::mem::replace(replica, next).stop();
         owns(&world, &[21..=21, 21..=21, 22..=22]).await;
     }
     trickle.stop();
