@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::support::*;
 
-/// A poll and a hand-over, on a slow machine. A lease that had to run out would cost more: it is renewed every fifth of
-/// it, so four fifths are left whenever its owner goes.
+/// A poll and a hand-over, on a slow machine. A lease that had to run out would cost more: it is renewed so
+/// often that four fifths are left whenever its owner goes.
 const HANDED_OVER: Duration = Duration::from_secs(4);
 
 async fn owns(world: &World, wanted: &[std::ops::RangeInclusive<i64>]) {
