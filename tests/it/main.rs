@@ -2,4 +2,7 @@
 
 mod support;
 
+mod faults;
 mod life;
+mod order;
+mod scaling;

@@ -4,6 +4,7 @@ mod consumer;
 mod history;
 mod relay;
 mod stack;
+mod trickle;
 mod world;
 
 use std::time::{Duration, Instant};
@@ -12,10 +13,14 @@ pub use consumer::{Record, read_topic, read_until};
 pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};
 pub use stack::{OwnKafka, OwnPostgres, Stack};
+pub use trickle::Trickle;
 pub use world::{World, connect};
 
 /// How long a test waits for something that should come soon.
 pub const SOON: Duration = Duration::from_secs(30);
+
+/// The lease of every relay a world starts.
+pub const LEASE: Duration = Duration::from_secs(5);
 
 /// Waits until `holds` answers something, or fails with `what` was waited for.
 pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> Option<T>) -> T {

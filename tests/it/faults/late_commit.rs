@@ -1,0 +1,133 @@
+//! Ids are drawn in one order and committed in another: no floor may pass what can still come.
+
+use std::process::Command;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::SinkExt;
+
+use crate::support::*;
+
+/// Sooner than the safety net, which would find a forgotten row half a minute later.
+const COMES: Duration = Duration::from_secs(10);
+
+struct Late {
+    world: World,
+    topic: String,
+    relay: Relay,
+}
+
+impl Late {
+    async fn new() -> Self {
+        let world = World::new().await;
+        let topic = world.topic("orders", 4, &[]).await;
+        let relay = world.relay().start_ready().await;
+        Late { world, topic, relay }
+    }
+
+    /// Thousands of rows, with and without a key, are written and published, a batch after another: a relay that
+    /// remembers the highest id it has seen is past everything drawn before.
+    async fn others_move_on(&self) {
+        for _ in 0..8 {
+            self.world.fill(&self.topic, 600, 200).await;
+            self.world.fill(&self.topic, 200, 0).await;
+            self.world.drained(SOON).await;
+        }
+    }
+
+    async fn arrives(&self, rows: i64) {
+        self.world.drained(COMES).await;
+        let history = self.world.history(&self.topic).await;
+        history.assert_exact();
+        let all = "SELECT count(*) FROM outbox.message WHERE headers ? 'late'";
+        assert_eq!(self.world.count(all).await, rows);
+        assert_eq!(self.relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    }
+
+    fn insert(&self) -> String {
+        format!(
+            "INSERT INTO outbox.message (topic, key, payload, headers)
+             SELECT '{}', CASE WHEN n < 5 THEN 'late' || n END, '1', '{{\"late\": \"yes\"}}'
+             FROM generate_series(0, 9) n",
+            self.topic
+        )
+    }
+}
+
+#[tokio::test]
+async fn a_low_id_that_commits_after_higher_ones_is_published() {
+    let late = Late::new().await;
+    let writer = late.world.session().await;
+    writer
+        .batch_execute(&format!("BEGIN; {}", late.insert()))
+        .await
+        .expect("inserted");
+    late.others_move_on().await;
+    writer.batch_execute("COMMIT").await.expect("committed");
+    late.arrives(10).await;
+}
+
+#[tokio::test]
+async fn a_copy_that_stalls_on_drawn_ids_is_published_when_it_ends() {
+    let late = Late::new().await;
+    let writer = late.world.session().await;
+    let copy = "COPY outbox.message (topic, key, payload, headers) FROM STDIN";
+    let mut sink = Box::pin(writer.copy_in::<_, Bytes>(copy).await.expect("COPY begins"));
+    let line = |n: i32| {
+        let key = if n % 2 == 0 {
+            format!("copied{n}")
+        } else {
+            "\\N".to_owned()
+        };
+        Bytes::from(format!("{}\t{key}\t1\t{{\"late\": \"yes\"}}\n", late.topic))
+    };
+    for n in 0..10 {
+        sink.send(line(n)).await.expect("sent");
+    }
+    sink.flush().await.expect("sent");
+    let drawn = "SELECT last_value FROM outbox.message_id_seq";
+    eventually(SOON, "ids to be drawn", async || {
+        (late.world.count(drawn).await == 10).then_some(())
+    })
+    .await;
+    late.others_move_on().await;
+    for n in 10..20 {
+        sink.send(line(n)).await.expect("sent");
+    }
+    assert_eq!(sink.as_mut().finish().await.expect("COPY ends"), 20);
+    late.arrives(20).await;
+}
+
+/// A prepared transaction outlives its session, and keeps the database from being dropped.
+struct Prepared<'a>(&'a World);
+
+impl Drop for Prepared<'_> {
+    fn drop(&mut self) {
+        let rollback = format!("ROLLBACK PREPARED '{}'", self.0.name);
+        let _ = Command::new("psql")
+            .args([&self.0.database_url, "-qc", &rollback])
+            .output();
+    }
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_published_when_it_commits() {
+    let late = Late::new().await;
+    let _cleanup = Prepared(&late.world);
+    let writer = late.world.session().await;
+    writer
+        .batch_execute(&format!("BEGIN; {}", late.insert()))
+        .await
+        .expect("inserted");
+    // Seen as a session's first, then as nobody's.
+    late.others_move_on().await;
+    let name = &late.world.name;
+    writer
+        .batch_execute(&format!("PREPARE TRANSACTION '{name}'"))
+        .await
+        .expect("prepared");
+    drop(writer);
+    late.others_move_on().await;
+    late.world.execute(&format!("COMMIT PREPARED '{name}'")).await;
+    late.arrives(10).await;
+}

@@ -1,0 +1,173 @@
+//! The statements that decide who owns what, as shipped, in the interleavings that processes hit too seldom to test.
+
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::support::*;
+
+const REGISTER: &str = include_str!("../../../src/outbox/register.sql");
+const RENEW: &str = include_str!("../../../src/outbox/renew.sql");
+const TAKE: &str = include_str!("../../../src/outbox/take.sql");
+const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
+
+/// One worker's side of the conversation with the database.
+struct Worker {
+    db: Client,
+    id: Uuid,
+    incarnation: SystemTime,
+}
+
+impl Worker {
+    async fn register(world: &World, lease_seconds: f64) -> Self {
+        let (db, id) = (world.session().await, Uuid::new_v4());
+        let row = db
+            .query_one(REGISTER, &[&id, &"test", &"0", &100i32, &lease_seconds])
+            .await;
+        let incarnation = row.expect("registered").get("incarnation");
+        Worker { db, id, incarnation }
+    }
+
+    async fn renew(&self) -> u64 {
+        let params: [&(dyn ToSql + Sync); 3] = [&self.id, &60.0f64, &self.incarnation];
+        self.db.execute(RENEW, &params).await.expect("answered")
+    }
+
+    /// Takes up to `count` lanes; answers them with their epochs.
+    async fn take(&self, count: i64) -> Vec<(i16, i64)> {
+        let params: [&(dyn ToSql + Sync); 3] = [&self.id, &count, &self.incarnation];
+        let taking = self.db.query(TAKE, &params);
+        let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
+        let rows = rows
+            .expect("what is locked is skipped, not waited for")
+            .expect("answered");
+        rows.iter().map(|row| (row.get("lane"), row.get("epoch"))).collect()
+    }
+
+    /// Marks every row, as the owner of these lanes.
+    async fn mark(&self, held: &[(i16, i64)]) -> u64 {
+        let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
+        let ids: Vec<i64> = (1..=100).collect();
+        let params: [&(dyn ToSql + Sync); 5] = [&self.id, &lanes, &epochs, &self.incarnation, &ids];
+        self.db.execute(MARK, &params).await.expect("answered")
+    }
+}
+
+async fn expired(world: &World, worker: &Worker) {
+    let sql = format!(
+        "SELECT count(*) FROM outbox.worker WHERE id = '{}' AND lease_until < clock_timestamp()",
+        worker.id
+    );
+    eventually(SOON, "the lease to end", async || {
+        (world.count(&sql).await == 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_that_ran_out_is_not_renewed() {
+    let world = World::new().await;
+    let live = Worker::register(&world, 60.0).await;
+    let dead = Worker::register(&world, 0.01).await;
+    expired(&world, &dead).await;
+    assert_eq!(live.renew().await, 1);
+    assert_eq!(dead.renew().await, 0, "nobody has taken its lanes, and yet it is over");
+}
+
+#[tokio::test]
+async fn a_worker_whose_lanes_were_taken_is_not_renewed() {
+    let world = World::new().await;
+    let (old, new) = (
+        Worker::register(&world, 0.01).await,
+        Worker::register(&world, 60.0).await,
+    );
+    expired(&world, &old).await;
+    assert_eq!(new.take(64).await.len(), 64);
+    let revived = format!(
+        "UPDATE outbox.worker SET lease_until = 'infinity' WHERE id = '{}'",
+        old.id
+    );
+    world.execute(&revived).await;
+    assert_eq!(old.renew().await, 0, "stopped is for good");
+}
+
+#[tokio::test]
+async fn a_mark_needs_the_owner_and_the_epoch() {
+    let world = World::new().await;
+    world.fill("nowhere", 100, 50).await;
+    let (owner, other) = (
+        Worker::register(&world, 60.0).await,
+        Worker::register(&world, 60.0).await,
+    );
+    let held = owner.take(64).await;
+    let stale: Vec<_> = held.iter().map(|(lane, epoch)| (*lane, epoch - 1)).collect();
+    assert_eq!(other.mark(&held).await, 0, "another worker's lanes");
+    assert_eq!(owner.mark(&stale).await, 0, "an earlier take of the same lanes");
+    assert_eq!(owner.mark(&held).await, 100);
+}
+
+#[tokio::test]
+async fn a_mark_that_meets_a_take_waits_for_it_and_then_touches_nothing() {
+    let world = World::new().await;
+    world.fill("nowhere", 100, 50).await;
+    let (old, new) = (
+        Worker::register(&world, 1.0).await,
+        Worker::register(&world, 60.0).await,
+    );
+    let held = old.take(64).await;
+    assert_eq!(held.len(), 64);
+    expired(&world, &old).await;
+    new.db.batch_execute("BEGIN").await.expect("begun");
+    assert_eq!(new.take(64).await.len(), 64);
+    let waiting =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let late_mark = old.mark(&held);
+    let commit = async {
+        eventually(SOON, "the mark to wait", async || {
+            (world.count(waiting).await == 1).then_some(())
+        })
+        .await;
+        new.db.batch_execute("COMMIT").await.expect("committed");
+    };
+    let (marked, ()) = tokio::join!(late_mark, commit);
+    assert_eq!(marked, 0);
+    assert_eq!(world.pending().await, 100);
+}
+
+#[tokio::test]
+async fn two_that_take_at_once_get_different_lanes() {
+    let world = World::new().await;
+    let (one, two) = (
+        Worker::register(&world, 60.0).await,
+        Worker::register(&world, 60.0).await,
+    );
+    one.db.batch_execute("BEGIN").await.expect("begun");
+    let first = one.take(32).await;
+    let second = two.take(64).await;
+    one.db.batch_execute("COMMIT").await.expect("committed");
+    assert_eq!((first.len(), second.len()), (32, 32));
+    assert!(first.iter().all(|lane| !second.contains(lane)));
+}
+
+#[tokio::test]
+async fn a_renewal_under_way_keeps_the_lanes_from_being_taken() {
+    let world = World::new().await;
+    let (old, new) = (
+        Worker::register(&world, 1.0).await,
+        Worker::register(&world, 60.0).await,
+    );
+    assert_eq!(old.take(64).await.len(), 64);
+    old.db.batch_execute("BEGIN").await.expect("begun");
+    assert_eq!(old.renew().await, 1);
+    // To everybody else it looks expired until the renewal commits.
+    expired(&world, &old).await;
+    assert_eq!(
+        new.take(64).await,
+        [],
+        "its row is locked: somebody is about to change it"
+    );
+    old.db.batch_execute("COMMIT").await.expect("committed");
+    assert_eq!(new.take(64).await, [], "renewed");
+}
