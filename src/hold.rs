@@ -94,10 +94,11 @@ impl Relay {
                 )
                 .await;
         };
-        row.suspect = self.lanes.is_suspect(hold.lane, row.id);
+        row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         // Until we know better: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_unknown(hold.lane, row.id);
         let outcome = self.send_head(&row).await;
+        failpoint::hit("after_head").await;
         if !may_have_landed(&outcome) && !row.suspect {
             self.lanes.forget_unknown(hold.lane, row.id);
         }

@@ -67,6 +67,9 @@ struct Lane {
     has_holds: bool,
     /// So many of the next rows may have been sent by the lane's last owner.
     suspect_rows: usize,
+    /// Its last owner may also have sent the head of any hold it left here. Ordinary claims pass over those, so this
+    /// outlives `suspect_rows`, until no hold is left.
+    suspect_holds: bool,
     /// Rows we sent ourselves without learning what became of them.
     unknown: HashSet<i64>,
     not_before: Instant,
@@ -347,6 +350,7 @@ impl Lanes {
             book.stored_floor = book.stored_floor.min(floor);
             book.lowered += 1;
             book.has_holds = has_holds;
+            book.suspect_holds &= has_holds;
             book.ready = true;
         }
         drop(inner);
@@ -443,13 +447,13 @@ impl Lanes {
         self.lock().lanes.get(&lane).is_some_and(|book| book.has_holds)
     }
 
-    /// May a copy of this row have been sent before?
-    pub fn is_suspect(&self, lane: i16, id: i64) -> bool {
+    /// May a copy of this head of a hold have been sent before?
+    pub fn is_suspect_head(&self, lane: i16, id: i64) -> bool {
         let inner = self.lock();
         inner
             .lanes
             .get(&lane)
-            .is_some_and(|book| book.suspect_rows > 0 || book.unknown.contains(&id))
+            .is_some_and(|book| book.suspect_holds || book.unknown.contains(&id))
     }
 
     pub fn remember_unknown(&self, lane: i16, id: i64) {
@@ -553,10 +557,11 @@ impl Lanes {
             if !gone(lane) {
                 return true;
             }
-            let suspect = if lane.unknown.is_empty() {
-                lane.suspect_rows
-            } else {
+            let in_doubt = lane.suspect_holds || !lane.unknown.is_empty();
+            let suspect = if in_doubt {
                 lane.suspect_rows.max(lane_batch)
+            } else {
+                lane.suspect_rows
             };
             removed.push((*number, lane.epoch, lane.floor, suspect as i32));
             false
@@ -627,6 +632,7 @@ impl From<&Taken> for Lane {
             leaving: false,
             has_holds: taken.has_holds,
             suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
+            suspect_holds: taken.has_holds && taken.suspect_rows > 0,
             unknown: HashSet::new(),
             not_before: Instant::now(),
             served: 0,
