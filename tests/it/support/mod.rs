@@ -3,15 +3,19 @@
 mod consumer;
 mod history;
 mod relay;
+mod rows;
 mod stack;
+mod topics;
 mod world;
 
 use std::time::{Duration, Instant};
 
-pub use consumer::{Record, read_topic, read_until};
+pub use consumer::{Record, read_topic, read_until, scan_topic};
 pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};
+pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
+pub use topics::{alter_topic, delete_topic};
 pub use world::{World, connect};
 
 /// How long a test waits for something that should come soon.
