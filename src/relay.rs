@@ -1,6 +1,6 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -118,6 +118,7 @@ impl Relay {
         };
         metrics::claim_took(Stream::Lanes, began.elapsed());
         failpoint::hit("after_claim").await;
+        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|(lane, _)| *lane).collect();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, began).await;
@@ -126,7 +127,10 @@ impl Relay {
             return Vec::new();
         }
         held.iter()
-            .map(|held| see_lane(held, &rows, &cuts, settled, &verdict))
+            .map(|held| Seen {
+                overweight: overweight.contains(&held.lane),
+                ..see_lane(held, &rows, &cuts, settled, &verdict)
+            })
             .collect()
     }
 
@@ -211,8 +215,9 @@ impl Relay {
         let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
             lane: KEYLESS,
-            rows: claimed,
+            rows: rows.len(),
             full: claimed >= most,
+            overweight: !dropped.is_empty(),
             sight: all_done.then_some(Sight {
                 settled: 0,
                 cut_at: None,
@@ -473,6 +478,7 @@ fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: i64, v
         holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
         pause: stuck.then(breather),
         published,
+        ..Seen::default()
     }
 }
 

@@ -77,6 +77,43 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     }
 }
 
+#[tokio::test]
+async fn a_light_row_does_not_wait_behind_a_lane_full_of_heavy_ones() {
+    const HEAVY: i64 = 60;
+    let world = World::new().await;
+    let topic = world.topic("orders", 2, &[("max.message.bytes", "4000000")]).await;
+    let key_of_lane = async |lane: i64| -> String {
+        let sql = r#"SELECT 'key-' || n FROM generate_series(1, 10000) n
+                     WHERE hashtextextended(('key-' || n) COLLATE "C", 0) & 63 = $1 LIMIT 1"#;
+        world.db.query_one(sql, &[&lane]).await.expect("a key").get(0)
+    };
+    // The heavy lane comes first wherever lanes are counted.
+    let (heavy, light) = (key_of_lane(0).await, key_of_lane(1).await);
+    for _ in 0..HEAVY {
+        world.insert(&topic, &[(Some(&heavy), noise(1_000_000))]).await;
+    }
+    let id = world.insert(&topic, &[(Some(&light), b"light".to_vec())]).await[0];
+    let _relay = world
+        .relay()
+        .args(&[
+            "--max-in-flight-bytes",
+            "8MiB",
+            "--batch-deadline",
+            "5s",
+            "--lease",
+            "15s",
+        ])
+        .start_ready()
+        .await;
+    world.drained(SOON).await;
+    let earlier = format!(
+        "SELECT count(*) FROM outbox.message heavy JOIN outbox.message light ON light.id = {id}
+         WHERE heavy.published_at < light.published_at"
+    );
+    let earlier = world.count(&earlier).await;
+    assert!(earlier < HEAVY / 3, "{earlier} of {HEAVY} heavy rows went first");
+}
+
 /// Every record is whole and, where it has a key, in order. Answers how many there are.
 fn check_large(kafka: &str, topic: &str, order: &HashMap<String, i64>, has_key: bool, size: usize) -> usize {
     let mut last: HashMap<String, i64> = HashMap::new();
