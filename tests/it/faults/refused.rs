@@ -158,6 +158,8 @@ async fn a_refused_row_whose_topic_is_mended_in_time_arrives_before_the_rows_beh
     })
     .await;
     assert_eq!(world.records(&topic).await.len(), 0, "nothing passed the refused row");
+    let held = "SELECT count(*) FROM outbox.hold WHERE unit = 'k:k'";
+    assert_eq!(world.count(held).await, 1, "the key is held");
 
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
     world.drained(SOON).await;
