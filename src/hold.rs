@@ -213,15 +213,14 @@ impl Relay {
         match change {
             Change::Release { published, refused } => {
                 let refused: Vec<_> = refused.iter().cloned().collect();
-                let kept = self
+                let released = self
                     .outbox
                     .release_hold(term, held.epoch, hold, *published, &refused)
                     .await?;
-                if kept {
-                    failpoint::hit("after_release").await;
-                    self.released(term, hold, *published).await?;
-                }
-                Ok(kept)
+                let Some(floor) = released else { return Ok(false) };
+                failpoint::hit("after_release").await;
+                self.released(term, hold, floor, *published).await?;
+                Ok(true)
             }
             Change::Postpone { reason, wait, refused } => {
                 let refused: Vec<_> = refused.iter().cloned().collect();
@@ -232,7 +231,7 @@ impl Relay {
         }
     }
 
-    async fn released(&self, term: &Term, hold: &StoredHold, published: Option<i64>) -> Result<()> {
+    async fn released(&self, term: &Term, hold: &StoredHold, floor: i64, published: Option<i64>) -> Result<()> {
         if published.is_some() {
             metrics::rows_published(1);
             metrics::rows_marked(1);
@@ -243,12 +242,8 @@ impl Relay {
             Ok(holds) => holds.len() >= READ_MOST || holds.iter().any(|other| other.lane == hold.lane),
             Err(_) => true,
         };
-        self.lanes.lower_floor(
-            term,
-            hold.lane,
-            hold.resume_floor,
-            has_holds || self.waits_for_operator(),
-        );
+        self.lanes
+            .lower_floor(term, hold.lane, floor, has_holds || self.waits_for_operator());
         info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
         others.map(|_| ())
     }

@@ -144,8 +144,8 @@ pub struct Seen {
     pub lane: i16,
     pub rows: usize,
     pub full: bool,
-    /// The byte budget cut it, not the number of rows: asking for more would be read in vain.
-    pub cut_by_bytes: bool,
+    /// The byte budget left some of its rows behind.
+    pub overweight: bool,
     /// Absent where the claim failed: then nothing was learned.
     pub sight: Option<Sight>,
     pub highest_id: i64,
@@ -640,14 +640,15 @@ impl From<&Taken> for Lane {
     }
 }
 
-/// The next window after a claim: twice as much while claims are full, what was there otherwise.
+/// The next window after a claim: twice as much while claims are full, what was there otherwise. Rows that the byte
+/// budget leaves behind were read in vain: ask for about as many as fit.
 fn next_window(window: usize, seen: &Seen) -> usize {
-    if seen.cut_by_bytes {
-        seen.rows.max(1)
+    if seen.overweight {
+        (seen.rows * 2).clamp(1, window)
     } else if seen.full {
         (window * 2).min(1 << 16)
     } else {
-        window.min(seen.rows.next_power_of_two()).max(WINDOW_MIN)
+        window.min(seen.rows.next_power_of_two().max(WINDOW_MIN))
     }
 }
 
@@ -677,6 +678,10 @@ impl Lane {
             self.ready = true;
             return;
         };
+        if seen.overweight && seen.rows == 0 {
+            // The lanes before it took the whole byte budget: now it is first.
+            self.served = 0;
+        }
         self.floor = floor::advance(self.floor, sight);
         self.window = next_window(self.window, seen);
         self.ready = seen.full || sight.lowest_left.is_some();
@@ -821,6 +826,32 @@ mod tests {
         let held = take_lanes(&lanes).expect("ready after the release");
         let Work::Lanes(held) = held.work else { unreachable!() };
         assert_eq!(held[0].floor, 10);
+    }
+
+    #[test]
+    fn a_lane_of_heavy_rows_asks_for_few_and_one_that_got_nothing_is_first_next_time() {
+        let (lanes, term) = owning(2);
+        let out = take_lanes(&lanes).expect("ready");
+        let seen = |lane, rows| Seen {
+            lane,
+            rows,
+            full: true,
+            overweight: true,
+            sight: Some(Sight {
+                settled: 0,
+                cut_at: Some(0),
+                lowest_left: None,
+            }),
+            ..Seen::default()
+        };
+        lanes.checkin(&out.term, vec![seen(0, 3)]);
+        let out = take_lanes(&lanes).expect("the other lane");
+        assert_eq!(lanes_of(&out), [1]);
+        lanes.checkin(&term, vec![seen(1, 0)]);
+        let first = take_lanes(&lanes).expect("ready");
+        assert_eq!(lanes_of(&first), [1]);
+        let inner = lanes.lock();
+        assert_eq!((inner.lanes[&0].window, inner.lanes[&1].window), (6, 1));
     }
 
     #[test]

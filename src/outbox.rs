@@ -624,7 +624,7 @@ impl Outbox {
     }
 
     /// Releases a hold of a lane we have checked out: the stored floor is lowered, the head marked or refused and
-    /// the hold deleted in one transaction. False: fenced.
+    /// the hold deleted in one transaction. Answers the lane's floor; `None`: fenced.
     pub async fn release_hold(
         &self,
         term: &Term,
@@ -632,18 +632,24 @@ impl Outbox {
         hold: &StoredHold,
         published: Option<i64>,
         refused: &[Refusal],
-    ) -> Result<bool> {
+    ) -> Result<Option<i64>> {
         self.on_connection(async |client| {
             let transaction = client.transaction().await?;
             let lowered = transaction
-                .execute(
+                .query_opt(
                     &self.statements.lower_floor,
-                    &[&hold.lane, &epoch, &term.worker, &hold.resume_floor, &term.incarnation],
+                    &[
+                        &hold.lane,
+                        &epoch,
+                        &term.worker,
+                        &hold.topic,
+                        &hold.unit,
+                        &term.incarnation,
+                    ],
                 )
                 .await?;
-            if lowered == 0 {
-                return Ok(false);
-            }
+            let Some(lowered) = lowered else { return Ok(None) };
+            let floor: i64 = lowered.try_get("floor")?;
             if let Some(id) = published {
                 transaction
                     .execute(
@@ -663,10 +669,10 @@ impl Outbox {
                 .execute(&self.statements.refuse, &[&ids, &reasons, &dead])
                 .await?;
             transaction
-                .execute(&self.statements.unhold, &[&hold.lane, &hold.topic, &hold.unit])
+                .execute(&self.statements.unhold, &[&hold.lane, &hold.topic, &hold.unit, &floor])
                 .await?;
             transaction.commit().await?;
-            Ok(true)
+            Ok(Some(floor))
         })
         .await
     }
@@ -730,7 +736,10 @@ impl Outbox {
                     .await?;
             }
             transaction
-                .execute(&self.statements.unhold, &[&hold.lane, &hold.topic, &hold.unit])
+                .execute(
+                    &self.statements.unhold,
+                    &[&hold.lane, &hold.topic, &hold.unit, &hold.resume_floor],
+                )
                 .await?;
             Ok(transaction.commit().await?)
         })

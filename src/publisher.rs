@@ -59,7 +59,7 @@ pub struct Publisher {
     config: ClientConfig,
     main: RwLock<Arc<Producer>>,
     spare: Mutex<Option<Arc<Producer>>>,
-    quarantine: Arc<Producer>,
+    quarantine: Mutex<Arc<Producer>>,
     alone: Mutex<HashMap<(String, i32), Arc<tokio::sync::Mutex<()>>>>,
     topics: Topics,
     paused: watch::Sender<bool>,
@@ -79,7 +79,7 @@ impl Publisher {
             main: RwLock::new(main),
             spare: Mutex::new(Some(spare)),
             topics: Topics::new(config, quarantine.clone()),
-            quarantine,
+            quarantine: Mutex::new(quarantine),
             alone: Mutex::default(),
             paused: watch::channel(false).0,
             started: Instant::now(),
@@ -346,9 +346,10 @@ impl Publisher {
         let Ok(_turn) = tokio::time::timeout_at(deadline.into(), turn.lock()).await else {
             return Outcome::Unsent;
         };
-        let wave = self.quarantine.send(std::slice::from_ref(row), &[(0, partition)]);
+        let quarantine = self.quarantine();
+        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)]);
         if !wave.done_by(deadline, || false).await {
-            self.quarantine.purge();
+            quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
             return outcome::of_code(wave.code(0), &row.topic, true);
         }
@@ -368,6 +369,22 @@ impl Publisher {
 
     fn main(&self) -> Arc<Producer> {
         self.main.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The producer for single records. One with a fatal error would refuse every record it is given from then on.
+    fn quarantine(&self) -> Arc<Producer> {
+        let mut quarantine = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner);
+        if quarantine.is_fatal() {
+            match Producer::new(&self.config, false) {
+                Ok(next) => {
+                    *quarantine = next;
+                    metrics::producer_rebuilt();
+                    warn!("replaced the Kafka producer for single records after a fatal error");
+                }
+                Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
+            }
+        }
+        quarantine.clone()
     }
 
     /// Puts the spare in the producer's place and builds a new spare in the background.

@@ -1,6 +1,6 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ impl Relay {
         };
         metrics::claim_took(Stream::Lanes, began.elapsed());
         failpoint::hit("after_claim").await;
-        let cut_by_bytes = !claim.dropped.is_empty();
+        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|(lane, _)| *lane).collect();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, began).await;
@@ -132,7 +132,7 @@ impl Relay {
         }
         held.iter()
             .map(|held| Seen {
-                cut_by_bytes: cut_by_bytes && cuts.contains_key(&held.lane),
+                overweight: overweight.contains(&held.lane),
                 ..see_lane(held, &rows, &cuts, settled, &verdict)
             })
             .collect()
@@ -219,9 +219,9 @@ impl Relay {
         let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
             lane: KEYLESS,
-            rows: claimed,
+            rows: rows.len(),
             full: claimed >= most,
-            cut_by_bytes: !dropped.is_empty(),
+            overweight: !dropped.is_empty(),
             sight: all_done.then_some(Sight {
                 settled: 0,
                 cut_at: None,

@@ -11,7 +11,8 @@ WITH fresh AS MATERIALIZED (
 ), due AS MATERIALIZED (
     SELECT m.id, m.claim_token IS NOT NULL AS recovered
     FROM outbox.message m
-    WHERE m.lane IS NULL AND m.available_at <= statement_timestamp()
+    -- coalesce: without statistics the planner would rather walk over all such rows than use the index of delayed ones.
+    WHERE coalesce(m.lane, -1::smallint) = -1 AND m.available_at <= statement_timestamp()
       AND m.published_at IS NULL AND m.dead_at IS NULL
       AND (m.lease_until IS NULL OR m.lease_until <= clock_timestamp())
       AND (NOT $5::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))

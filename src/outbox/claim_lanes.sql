@@ -5,21 +5,24 @@ FROM unnest($1::smallint[], $2::bigint[], $3::integer[]) AS own (lane, floor, mo
 CROSS JOIN LATERAL (
     SELECT m.*
     FROM outbox.message m
-    WHERE m.lane = own.lane AND m.id > own.floor
+    -- Written so that only the index on (lane, id) fits. With m.lane = own.lane the planner takes the primary key where
+    -- one lane has most of the rows, and then every other lane walks over all of them.
+    WHERE (m.lane, m.id) > (own.lane, own.floor) AND m.lane <= own.lane
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       -- Evaluated only where this process knows of a hold.
       AND (NOT $4::boolean OR NOT EXISTS (
             SELECT FROM outbox.hold h
             WHERE h.lane = m.lane AND h.topic = m.topic
               AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
-    ORDER BY m.id LIMIT own.most
+    ORDER BY m.lane, m.id LIMIT own.most
 ) m
 WHERE pg_postmaster_start_time() = $6
 UNION ALL
 SELECT * FROM (
     SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true
     FROM outbox.message m
-    WHERE m.available_at <= statement_timestamp() AND m.lane = ANY ($1)
+    -- coalesce: without statistics the planner would rather walk over whole lanes than use the index of delayed rows.
+    WHERE m.available_at <= statement_timestamp() AND coalesce(m.lane, -1::smallint) = ANY ($1)
       AND m.published_at IS NULL AND m.dead_at IS NULL
       AND (NOT $4::boolean OR NOT EXISTS (
             SELECT FROM outbox.hold h

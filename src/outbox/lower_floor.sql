@@ -1,4 +1,8 @@
 -- The first statement of a release: lowering the stored floor, marking the head and deleting the hold are one
--- transaction. It is the fence too, since it locks the lane as its owner.
-UPDATE outbox.lane SET floor = least(floor, $4)
-WHERE lane = $1 AND epoch = $2 AND owner = $3 AND pg_postmaster_start_time() = $5
+-- transaction. It is the fence too, since it locks the lane as its owner. The hold is read here, not when its head was
+-- sent: a key of the same topic may have been released meanwhile and have left it rows further down.
+UPDATE outbox.lane l
+SET floor = least(l.floor, (SELECT h.resume_floor FROM outbox.hold h
+                            WHERE h.lane = l.lane AND h.topic = $4 AND h.unit = $5))
+WHERE l.lane = $1 AND l.epoch = $2 AND l.owner = $3 AND pg_postmaster_start_time() = $6
+RETURNING l.floor

@@ -112,11 +112,13 @@ impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         match level {
             RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
-                tracing::error!(facility, message, "librdkafka");
+                tracing::error!(facility, said = message, "librdkafka");
             }
             // Connection errors come here again and again during an outage; the relay says once that Kafka is away.
-            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning => tracing::debug!(facility, message, "librdkafka"),
-            _ => tracing::trace!(facility, message, "librdkafka"),
+            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning => {
+                tracing::debug!(facility, said = message, "librdkafka")
+            }
+            _ => tracing::trace!(facility, said = message, "librdkafka"),
         }
     }
 

@@ -42,7 +42,7 @@ type Entries = Arc<Mutex<HashMap<String, Entry>>>;
 
 pub struct Topics {
     config: ClientConfig,
-    /// Metadata is asked through this one: it is never replaced.
+    /// Metadata is asked through this one for good: a fatal error stops its sends only.
     client: Arc<Producer>,
     admin: Mutex<Option<Arc<AdminClient<DefaultClientContext>>>>,
     entries: Entries,
@@ -208,6 +208,7 @@ impl Topics {
                 .into_iter()
                 .flatten()
                 .find_map(|resource| resource.get("max.message.bytes")?.value.clone()?.parse().ok());
+            tracing::debug!(topic = name, limit, "asked how much the topic takes in one batch");
             let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(entry) = entries.get_mut(&name) {
                 entry.described = limit;

@@ -2,7 +2,14 @@
 
 mod database;
 mod death;
+mod holds;
+mod kafka;
 mod late_commit;
 mod lease;
+mod memory;
+mod parked;
 mod pause;
+mod producer;
+mod refused;
+mod retention;
 mod stop;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Headers, Message};
+use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
 /// A record as read back.
@@ -43,6 +43,14 @@ impl Record {
 
 /// Everything in the topic now, in partition and offset order. Blocks: call it from a blocking thread or a short test.
 pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
+    let mut records = Vec::new();
+    scan_topic(kafka, topic, |record| records.push(record));
+    records.sort_by_key(|record| (record.partition, record.offset));
+    records
+}
+
+/// Hands everything in the topic now to `each`, in offset order within a partition, and keeps nothing. Blocks.
+pub fn scan_topic(kafka: &str, topic: &str, mut each: impl FnMut(Record)) {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", kafka)
         .set("group.id", "unused")
@@ -67,23 +75,17 @@ pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
         }
     }
     if left == 0 {
-        return Vec::new();
+        return;
     }
     consumer.assign(&assignment).expect("assigned");
     let deadline = Instant::now() + Duration::from_secs(60);
-    let mut records = Vec::new();
-    while (records.len() as i64) < left {
-        assert!(
-            Instant::now() < deadline,
-            "read {} of {left} records of {topic}",
-            records.len()
-        );
+    while left > 0 {
+        assert!(Instant::now() < deadline, "{left} records of {topic} are still unread");
         if let Some(message) = consumer.poll(Duration::from_millis(200)) {
-            records.push(record(&message.expect("a record")));
+            each(record(&message.expect("a record")));
+            left -= 1;
         }
     }
-    records.sort_by_key(|record| (record.partition, record.offset));
-    records
 }
 
 /// Reads the topic again and again until it holds at least `count` records.
@@ -99,7 +101,7 @@ pub async fn read_until(kafka: &str, topic: &str, count: usize, within: Duration
     .await
 }
 
-fn record(message: &rdkafka::message::BorrowedMessage<'_>) -> Record {
+fn record(message: &BorrowedMessage<'_>) -> Record {
     let headers = message.headers().map(|headers| {
         let owned = headers
             .iter()

@@ -3,16 +3,20 @@
 mod consumer;
 mod history;
 mod relay;
+mod rows;
 mod stack;
+mod topics;
 mod trickle;
 mod world;
 
 use std::time::{Duration, Instant};
 
-pub use consumer::{Record, read_topic, read_until};
+pub use consumer::{Record, read_topic, read_until, scan_topic};
 pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};
+pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
+pub use topics::{alter_topic, delete_topic};
 pub use trickle::Trickle;
 pub use world::{World, connect};
 

@@ -20,22 +20,17 @@ impl RelayBuilder {
         command
             .args(["run", "--database-url", database_url, "--kafka-brokers", kafka])
             .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"])
-            // As short as the settings allow: recovery is part of what is tested.
-            .args([
-                "--batch-deadline",
-                "1s",
-                "--lease",
-                "5s",
-                "--poll-interval-max",
-                "100ms",
-            ]);
+            // As short as the settings allow: recovery is part of what is tested. By environment, so that a flag wins.
+            .env("OUTBOXD_BATCH_DEADLINE", "1s")
+            .env("OUTBOXD_LEASE", "5s")
+            .env("OUTBOXD_POLL_INTERVAL_MAX", "100ms");
         RelayBuilder {
             command,
             failpoints: Vec::new(),
         }
     }
 
-    /// More flags; a flag given again replaces the default above.
+    /// More flags; they win over the defaults above.
     pub fn args(mut self, args: &[&str]) -> Self {
         self.command.args(args);
         self

@@ -9,8 +9,6 @@ use rdkafka::client::DefaultClientContext;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
-use super::consumer::read_topic;
-use super::history::{Committed, History};
 use super::relay::RelayBuilder;
 use super::stack::Stack;
 
@@ -91,46 +89,6 @@ impl World {
             (self.pending().await == 0).then_some(())
         })
         .await;
-    }
-
-    /// Commits rows in one transaction, over so many keys in turn; without keys, rows that have none.
-    pub async fn fill(&self, topic: &str, rows: usize, keys: usize) {
-        let key = if keys == 0 {
-            "NULL".to_owned()
-        } else {
-            format!("'k' || n % {keys}")
-        };
-        let insert = format!(
-            "INSERT INTO outbox.message (topic, key, payload)
-             SELECT '{topic}', {key}, jsonb_build_object('n', n) FROM generate_series(1, {rows}) n"
-        );
-        self.execute(&insert).await;
-    }
-
-    /// What the table says has been committed, in row order. Only where published rows are kept.
-    pub async fn committed(&self, topic: &str) -> Vec<Committed> {
-        let sql = "SELECT message_id::text, key, id FROM outbox.message WHERE topic = $1";
-        let rows = self.db.query(sql, &[&topic]).await.expect(sql);
-        rows.iter()
-            .map(|row| Committed {
-                message_id: row.get(0),
-                key: row.get(1),
-                sequence: row.get(2),
-            })
-            .collect()
-    }
-
-    /// What the table says against what the topic holds now.
-    pub async fn history(&self, topic: &str) -> History {
-        History::check(&self.committed(topic).await, &self.records(topic).await)
-    }
-
-    /// Everything in the topic now.
-    pub async fn records(&self, topic: &str) -> Vec<super::Record> {
-        let (kafka, topic) = (self.kafka.clone(), topic.to_owned());
-        tokio::task::spawn_blocking(move || read_topic(&kafka, &topic))
-            .await
-            .expect("reads")
     }
 
     /// How many lanes each live worker owns, fewest first.

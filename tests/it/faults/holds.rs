@@ -1,0 +1,101 @@
+//! A held key: handed over, and cheap to walk past.
+
+use std::time::Duration;
+
+use crate::support::*;
+
+/// Refused rows are tried again twice a second, without end.
+fn patient(world: &World) -> RelayBuilder {
+    world.relay().args(&[
+        "--max-attempts",
+        "1000",
+        "--retry-backoff-min",
+        "500ms",
+        "--retry-backoff-max",
+        "500ms",
+    ])
+}
+
+#[tokio::test]
+async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_releasing_it() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let mut owner = patient(&world).failpoint("after_release").start_ready().await;
+    let mut rows = vec![(Some("k"), noise(20_000))];
+    rows.extend((0..50u8).map(|n| (Some("k"), vec![n])));
+    let ids = world.insert(&topic, &rows).await;
+    world.held(1).await;
+    world.floor_passes(ids[50]).await;
+
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    owner.at_failpoint("after_release").await;
+    world.held(0).await;
+    owner.kill();
+    assert_eq!(world.pending().await, 50, "only the head went out");
+
+    let successor = world.relay().start_ready().await;
+    world.drained(Duration::from_secs(60)).await;
+    let history = world.history(&topic).await;
+    history.assert_sound();
+    assert_eq!(history.unflagged_repeats, 0);
+    assert_eq!(
+        successor.metric("outboxd_rows_forgotten_total"),
+        Some(0.0),
+        "found from the stored floor, not by the safety net"
+    );
+}
+
+/// Index entries and rows of the outbox read so far, by sessions that have ended.
+async fn rows_read(world: &World) -> i64 {
+    eventually(SOON, "the relay's sessions to end", async || {
+        let sessions = "SELECT count(*) FROM pg_stat_activity
+                        WHERE datname = current_database() AND application_name = 'outboxd'";
+        (world.count(sessions).await == 0).then_some(())
+    })
+    .await;
+    world
+        .count(
+            "SELECT sum(idx_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_indexes
+             WHERE relid = 'outbox.message'::regclass",
+        )
+        .await
+}
+
+#[tokio::test]
+async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
+    const BEHIND: i64 = 100_000;
+    const OTHERS: usize = 100;
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let mut relay = patient(&world).start_ready().await;
+    world.insert(&topic, &[(Some("k"), noise(20_000))]).await;
+    world.held(1).await;
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.message (topic, key, payload)
+             SELECT '{topic}', 'k', to_jsonb(n) FROM generate_series(1, {BEHIND}) n"
+        ))
+        .await;
+    world.floor_passes(BEHIND + 1).await;
+    relay.stop();
+
+    let before = rows_read(&world).await;
+    let mut relay = patient(&world).start_ready().await;
+    for other in world.neighbours("k", OTHERS as i64).await {
+        let ids = world.insert(&topic, &[(Some(other.as_str()), b"x".to_vec())]).await;
+        world.published(ids[0]).await;
+    }
+    relay.stop();
+    let read = rows_read(&world).await - before;
+    assert!(
+        read < 2_000 * OTHERS as i64,
+        "{read} rows read to publish {OTHERS}: the held ones are walked over"
+    );
+
+    let relay = patient(&world).start_ready().await;
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    world.drained(Duration::from_secs(120)).await;
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+}

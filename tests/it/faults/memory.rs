@@ -1,0 +1,129 @@
+//! Rows that weigh much.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::support::*;
+
+/// The most memory the process ever had, in bytes.
+fn peak_memory(relay: &Relay) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", relay.pid())).expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("a peak");
+    let kilobytes = line.split_whitespace().nth(1).and_then(|number| number.parse().ok());
+    kilobytes.map(|kb: usize| kb * 1024).expect("a number")
+}
+
+#[tokio::test]
+async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
+    const ROWS: usize = 200;
+    const SIZE: usize = 1_000_000;
+    const BUDGET: usize = 8 << 20;
+    let world = World::new().await;
+    let keyed = world.topic("keyed", 2, &[("max.message.bytes", "4000000")]).await;
+    // Near the topic's limit, so that each goes alone.
+    let keyless = world.topic("keyless", 2, &[]).await;
+    world
+        .execute(
+            "CREATE TABLE block (place int, bytes bytea); ALTER TABLE block ALTER bytes SET STORAGE EXTERNAL;
+                  ALTER TABLE outbox.message ALTER payload_bytes SET STORAGE EXTERNAL",
+        )
+        .await;
+    for n in 0..4 {
+        world
+            .db
+            .execute("INSERT INTO block VALUES ($1, $2)", &[&n, &noise(SIZE)])
+            .await
+            .expect("a block");
+    }
+    let relay = world
+        .relay()
+        .args(&[
+            "--max-in-flight-bytes",
+            "8MiB",
+            "--batch-deadline",
+            "5s",
+            "--lease",
+            "15s",
+        ])
+        .start_ready()
+        .await;
+    let idle = peak_memory(&relay);
+    let sql = "INSERT INTO outbox.message (topic, key, payload_bytes)
+               SELECT $1, CASE WHEN $2 THEN 'key-' || n % 8 END, bytes
+               FROM generate_series(1, $3::int) n JOIN block ON place = n % 4 ORDER BY n";
+    for (topic, has_key) in [(&keyed, true), (&keyless, false)] {
+        world
+            .db
+            .execute(sql, &[topic, &has_key, &(ROWS as i32)])
+            .await
+            .expect("large rows");
+    }
+    world.drained(Duration::from_secs(120)).await;
+    let grown = peak_memory(&relay) - idle;
+    // A row in flight is here up to five times: read from PostgreSQL, as a row, in the client's queue, compressed,
+    // in a request. Twice that, because what the allocator frees it does not always give back.
+    assert!(grown < 10 * BUDGET, "grew by {} MB", grown >> 20);
+
+    for topic in [&keyed, &keyless] {
+        let order: HashMap<String, i64> = world
+            .committed(topic)
+            .await
+            .into_iter()
+            .map(|row| (row.message_id, row.sequence))
+            .collect();
+        let (kafka, topic, has_key) = (world.kafka.clone(), topic.clone(), topic == &keyed);
+        let count = tokio::task::spawn_blocking(move || check_large(&kafka, &topic, &order, has_key, SIZE)).await;
+        assert_eq!(count.expect("reads"), ROWS);
+    }
+}
+
+#[tokio::test]
+async fn a_light_row_does_not_wait_behind_a_lane_full_of_heavy_ones() {
+    const HEAVY: i64 = 60;
+    let world = World::new().await;
+    let topic = world.topic("orders", 2, &[("max.message.bytes", "4000000")]).await;
+    let key_of_lane = async |lane: i64| -> String {
+        let sql = r#"SELECT 'key-' || n FROM generate_series(1, 10000) n
+                     WHERE hashtextextended(('key-' || n) COLLATE "C", 0) & 63 = $1 LIMIT 1"#;
+        world.db.query_one(sql, &[&lane]).await.expect("a key").get(0)
+    };
+    // The heavy lane comes first wherever lanes are counted.
+    let (heavy, light) = (key_of_lane(0).await, key_of_lane(1).await);
+    for _ in 0..HEAVY {
+        world.insert(&topic, &[(Some(&heavy), noise(1_000_000))]).await;
+    }
+    let id = world.insert(&topic, &[(Some(&light), b"light".to_vec())]).await[0];
+    let _relay = world
+        .relay()
+        .args(&[
+            "--max-in-flight-bytes",
+            "8MiB",
+            "--batch-deadline",
+            "5s",
+            "--lease",
+            "15s",
+        ])
+        .start_ready()
+        .await;
+    world.drained(SOON).await;
+    let earlier = format!(
+        "SELECT count(*) FROM outbox.message heavy JOIN outbox.message light ON light.id = {id}
+         WHERE heavy.published_at < light.published_at"
+    );
+    let earlier = world.count(&earlier).await;
+    assert!(earlier < HEAVY / 3, "{earlier} of {HEAVY} heavy rows went first");
+}
+
+/// Every record is whole and, where it has a key, in order. Answers how many there are.
+fn check_large(kafka: &str, topic: &str, order: &HashMap<String, i64>, has_key: bool, size: usize) -> usize {
+    let mut last: HashMap<String, i64> = HashMap::new();
+    let mut count = 0;
+    scan_topic(kafka, topic, |record| {
+        assert_eq!(record.payload.as_ref().map(Vec::len), Some(size));
+        let id = order[&record.message_id()];
+        let before = last.insert(record.key_text(), id).unwrap_or(0);
+        assert!(!has_key || before < id, "row {id} came after row {before}");
+        count += 1;
+    });
+    count
+}

@@ -1,0 +1,223 @@
+//! Kafka refuses a record for what it is.
+
+use crate::support::*;
+
+const SMALL: &[u8] = b"small";
+/// Large enough to travel in a produce request of its own, so that the rows behind it are in another.
+const LARGE: usize = 2_000_000;
+
+/// Refusals are final after two attempts, a second or so apart.
+fn impatient(world: &World) -> RelayBuilder {
+    world.relay().args(&[
+        "--max-attempts",
+        "2",
+        "--retry-backoff-min",
+        "1s",
+        "--batch-deadline",
+        "5s",
+        "--lease",
+        "15s",
+    ])
+}
+
+/// Refusals are tried again every half second, for as long as the test lasts.
+fn patient(world: &World) -> RelayBuilder {
+    world.relay().args(&[
+        "--max-attempts",
+        "1000",
+        "--retry-backoff-min",
+        "500ms",
+        "--retry-backoff-max",
+        "500ms",
+        "--batch-deadline",
+        "5s",
+        "--lease",
+        "15s",
+    ])
+}
+
+/// Waits until the relay knows how much the topic takes.
+async fn limit_is_known(relay: &Relay, topic: &str) {
+    let line = format!("\"topic\":\"{topic}\",\"limit\"");
+    eventually(SOON, "the topic's limit to be known", async || {
+        relay.logged(&line).then_some(())
+    })
+    .await;
+}
+
+/// Three rows of one key to one partition, the first of them large, with one small row to another partition in the
+/// middle; all in one batch. Answers their ids: the three, then the bystander.
+async fn three_and_a_bystander(world: &World, topic: &str, partition: i32) -> [i64; 4] {
+    let neighbour = world.neighbours("k", 1).await;
+    let other = 1 - partition;
+    let rows = world
+        .db
+        .query(
+            "INSERT INTO outbox.message (topic, key, partition, payload_bytes)
+             VALUES ($1, 'k', $2, $3), ($1, $4, $5, $6), ($1, 'k', $2, $6), ($1, 'k', $2, $6) RETURNING id",
+            &[&topic, &partition, &noise(LARGE), &neighbour[0], &other, &SMALL],
+        )
+        .await
+        .expect("four rows");
+    let id = |n: usize| rows[n].get(0);
+    [id(0), id(2), id(3), id(1)]
+}
+
+/// Publishes one row to a partition, so that the producer is no stranger to it.
+async fn introduce(world: &World, topic: &str, partition: i32) {
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.message (topic, key, partition, payload_bytes) VALUES ('{topic}', 'first', {partition}, '')"
+        ))
+        .await;
+    world.drained(SOON).await;
+}
+
+/// A topic that took everything when the relay asked, and no longer does.
+async fn shrunk_topic(world: &World, relay: &Relay, known_partitions: &[i32]) -> String {
+    let topic = world.topic("orders", 2, &[("max.message.bytes", "10000000")]).await;
+    for partition in known_partitions {
+        introduce(world, &topic, *partition).await;
+    }
+    limit_is_known(relay, &topic).await;
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    topic
+}
+
+/// The key's other rows came after the first was given up, not before; the bystander did not wait for it.
+async fn assert_followers_wait_for_the_dead(world: &World, topic: &str, [first, second, third, bystander]: [i64; 4]) {
+    let reason = world.dead(first).await;
+    assert!(reason.contains("MessageSizeTooLarge"), "{reason}");
+    world.drained(SOON).await;
+    let sql = "SELECT (extract(epoch FROM dead_at) * 1000)::bigint FROM outbox.message WHERE id = ";
+    let dead_at = world.count(&format!("{sql}{first}")).await;
+    let records = world.records(topic).await;
+    let of_key: Vec<_> = records.iter().filter(|r| r.key_text() == "k").collect();
+    let uuid = async |id: i64| -> String {
+        let sql = "SELECT message_id::text FROM outbox.message WHERE id = $1";
+        world.db.query_one(sql, &[&id]).await.expect("a row").get(0)
+    };
+    let arrived: Vec<_> = of_key.iter().map(|record| record.message_id()).collect();
+    assert_eq!(arrived, [uuid(second).await, uuid(third).await]);
+    for record in of_key {
+        assert!(record.timestamp_ms >= Some(dead_at), "{record:?} came before {dead_at}");
+    }
+    let waited = format!(
+        "SELECT (extract(epoch FROM published_at - created_at) * 1000)::bigint FROM outbox.message WHERE id = {bystander}"
+    );
+    // Far below the batch deadline, which a stalled batch would have had to wait out.
+    assert!(world.count(&waited).await < 3_000, "the bystander waited");
+    let sql = format!("SELECT count(*) FROM outbox.message WHERE attempts > 0 AND id <> {first}");
+    assert_eq!(world.count(&sql).await, 0, "only the guilty row is blamed");
+}
+
+#[tokio::test]
+async fn rows_behind_a_refused_one_wait_for_it_on_a_producer_that_knows_the_partition() {
+    let world = World::new().await;
+    let relay = impatient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    let topic = shrunk_topic(&world, &relay, &[0, 1]).await;
+    let ids = three_and_a_bystander(&world, &topic, 1).await;
+    assert_followers_wait_for_the_dead(&world, &topic, ids).await;
+}
+
+#[tokio::test]
+async fn rows_behind_a_refused_one_wait_for_it_on_a_producer_new_to_the_partition() {
+    let world = World::new().await;
+    let relay = impatient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    let topic = shrunk_topic(&world, &relay, &[0]).await;
+    let ids = three_and_a_bystander(&world, &topic, 1).await;
+    assert_followers_wait_for_the_dead(&world, &topic, ids).await;
+}
+
+#[tokio::test]
+async fn the_very_first_record_of_a_process_may_be_refused_and_the_rows_behind_it_wait() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 2, &[]).await;
+    let ids = three_and_a_bystander(&world, &topic, 0).await;
+    let _relay = impatient(&world).start_ready().await;
+    assert_followers_wait_for_the_dead(&world, &topic, ids).await;
+}
+
+#[tokio::test]
+async fn a_refused_row_whose_topic_is_mended_in_time_arrives_before_the_rows_behind_it() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let _relay = patient(&world).start_ready().await;
+    let rows = [
+        (Some("k"), noise(20_000)),
+        (Some("k"), SMALL.to_vec()),
+        (Some("k"), SMALL.to_vec()),
+    ];
+    let ids = world.insert(&topic, &rows).await;
+    let refused = format!(
+        "SELECT count(*) FROM outbox.message WHERE id = {} AND attempts >= 2",
+        ids[0]
+    );
+    eventually(SOON, "two refusals", async || {
+        (world.count(&refused).await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(world.records(&topic).await.len(), 0, "nothing passed the refused row");
+    let held = "SELECT count(*) FROM outbox.hold WHERE unit = 'k:k'";
+    assert_eq!(world.count(held).await, 1, "the key is held");
+
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_exact();
+    assert_eq!(world.records(&topic).await.len(), 3);
+    world.held(0).await;
+}
+
+#[tokio::test]
+async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_else() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let _relay = impatient(&world).start_ready().await;
+    let rows = [
+        (Some("big"), noise(LARGE)),
+        (None, noise(LARGE)),
+        (Some("big"), SMALL.to_vec()),
+        (Some("other"), SMALL.to_vec()),
+        (None, SMALL.to_vec()),
+    ];
+    let ids = world.insert(&topic, &rows).await;
+    world.published(ids[3]).await;
+    world.published(ids[4]).await;
+    for large in [ids[0], ids[1]] {
+        let reason = world.dead(large).await;
+        assert!(reason.contains("MessageSizeTooLarge"), "{reason}");
+    }
+    world.drained(SOON).await;
+    let order = format!(
+        "SELECT count(*) FROM outbox.message big, outbox.message behind, outbox.message other
+         WHERE big.id = {} AND behind.id = {} AND other.id IN ({}, {}) AND big.attempts = 2 AND behind.attempts = 0
+           AND other.published_at < big.dead_at AND big.dead_at <= behind.published_at",
+        ids[0], ids[2], ids[3], ids[4]
+    );
+    assert_eq!(world.count(&order).await, 2, "others before, the key's own after");
+    world.history(&topic).await.assert_exact();
+    world.held(0).await;
+}
+
+#[tokio::test]
+async fn a_batch_refused_as_a_whole_is_split_and_no_innocent_row_is_blamed() {
+    let world = World::new().await;
+    let relay = patient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    introduce(&world, &topic, 0).await;
+    limit_is_known(&relay, &topic).await;
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "6000").await;
+    let keys: Vec<String> = (0..60).map(|n| format!("key-{}", n % 20)).collect();
+    let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), noise(1_000))).collect();
+    world.insert(&topic, &rows).await;
+    world.drained(SOON).await;
+    assert!(
+        relay.logged("Kafka refused a batch"),
+        "the batch was refused as a whole"
+    );
+    world.assert_nobody_blamed().await;
+    let history = world.history(&topic).await;
+    history.assert_sound();
+    assert_eq!(history.unflagged_repeats, 0);
+    world.held(0).await;
+}

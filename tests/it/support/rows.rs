@@ -1,0 +1,141 @@
+//! Rows put into the outbox, and what the outbox says of them.
+
+use super::history::{Committed, History};
+use super::world::World;
+use super::{Record, read_topic};
+
+/// Bytes that no compression makes smaller.
+pub fn noise(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::fill(&mut bytes);
+    bytes
+}
+
+impl World {
+    /// Commits rows in one transaction, over so many keys in turn; without keys, rows that have none.
+    pub async fn fill(&self, topic: &str, rows: usize, keys: usize) {
+        let key = if keys == 0 {
+            "NULL".to_owned()
+        } else {
+            format!("'k' || n % {keys}")
+        };
+        let insert = format!(
+            "INSERT INTO outbox.message (topic, key, payload)
+             SELECT '{topic}', {key}, jsonb_build_object('n', n) FROM generate_series(1, {rows}) n"
+        );
+        self.execute(&insert).await;
+    }
+
+    /// Inserts rows (key, payload) in one statement; answers their ids, in the same order.
+    pub async fn insert(&self, topic: &str, rows: &[(Option<&str>, Vec<u8>)]) -> Vec<i64> {
+        let keys: Vec<_> = rows.iter().map(|row| row.0).collect();
+        let payloads: Vec<_> = rows.iter().map(|row| row.1.as_slice()).collect();
+        let inserted = self
+            .db
+            .query(
+                "INSERT INTO outbox.message (topic, key, payload_bytes)
+                 SELECT $1, row.key, row.payload FROM unnest($2::text[], $3::bytea[]) AS row (key, payload)
+                 RETURNING id",
+                &[&topic, &keys, &payloads],
+            )
+            .await
+            .expect("rows are inserted");
+        inserted.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Every row of the topic that is still in the table and not dead.
+    pub async fn committed(&self, topic: &str) -> Vec<Committed> {
+        let rows = self
+            .db
+            .query(
+                "SELECT message_id::text, key, id FROM outbox.message WHERE topic = $1 AND dead_at IS NULL",
+                &[&topic],
+            )
+            .await
+            .expect("rows are read");
+        let committed = rows.iter().map(|row| Committed {
+            message_id: row.get(0),
+            key: row.get(1),
+            sequence: row.get(2),
+        });
+        committed.collect()
+    }
+
+    /// What is in the topic against what the table says should be.
+    pub async fn history(&self, topic: &str) -> History {
+        History::check(&self.committed(topic).await, &self.records(topic).await)
+    }
+
+    /// What is in the topic now.
+    pub async fn records(&self, topic: &str) -> Vec<Record> {
+        let (kafka, topic) = (self.kafka.clone(), topic.to_owned());
+        tokio::task::spawn_blocking(move || read_topic(&kafka, &topic))
+            .await
+            .expect("reads")
+    }
+
+    /// Waits until the row is published.
+    pub async fn published(&self, id: i64) {
+        super::eventually(super::SOON, &format!("row {id} to be published"), async || {
+            let sql = format!("SELECT count(*) FROM outbox.message WHERE id = {id} AND published_at IS NOT NULL");
+            (self.count(&sql).await == 1).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the row is dead; answers why.
+    pub async fn dead(&self, id: i64) -> String {
+        super::eventually(super::SOON, &format!("row {id} to be dead"), async || {
+            let sql = "SELECT last_error FROM outbox.message WHERE id = $1 AND dead_at IS NOT NULL";
+            let row = self.db.query_opt(sql, &[&id]).await.expect("rows are read")?;
+            row.get(0)
+        })
+        .await
+    }
+
+    /// Nobody is dead, and no attempt of anybody was counted.
+    pub async fn assert_nobody_blamed(&self) {
+        let blamed = "SELECT count(*) FROM outbox.message WHERE attempts > 0 OR dead_at IS NOT NULL";
+        assert_eq!(self.count(blamed).await, 0, "rows blamed for what is not their fault");
+    }
+
+    pub async fn holds(&self) -> i64 {
+        self.count("SELECT count(*) FROM outbox.hold").await
+    }
+
+    /// Waits until so many holds are there.
+    pub async fn held(&self, count: i64) {
+        super::eventually(super::SOON, &format!("{count} holds"), async || {
+            (self.holds().await == count).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the stored floor of the row's lane has passed it.
+    pub async fn floor_passes(&self, id: i64) {
+        let sql = format!(
+            "SELECT count(*) FROM outbox.lane l JOIN outbox.message m ON m.lane = l.lane
+             WHERE m.id = {id} AND l.floor >= m.id"
+        );
+        super::eventually(super::SOON, "the stored floor to pass the row", async || {
+            (self.count(&sql).await == 1).then_some(())
+        })
+        .await;
+    }
+
+    /// Other keys that share a lane with this one.
+    pub async fn neighbours(&self, key: &str, count: i64) -> Vec<String> {
+        let rows = self
+            .db
+            .query(
+                r#"SELECT other FROM (SELECT 'other-' || n AS other FROM generate_series(1, 64 * 100 * $2::bigint) n) o
+                   WHERE hashtextextended(other COLLATE "C", 0) & 63 = hashtextextended($1::text COLLATE "C", 0) & 63
+                   LIMIT $2"#,
+                &[&key, &count],
+            )
+            .await
+            .expect("keys are hashed");
+        assert_eq!(rows.len() as i64, count);
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+}
