@@ -12,26 +12,32 @@ use super::world::outboxd;
 pub struct RelayBuilder {
     command: Command,
     failpoints: Vec<String>,
+    panics: Vec<String>,
 }
 
 impl RelayBuilder {
+    /// As short as the settings allow: recovery is part of what is tested.
     pub fn new(database_url: &str, kafka: &str) -> Self {
+        RelayBuilder::with_defaults(database_url, kafka).args(&[
+            "--batch-deadline",
+            "1s",
+            "--lease",
+            "5s",
+            "--poll-interval-max",
+            "100ms",
+        ])
+    }
+
+    /// With the settings a user gets who sets none.
+    pub fn with_defaults(database_url: &str, kafka: &str) -> Self {
         let mut command = outboxd();
         command
             .args(["run", "--database-url", database_url, "--kafka-brokers", kafka])
-            .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"])
-            // As short as the settings allow: recovery is part of what is tested.
-            .args([
-                "--batch-deadline",
-                "1s",
-                "--lease",
-                "5s",
-                "--poll-interval-max",
-                "100ms",
-            ]);
+            .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"]);
         RelayBuilder {
             command,
             failpoints: Vec::new(),
+            panics: Vec::new(),
         }
     }
 
@@ -52,6 +58,12 @@ impl RelayBuilder {
         self
     }
 
+    /// Panic at this failpoint.
+    pub fn panic_at(mut self, name: &str) -> Self {
+        self.panics.push(name.to_owned());
+        self
+    }
+
     pub fn start(mut self) -> Relay {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let log = dir.path().join("log");
@@ -59,6 +71,7 @@ impl RelayBuilder {
             .failpoints
             .iter()
             .map(|name| format!("{name}={}", dir.path().display()))
+            .chain(self.panics.iter().map(|name| format!("{name}=panic")))
             .collect();
         let child = self
             .command
@@ -104,7 +117,8 @@ impl Relay {
         self.log().contains(text)
     }
 
-    fn address(&self) -> Option<String> {
+    /// Where it listens, once it does.
+    pub fn address(&self) -> Option<String> {
         let log = self.log();
         let line = log.lines().find(|line| line.contains("outboxd starts"))?;
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
