@@ -232,6 +232,7 @@ impl Publisher {
         deadline: Instant,
     ) -> Vec<(usize, Outcome)> {
         let mut outcomes = Vec::new();
+        let mut doubted = Vec::new();
         let producer = self.main();
         while !groups.is_empty() && !producer.is_retired() && Instant::now() < deadline {
             let mut picked = Vec::new();
@@ -255,12 +256,21 @@ impl Publisher {
                 if !all_acked || groups[&place].next == groups[&place].rows.len() {
                     groups.remove(&place);
                 }
-                outcomes.extend(judged);
+                for (index, outcome) in judged {
+                    match outcome {
+                        Outcome::Refused { .. } => doubted.push((index, place.1)),
+                        outcome => outcomes.push((index, outcome)),
+                    }
+                }
             }
             if producer.is_fatal() {
                 self.replace(&producer, "the producer hit a fatal error");
             }
         }
+        // The client puts records of several tasks into one produce batch, which fails as a whole: a refusal by the main
+        // producer may be meant for somebody else's record. Alone in quarantine the answer is about this one. Order
+        // holds: gapless let nothing behind it through.
+        outcomes.extend(self.send_each_alone(rows, &doubted, deadline).await);
         outcomes
     }
 
