@@ -13,19 +13,20 @@ pub struct RelayBuilder {
     command: Command,
     failpoints: Vec<String>,
     panics: Vec<String>,
+    unless_given: &'static [(&'static str, &'static str)],
 }
 
 impl RelayBuilder {
     /// As short as the settings allow: recovery is part of what is tested.
     pub fn new(database_url: &str, kafka: &str) -> Self {
-        RelayBuilder::with_defaults(database_url, kafka).args(&[
-            "--batch-deadline",
-            "1s",
-            "--lease",
-            "5s",
-            "--poll-interval-max",
-            "100ms",
-        ])
+        RelayBuilder {
+            unless_given: &[
+                ("--batch-deadline", "1s"),
+                ("--lease", "5s"),
+                ("--poll-interval-max", "100ms"),
+            ],
+            ..RelayBuilder::with_defaults(database_url, kafka)
+        }
     }
 
     /// With the settings a user gets who sets none.
@@ -38,10 +39,11 @@ impl RelayBuilder {
             command,
             failpoints: Vec::new(),
             panics: Vec::new(),
+            unless_given: &[],
         }
     }
 
-    /// More flags; a flag given again replaces the default above.
+    /// More flags; one of these replaces the builder's own choice.
     pub fn args(mut self, args: &[&str]) -> Self {
         self.command.args(args);
         self
@@ -73,6 +75,11 @@ impl RelayBuilder {
             .map(|name| format!("{name}={}", dir.path().display()))
             .chain(self.panics.iter().map(|name| format!("{name}=panic")))
             .collect();
+        for (flag, value) in self.unless_given {
+            if !self.command.get_args().any(|given| given == *flag) {
+                self.command.args([flag, value]);
+            }
+        }
         let child = self
             .command
             .env("OUTBOXD_FAILPOINTS", armed.join(","))
