@@ -27,7 +27,7 @@ pub fn known_version() -> i32 {
     let newest = embedded::migrations::runner()
         .get_migrations()
         .iter()
-        .map(|migration| migration.version() as i32)
+        .map(|migration| migration.version())
         .max();
     newest.unwrap_or(0)
 }
@@ -45,13 +45,13 @@ pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     let report = runner.run_async(client).await.map_err(explain)?;
     let unlock = format!("SELECT pg_advisory_unlock(hashtextextended('{schema}.schema_history', 0))");
     client.batch_execute(&unlock).await?;
-    Ok(report.applied_migrations().iter().map(|m| m.version() as i32).collect())
+    Ok(report.applied_migrations().iter().map(|m| m.version()).collect())
 }
 
 /// The runner's words are about files; ours are about what to do.
 fn explain(error: refinery::Error) -> Error {
     match error.kind() {
-        refinery::error::Kind::MissingVersion(found) => from_the_future(found.version() as i32),
+        refinery::error::Kind::MissingVersion(found) => from_the_future(found.version()),
         refinery::error::Kind::DivergentVersion(found, _) => Error::Schema(format!(
             "migration {found} was applied here with another text than this outboxd brings. Use a released outboxd"
         )),

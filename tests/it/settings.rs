@@ -1,15 +1,17 @@
 //! Settings, start-up and stop: what is refused, what is waited for, and with which exit code it ends.
 
 use std::fs;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use tokio_postgres::NoTls;
 
 use crate::support::*;
 
-/// `outboxd run` with these arguments, to its end.
+/// `outboxd run` with these arguments, to its end. One that does not end by itself is told to.
 fn run(args: &[&str]) -> Output {
-    outboxd().arg("run").args(args).output().expect("outboxd runs")
+    let mut bounded = Command::new("timeout");
+    bounded.arg("10").arg(outboxd().get_program()).arg("run").args(args);
+    bounded.output().expect("outboxd runs")
 }
 
 const ENOUGH: [&str; 4] = [
