@@ -245,7 +245,8 @@ BEGIN
             WHEN duplicate_object OR unique_violation THEN NULL;
             WHEN insufficient_privilege THEN
                 RAISE EXCEPTION 'role % does not exist and % may not create it', wanted, current_user
-                USING HINT = format('Let an administrator run: CREATE ROLE %I NOLOGIN; then run outboxd migrate again.', wanted);
+                USING ERRCODE = 'insufficient_privilege',
+                      HINT = format('Let an administrator run: CREATE ROLE %I NOLOGIN; then run outboxd migrate again.', wanted);
         END;
     END LOOP;
 END $$;

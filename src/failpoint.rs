@@ -1,7 +1,7 @@
 //! Named stops for tests: a process announces that it has arrived and waits to be let go, or killed.
 //!
 //! Compiled in only with the feature `failpoints`. `OUTBOXD_FAILPOINTS="name=/dir,other=/dir"` arms them; on arrival
-//! the file `/dir/name.ready` appears, and the process waits until `/dir/name.continue` does.
+//! the file `/dir/name.ready` appears, and the process waits until `/dir/name.continue` does. `name=panic` panics there.
 
 /// Stop here if the test asks for it.
 #[cfg(not(feature = "failpoints"))]
@@ -18,6 +18,7 @@ pub async fn hit(name: &str) {
         (armed_name == name).then(|| std::path::PathBuf::from(dir))
     });
     let Some(dir) = dir else { return };
+    assert!(dir.as_os_str() != "panic", "a test asked for a panic at {name}");
     let go = dir.join(format!("{name}.continue"));
     if go.exists() {
         return;

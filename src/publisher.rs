@@ -55,12 +55,15 @@ struct Group {
     limit: Option<usize>,
 }
 
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
 pub struct Publisher {
     config: ClientConfig,
     main: RwLock<Arc<Producer>>,
     spare: Mutex<Option<Arc<Producer>>>,
     quarantine: Mutex<Arc<Producer>>,
-    alone: Mutex<HashMap<(String, i32), Arc<tokio::sync::Mutex<()>>>>,
+    /// Per topic and partition, whose turn it is to send there alone.
+    alone: Mutex<HashMap<(String, i32), Turn>>,
     topics: Topics,
     paused: watch::Sender<bool>,
     started: Instant,
@@ -232,6 +235,7 @@ impl Publisher {
         deadline: Instant,
     ) -> Vec<(usize, Outcome)> {
         let mut outcomes = Vec::new();
+        let mut doubted = Vec::new();
         let producer = self.main();
         while !groups.is_empty() && !producer.is_retired() && Instant::now() < deadline {
             let mut picked = Vec::new();
@@ -255,12 +259,21 @@ impl Publisher {
                 if !all_acked || groups[&place].next == groups[&place].rows.len() {
                     groups.remove(&place);
                 }
-                outcomes.extend(judged);
+                for (index, outcome) in judged {
+                    match outcome {
+                        Outcome::Refused { .. } => doubted.push((index, place.1)),
+                        outcome => outcomes.push((index, outcome)),
+                    }
+                }
             }
             if producer.is_fatal() {
                 self.replace(&producer, "the producer hit a fatal error");
             }
         }
+        // The client puts records of several tasks into one produce batch, which fails as a whole: a refusal by the main
+        // producer may be meant for somebody else's record. Alone in quarantine the answer is about this one. Order
+        // holds: gapless let nothing behind it through.
+        outcomes.extend(self.send_each_alone(rows, &doubted, deadline).await);
         outcomes
     }
 
@@ -360,7 +373,7 @@ impl Publisher {
         outcome
     }
 
-    fn turn(&self, topic: &str, partition: i32) -> Arc<tokio::sync::Mutex<()>> {
+    fn turn(&self, topic: &str, partition: i32) -> Turn {
         let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         // Turns nobody holds are forgotten, or the map would grow with every topic ever doubted.
         alone.retain(|_, turn| Arc::strong_count(turn) > 1);

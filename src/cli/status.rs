@@ -24,24 +24,25 @@ pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let (database, schema) = args.database.validate()?;
     let pool = pool(&database, 1).map_err(Failure::Unavailable)?;
     let outbox = Outbox::new(pool, &schema, OnPublished::Keep, Duration::from_secs(30));
+    outbox.verify_schema().await?;
     let status = outbox.status().await?;
     if args.json {
         let json = serde_json::to_string_pretty(&status).map_err(|error| Failure::Broken(error.to_string()))?;
         println!("{json}");
     } else {
-        print!("{}", render(&status));
+        print!("{}", render(&status, &schema));
     }
     Ok(())
 }
 
-fn render(status: &Status) -> String {
+fn render(status: &Status, schema: &str) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let _ = write_status(&mut out, status);
+    let _ = write_status(&mut out, status, schema);
     out
 }
 
-fn write_status(out: &mut String, status: &Status) -> std::fmt::Result {
+fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Result {
     let backlog = &status.backlog;
     let more = if backlog.capped { "at least " } else { "" };
     writeln!(
@@ -62,7 +63,7 @@ fn write_status(out: &mut String, status: &Status) -> std::fmt::Result {
     write_holds(out, &status.holds)?;
     write_dead(out, status)?;
     writeln!(out, "\nWhat to do")?;
-    for advice in advice(status) {
+    for advice in advice(status, schema) {
         writeln!(out, "  - {advice}")?;
     }
     Ok(())
@@ -134,7 +135,7 @@ fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
 }
 
 /// The next step for each thing that is not as it should be.
-fn advice(status: &Status) -> Vec<String> {
+fn advice(status: &Status, schema: &str) -> Vec<String> {
     let mut advice = Vec::new();
     let live = status.workers.iter().filter(|w| w.lease_left_seconds > 0.0).count();
     if live == 0 {
@@ -160,16 +161,15 @@ fn advice(status: &Status) -> Vec<String> {
     }
     if let Some(hold) = status.holds.iter().find(|hold| hold.retry_in_seconds.is_none()) {
         advice.push(format!(
-            "Topic {} waits behind a dead letter: UPDATE outbox.hold SET retry_at = now() WHERE topic = '{}' lets it go on.",
+            "Topic {} waits behind a dead letter: UPDATE {schema}.hold SET retry_at = now() WHERE topic = '{}' lets it go on.",
             hold.topic, hold.topic
         ));
     }
     if status.backlog.dead > 0 {
-        advice.push(
-            "Dead letters: once the cause is mended, UPDATE outbox.message SET dead_at = NULL, attempts = 0, \
+        advice.push(format!(
+            "Dead letters: once the cause is mended, UPDATE {schema}.message SET dead_at = NULL, attempts = 0, \
              available_at = now() WHERE id = … sends one again; DELETE discards it."
-                .to_owned(),
-        );
+        ));
     }
     if let Some(writer) = status.open_writer.as_ref().filter(|w| w.age_seconds > 60.0) {
         advice.push(format!(
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn without_a_relay_the_first_advice_is_to_start_one() {
-        assert!(render(&quiet()).contains("No relay is running"));
+        assert!(render(&quiet(), "outbox").contains("No relay is running"));
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
             age_seconds: 5.0,
             retry_in_seconds: Some(1.0),
         });
-        let text = render(&status);
+        let text = render(&status, "outbox");
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
         assert!(text.contains("Topic gone takes nothing"), "{text}");
         assert!(text.contains("dead_at = NULL"), "{text}");

@@ -14,7 +14,7 @@ pub enum Error {
     Pool(#[from] deadpool_postgres::PoolError),
     #[error("the database did not answer within {0:?}")]
     Silent(Duration),
-    #[error("migration failed: {0}")]
+    #[error("migration failed: {}", with_causes(.0))]
     Migration(#[from] refinery::Error),
     #[error("{0}")]
     Schema(String),
@@ -44,7 +44,8 @@ impl Error {
             Error::Permission(_) => Kind::Permission,
             Error::Postgres(error) => kind_of(error),
             Error::Pool(deadpool_postgres::PoolError::Backend(error)) => kind_of(error),
-            Error::Pool(_) | Error::Silent(_) | Error::Migration(_) | Error::Unexpected(_) => Kind::Passing,
+            Error::Migration(error) => kind_of_migration(error),
+            Error::Pool(_) | Error::Silent(_) | Error::Unexpected(_) => Kind::Passing,
         }
     }
 }
@@ -57,6 +58,21 @@ fn kind_of(error: &tokio_postgres::Error) -> Kind {
         Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Kind::Permission,
         Some(&SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_COLUMN | &SqlState::INVALID_SCHEMA_NAME) => Kind::Schema,
         _ => Kind::Passing,
+    }
+}
+
+/// A migration that the server refuses for what it says is refused next time too.
+fn kind_of_migration(error: &refinery::Error) -> Kind {
+    let refinery::error::Kind::Connection(_, source) = error.kind() else {
+        return Kind::Schema;
+    };
+    let Some(error) = source.downcast_ref::<tokio_postgres::Error>() else {
+        return Kind::Passing;
+    };
+    let wrong_statement = error.code().is_some_and(|code| code.code().starts_with("42"));
+    match kind_of(error) {
+        Kind::Passing if wrong_statement => Kind::Schema,
+        kind => kind,
     }
 }
 

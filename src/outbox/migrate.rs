@@ -27,7 +27,7 @@ pub fn known_version() -> i32 {
     let newest = embedded::migrations::runner()
         .get_migrations()
         .iter()
-        .map(|migration| migration.version() as i32)
+        .map(|migration| migration.version())
         .max();
     newest.unwrap_or(0)
 }
@@ -42,10 +42,28 @@ pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
         .await?;
     let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
     runner.set_migration_table_name(format!("{schema}.schema_history"));
-    let report = runner.run_async(client).await?;
+    let report = runner.run_async(client).await.map_err(explain)?;
     let unlock = format!("SELECT pg_advisory_unlock(hashtextextended('{schema}.schema_history', 0))");
     client.batch_execute(&unlock).await?;
-    Ok(report.applied_migrations().iter().map(|m| m.version() as i32).collect())
+    Ok(report.applied_migrations().iter().map(|m| m.version()).collect())
+}
+
+/// The runner's words are about files; ours are about what to do.
+fn explain(error: refinery::Error) -> Error {
+    match error.kind() {
+        refinery::error::Kind::MissingVersion(found) => from_the_future(found.version()),
+        refinery::error::Kind::DivergentVersion(found, _) => Error::Schema(format!(
+            "migration {found} was applied here with another text than this outboxd brings. Use a released outboxd"
+        )),
+        _ => error.into(),
+    }
+}
+
+fn from_the_future(found: i32) -> Error {
+    let known = known_version();
+    Error::Schema(format!(
+        "the outbox schema is at version {found}, this outboxd knows only {known}. Upgrade outboxd"
+    ))
 }
 
 impl Outbox {
@@ -57,18 +75,20 @@ impl Outbox {
                 "this server is a read-only standby. Point --database-url at the primary".to_owned(),
             ));
         }
+        self.verify_schema().await?;
+        self.verify_permissions().await?;
+        self.verify_sequence().await
+    }
+
+    /// Is the schema there, in a version this binary knows? A standby and an operator's login will do.
+    pub async fn verify_schema(&self) -> Result<()> {
+        let row = self.query_one(&self.statements.schema_version, &[]).await?;
         if !row.try_get::<_, bool>("present")? {
             return Err(Error::Schema(
                 "the outbox schema is missing. Run `outboxd migrate` first, or start with `outboxd run --migrate`"
                     .to_owned(),
             ));
         }
-        self.verify_version().await?;
-        self.verify_permissions().await?;
-        self.verify_sequence().await
-    }
-
-    async fn verify_version(&self) -> Result<()> {
         let row = self.query_one(&self.statements.schema_history, &[]).await?;
         let found = row.try_get::<_, Option<i32>>("version")?.unwrap_or(0);
         let known = known_version();
@@ -78,9 +98,7 @@ impl Outbox {
             )));
         }
         if found > known {
-            return Err(Error::Schema(format!(
-                "the outbox schema is at version {found}, this outboxd knows only {known}. Upgrade outboxd"
-            )));
+            return Err(from_the_future(found));
         }
         Ok(())
     }

@@ -1,13 +1,19 @@
 -- Everything the daemon will do, asked for at start-up rather than refused at 3 a.m.
 SELECT wanted.what
-FROM (VALUES
-    ('SELECT on outbox.message',  has_table_privilege('outbox.message', 'SELECT')),
-    ('DELETE on outbox.message',  has_table_privilege('outbox.message', 'DELETE')),
-    ('UPDATE (published_at) on outbox.message', has_column_privilege('outbox.message', 'published_at', 'UPDATE')),
-    ('SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')),
-    ('UPDATE on outbox.lane',     has_table_privilege('outbox.lane', 'UPDATE')),
-    ('INSERT on outbox.worker',   has_table_privilege('outbox.worker', 'INSERT')),
-    ('INSERT on outbox.hold',     has_table_privilege('outbox.hold', 'INSERT')),
-    ('INSERT on outbox.history',  has_table_privilege('outbox.history', 'INSERT'))
+FROM (
+    SELECT t.privilege || ' on outbox.' || t.name, has_table_privilege('outbox.' || t.name, t.privilege)
+    FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'),
+                 ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
+                 ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
+                 ('history', 'SELECT'), ('history', 'INSERT')) AS t (name, privilege)
+    UNION ALL
+    SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
+    FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('lease_until'), ('claim_token'), ('attempts'),
+                 ('last_error')) AS c (name)
+    UNION ALL
+    SELECT 'SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')
+    UNION ALL
+    SELECT 'EXECUTE on outbox.' || f.name, has_function_privilege('outbox.' || f.name, 'EXECUTE')
+    FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)')) AS f (name)
 ) AS wanted (what, granted)
 WHERE NOT wanted.granted

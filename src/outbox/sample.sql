@@ -4,9 +4,15 @@ WITH walked AS MATERIALIZED (
     FROM outbox.message m
     WHERE m.id > (SELECT min(floor) FROM outbox.lane)
     ORDER BY m.id LIMIT $1
+), passed AS MATERIALIZED (
+    -- What every floor has passed unpublished is held, and lies above the floor its hold was taken at.
+    SELECT m.created_at, m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
+    FROM outbox.message m
+    WHERE m.id > (SELECT min(resume_floor) FROM outbox.hold) AND m.id <= (SELECT min(floor) FROM outbox.lane)
+    ORDER BY m.id LIMIT $1
 )
 SELECT count(*) FILTER (WHERE pending) AS pending,
-       count(*) >= $1 AS capped,
+       (SELECT count(*) FROM walked) >= $1 OR (SELECT count(*) FROM passed) >= $1 AS capped,
        coalesce(extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE pending)), 0)::float8 AS oldest_seconds,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE dead_at IS NOT NULL LIMIT $1) d) AS dead,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE available_at > statement_timestamp() LIMIT $1) d) AS delayed,
@@ -14,4 +20,4 @@ SELECT count(*) FILTER (WHERE pending) AS pending,
        (SELECT count(DISTINCT topic) FROM outbox.hold WHERE unit = '') AS parked_topics,
        (SELECT coalesce(max(age(backend_xmin)), 0)::bigint FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS horizon_age,
        (SELECT coalesce(n_dead_tup, 0) FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass) AS dead_tuples
-FROM walked
+FROM (SELECT * FROM walked UNION ALL SELECT * FROM passed) AS seen

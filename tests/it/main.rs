@@ -5,4 +5,8 @@ mod support;
 mod faults;
 mod life;
 mod order;
+mod record;
 mod scaling;
+mod schema;
+mod settings;
+mod watching;

@@ -16,9 +16,9 @@ pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
-pub use topics::{alter_topic, delete_topic};
+pub use topics::{alter_topic, create_topic, delete_topic};
 pub use trickle::Trickle;
-pub use world::{World, connect};
+pub use world::{World, connect, outboxd, with_database};
 
 /// How long a test waits for something that should come soon.
 pub const SOON: Duration = Duration::from_secs(30);
@@ -36,4 +36,15 @@ pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFn
         assert!(Instant::now() < deadline, "waited {within:?} in vain for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// SQL for bytes that no compression brings below a small topic's limit.
+pub const TOO_LARGE: &str = "(SELECT string_agg(uuid_send(gen_random_uuid()), '') FROM generate_series(1, 300))";
+
+/// A topic setting under which [`TOO_LARGE`] is refused and small rows are not.
+pub const SMALL: (&str, &str) = ("max.message.bytes", "2000");
+
+/// What a process said on stderr.
+pub fn stderr_of(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }

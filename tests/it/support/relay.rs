@@ -12,25 +12,32 @@ use super::world::outboxd;
 pub struct RelayBuilder {
     command: Command,
     failpoints: Vec<String>,
+    panics: Vec<String>,
 }
 
 impl RelayBuilder {
+    /// As short as the settings allow: recovery is part of what is tested. By environment, so that a flag wins.
     pub fn new(database_url: &str, kafka: &str) -> Self {
+        RelayBuilder::with_defaults(database_url, kafka)
+            .env("OUTBOXD_BATCH_DEADLINE", "1s")
+            .env("OUTBOXD_LEASE", "5s")
+            .env("OUTBOXD_POLL_INTERVAL_MAX", "100ms")
+    }
+
+    /// With the settings a user gets who sets none.
+    pub fn with_defaults(database_url: &str, kafka: &str) -> Self {
         let mut command = outboxd();
         command
             .args(["run", "--database-url", database_url, "--kafka-brokers", kafka])
-            .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"])
-            // As short as the settings allow: recovery is part of what is tested. By environment, so that a flag wins.
-            .env("OUTBOXD_BATCH_DEADLINE", "1s")
-            .env("OUTBOXD_LEASE", "5s")
-            .env("OUTBOXD_POLL_INTERVAL_MAX", "100ms");
+            .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"]);
         RelayBuilder {
             command,
             failpoints: Vec::new(),
+            panics: Vec::new(),
         }
     }
 
-    /// More flags; they win over the defaults above.
+    /// More flags; they win over the builder's own choice.
     pub fn args(mut self, args: &[&str]) -> Self {
         self.command.args(args);
         self
@@ -47,6 +54,12 @@ impl RelayBuilder {
         self
     }
 
+    /// Panic at this failpoint.
+    pub fn panic_at(mut self, name: &str) -> Self {
+        self.panics.push(name.to_owned());
+        self
+    }
+
     pub fn start(mut self) -> Relay {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let log = dir.path().join("log");
@@ -54,6 +67,7 @@ impl RelayBuilder {
             .failpoints
             .iter()
             .map(|name| format!("{name}={}", dir.path().display()))
+            .chain(self.panics.iter().map(|name| format!("{name}=panic")))
             .collect();
         let child = self
             .command
@@ -99,7 +113,8 @@ impl Relay {
         self.log().contains(text)
     }
 
-    fn address(&self) -> Option<String> {
+    /// Where it listens, once it does.
+    pub fn address(&self) -> Option<String> {
         let log = self.log();
         let line = log.lines().find(|line| line.contains("outboxd starts"))?;
         let line: serde_json::Value = serde_json::from_str(line).ok()?;

@@ -8,16 +8,14 @@ use std::sync::LazyLock;
 pub struct Stack {
     pub database_url: String,
     pub kafka: String,
+    /// The folder of Kafka's jars.
+    pub kafka_libs: String,
 }
 
 static STACK: LazyLock<Stack> = LazyLock::new(|| {
-    let environment = std::env::var("OUTBOXD_TEST_DATABASE_URL")
-        .ok()
-        .zip(std::env::var("OUTBOXD_TEST_KAFKA").ok());
-    let (database_url, kafka) = environment
+    from_environment(|name| std::env::var(name).ok())
         .or_else(running_stack)
-        .expect("no dev stack: use `make test`, or `make up` first");
-    Stack { database_url, kafka }
+        .expect("no dev stack: use `make test`, or `make up` first")
 });
 
 impl Stack {
@@ -30,14 +28,21 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/dev/stack")
 }
 
-fn running_stack() -> Option<(String, String)> {
+fn from_environment(value: impl Fn(&str) -> Option<String>) -> Option<Stack> {
+    Some(Stack {
+        database_url: value("OUTBOXD_TEST_DATABASE_URL")?,
+        kafka: value("OUTBOXD_TEST_KAFKA")?,
+        kafka_libs: value("OUTBOXD_TEST_KAFKA_LIBS")?,
+    })
+}
+
+fn running_stack() -> Option<Stack> {
     let output = Command::new(script()).arg("env").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
-    let value = |name: &str| {
-        let line = text.lines().find(|line| line.contains(name))?;
+    from_environment(|name| {
+        let line = text.lines().find(|line| line.contains(&format!("{name}=")))?;
         Some(line.split_once('=')?.1.trim_matches(['"', '\'']).to_owned())
-    };
-    Some((value("OUTBOXD_TEST_DATABASE_URL")?, value("OUTBOXD_TEST_KAFKA")?))
+    })
 }
 
 /// Runs the stack script; panics with its words if it fails.

@@ -1,15 +1,25 @@
-//! Topics changed under a running relay.
+//! Topics: created, and changed under a running relay.
 
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 
 fn admin(kafka: &str) -> (AdminClient<DefaultClientContext>, AdminOptions) {
     let admin = ClientConfig::new().set("bootstrap.servers", kafka).create();
     let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
     (admin.expect("an admin client"), options)
+}
+
+pub async fn create_topic(kafka: &str, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+    let (admin, options) = admin(kafka);
+    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    for (key, value) in settings {
+        topic = topic.set(key, value);
+    }
+    let created = admin.create_topics([&topic], &options).await.expect("Kafka answers");
+    assert!(created.iter().all(Result::is_ok), "{created:?}");
 }
 
 /// Sets one setting of a topic; the others go back to their defaults.

@@ -1,16 +1,15 @@
 //! A world of its own for each test: a database, topics, relay processes; gone when the test is.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::DefaultClientContext;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
 use super::relay::RelayBuilder;
 use super::stack::Stack;
+use super::topics::create_topic;
 
 pub struct World {
     pub database_url: String,
@@ -30,6 +29,19 @@ impl World {
 
     /// The same on servers of the test's choice.
     pub async fn on(server_url: &str, kafka: &str) -> Self {
+        let world = World::empty_on(server_url, kafka).await;
+        let output = world.outboxd("migrate", &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        world
+    }
+
+    /// A database of its own without the schema.
+    pub async fn empty() -> Self {
+        let stack = Stack::get();
+        World::empty_on(&stack.database_url, &stack.kafka).await
+    }
+
+    async fn empty_on(server_url: &str, kafka: &str) -> Self {
         let name = format!("t{}", &Uuid::new_v4().simple().to_string()[..12]);
         let server = connect(server_url).await;
         server
@@ -37,23 +49,32 @@ impl World {
             .await
             .expect("a fresh database");
         let database_url = with_database(server_url, &name);
-        let world = World {
+        World {
             db: connect(&database_url).await,
             database_url,
             kafka: kafka.to_owned(),
             name,
             server_url: Some(server_url.to_owned()),
-        };
-        world.migrate();
-        world
+        }
     }
 
-    fn migrate(&self) {
-        let output = outboxd()
-            .args(["migrate", "--database-url", &self.database_url])
+    /// Runs a subcommand against this world's database, to its end.
+    pub fn outboxd(&self, subcommand: &str, args: &[&str]) -> Output {
+        outboxd()
+            .args([subcommand, "--database-url", &self.database_url])
+            .args(args)
             .output()
-            .expect("outboxd runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            .expect("outboxd runs")
+    }
+
+    /// A login of this world with these roles, and nothing else; answers its URL.
+    pub async fn login(&self, name: &str, roles: &[&str]) -> String {
+        let login = format!("{}_{name}", self.name);
+        self.execute(&format!("CREATE ROLE {login} LOGIN")).await;
+        for role in roles {
+            self.execute(&format!("GRANT {role} TO {login}")).await;
+        }
+        self.database_url.replacen("postgres@", &format!("{login}@"), 1)
     }
 
     /// Creates a topic of this world; answers its full name.
@@ -77,6 +98,28 @@ impl World {
     pub async fn pending(&self) -> i64 {
         self.count("SELECT count(*) FROM outbox.message WHERE published_at IS NULL AND dead_at IS NULL")
             .await
+    }
+
+    /// One text from the database.
+    pub async fn text(&self, sql: &str) -> String {
+        self.db.query_one(sql, &[]).await.expect(sql).get(0)
+    }
+
+    /// Does the condition hold, in SQL?
+    pub async fn is_true(&self, condition: &str) -> bool {
+        self.db
+            .query_one(&format!("SELECT coalesce(({condition}), false)"), &[])
+            .await
+            .expect(condition)
+            .get(0)
+    }
+
+    /// Waits until it does.
+    pub async fn until(&self, condition: &str) {
+        super::eventually(super::SOON, condition, async || {
+            self.is_true(condition).await.then_some(())
+        })
+        .await;
     }
 
     pub async fn execute(&self, sql: &str) {
@@ -117,6 +160,23 @@ impl Drop for World {
         if let Some(server) = &self.server_url {
             let drop_database = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
             let _ = Command::new("psql").args([server, "-qc", &drop_database]).output();
+            // Roles outlive their database: those of this world go with it.
+            let drop_logins = format!(
+                "SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE rolname LIKE '{}\\_%' \\gexec",
+                self.name
+            );
+            if let Ok(mut psql) = Command::new("psql")
+                .args([server, "-q"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn()
+            {
+                let _ = psql
+                    .stdin
+                    .take()
+                    .map(|mut stdin| stdin.write_all(drop_logins.as_bytes()));
+                let _ = psql.wait();
+            }
         }
     }
 }
@@ -135,18 +195,4 @@ pub async fn connect(url: &str) -> Client {
 pub fn with_database(url: &str, database: &str) -> String {
     let (server, _) = url.rsplit_once('/').expect("a database in the URL");
     format!("{server}/{database}")
-}
-
-pub async fn create_topic(kafka: &str, name: &str, partitions: i32, settings: &[(&str, &str)]) {
-    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
-        .set("bootstrap.servers", kafka)
-        .create()
-        .expect("an admin client");
-    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
-    for (key, value) in settings {
-        topic = topic.set(key, value);
-    }
-    let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
-    let created = admin.create_topics([&topic], &options).await.expect("Kafka answers");
-    assert!(created.iter().all(Result::is_ok), "{created:?}");
 }

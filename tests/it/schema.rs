@@ -1,0 +1,583 @@
+//! The schema: what it refuses, who may do what, how it is applied and verified.
+
+use std::process::Stdio;
+
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use crate::support::*;
+
+/// Each CHECK of the tables, with statements it must refuse. `message` rows are given as a column list and values.
+const REFUSED: &[(&str, &[&str])] = &[
+    (
+        "message_topic_is_a_legal_kafka_name",
+        &[
+            "(topic, key) VALUES ('', 'k')",
+            "(topic, key) VALUES ('a b', 'k')",
+            "(topic, key) VALUES ('ä', 'k')",
+            "(topic, key) VALUES (E'a\\n', 'k')",
+            "(topic, key) VALUES ('.', 'k')",
+            "(topic, key) VALUES ('..', 'k')",
+            "(topic, key) VALUES (repeat('x', 250), 'k')",
+        ],
+    ),
+    (
+        "message_key_is_at_most_1024_bytes",
+        &[
+            "(topic, key) VALUES ('t', repeat('x', 1025))",
+            "(topic, key) VALUES ('t', repeat('ä', 513))",
+        ],
+    ),
+    (
+        "message_partition_is_not_negative",
+        &["(topic, key, partition) VALUES ('t', 'k', -1)"],
+    ),
+    (
+        "message_has_one_payload_at_most",
+        &["(topic, key, payload, payload_bytes) VALUES ('t', 'k', '1', '\\x01')"],
+    ),
+    (
+        "message_without_payload_is_a_tombstone_and_needs_a_key",
+        &["(topic) VALUES ('t')", "(topic, partition) VALUES ('t', 0)"],
+    ),
+    (
+        "message_headers_are_a_json_object",
+        &[
+            "(topic, key, headers) VALUES ('t', 'k', '[]')",
+            "(topic, key, headers) VALUES ('t', 'k', '\"text\"')",
+            "(topic, key, headers) VALUES ('t', 'k', 'null')",
+        ],
+    ),
+    (
+        "message_headers_do_not_use_the_relays_names",
+        &[
+            "(topic, key, headers) VALUES ('t', 'k', '{\"message-id\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"event-type\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"aggregate-type\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"aggregate-id\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"aggregate-version\": 1}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"possible-duplicate\": \"true\"}')",
+        ],
+    ),
+    (
+        "message_idempotency_key_needs_scope_and_event_type",
+        &[
+            "(topic, key, idempotency_key, event_type) VALUES ('t', 'k', 'i', 'E')",
+            "(topic, key, idempotency_key, idempotency_scope) VALUES ('t', 'k', 'i', 's')",
+        ],
+    ),
+    (
+        "message_attempts_are_not_negative",
+        &["(topic, key, attempts) VALUES ('t', 'k', -1)"],
+    ),
+    (
+        "message_is_not_both_published_and_dead",
+        &["(topic, key, published_at, dead_at) VALUES ('t', 'k', now(), now())"],
+    ),
+    (
+        "message_that_is_published_or_dead_waits_for_nothing",
+        &[
+            "(topic, key, published_at, available_at) VALUES ('t', 'k', now(), now())",
+            "(topic, payload, dead_at, claim_token, lease_until) VALUES ('t', '1', now(), gen_random_uuid(), now())",
+        ],
+    ),
+    (
+        "message_lease_is_for_rows_without_a_lane",
+        &[
+            "(topic, key, claim_token, lease_until) VALUES ('t', 'k', gen_random_uuid(), now())",
+            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
+        ],
+    ),
+    (
+        "lane_is_known",
+        &["outbox.lane (lane) VALUES (64)", "outbox.lane (lane) VALUES (-2)"],
+    ),
+    (
+        "lane_without_key_has_no_owner",
+        &["outbox.lane (lane, owner) VALUES (-1, gen_random_uuid())"],
+    ),
+    (
+        "hold_unit_is_a_key_a_partition_or_everything",
+        &["outbox.hold (lane, topic, unit, resume_floor, reason, retry_at) VALUES (0, 't', 'x', 0, '', now())"],
+    ),
+];
+
+#[tokio::test]
+async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_which() {
+    let world = World::new().await;
+    for (constraint, statements) in REFUSED {
+        for values in *statements {
+            let table = if values.starts_with('(') { "outbox.message " } else { "" };
+            let insert = format!("BEGIN; INSERT INTO {table}{values}");
+            let error = world.db.batch_execute(&insert).await.expect_err(&insert);
+            let error = error.as_db_error().expect("from the server");
+            assert_eq!(error.constraint(), Some(*constraint), "{insert}: {error}");
+            assert!(error.message().contains(constraint), "{error}");
+            world.execute("ROLLBACK").await;
+        }
+    }
+    let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
+                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace";
+    let mut tried: Vec<&str> = REFUSED.iter().map(|(constraint, _)| *constraint).collect();
+    tried.sort_unstable();
+    assert_eq!(world.text(named).await, tried.join(" "), "every CHECK is tried here");
+}
+
+#[tokio::test]
+async fn what_is_just_within_the_limits_is_accepted() {
+    let world = World::new().await;
+    world
+        .execute(
+            "INSERT INTO outbox.message (topic, key) VALUES (repeat('x', 249), repeat('x', 1024)), ('a.B-c_9', '');
+             INSERT INTO outbox.message (topic, payload, partition, headers) VALUES ('t', 'null', 0, '{}');",
+        )
+        .await;
+    assert_eq!(world.pending().await, 3);
+}
+
+/// Computed once with the shipped expression. An upgrade that changes any of these splits a key over two lanes.
+const LANES: &[(&str, i16)] = &[
+    ("", 45),
+    ("a", 49),
+    ("b", 32),
+    ("order-1", 11),
+    ("order-2", 44),
+    ("customer/42", 27),
+    ("Ünïcödé", 37),
+    ("ключ", 0),
+    ("鍵", 61),
+    ("🔑", 31),
+    (" ", 50),
+    ("0", 44),
+];
+
+/// The same for rows without a key and with a partition of their own.
+const PARTITION_LANES: &[(&str, i32, i16)] = &[
+    ("orders", 0, 32),
+    ("orders", 1, 24),
+    ("orders", 2, 40),
+    ("payments", 0, 43),
+    ("a.b-c_D", 17, 60),
+    ("orders", i32::MAX, 7),
+];
+
+#[tokio::test]
+async fn the_lane_of_a_key_never_changes() {
+    let world = World::new().await;
+    let by_key = "INSERT INTO outbox.message (topic, key, partition) VALUES ($1, $2, 5) RETURNING lane";
+    for (key, lane) in LANES {
+        for topic in ["orders", "payments"] {
+            let row = world.db.query_one(by_key, &[&topic, key]).await.expect("inserted");
+            assert_eq!(row.get::<_, i16>(0), *lane, "key {key:?} in {topic}");
+        }
+    }
+    let by_partition = "INSERT INTO outbox.message (topic, partition, payload) VALUES ($1, $2, '1') RETURNING lane";
+    for (topic, partition, lane) in PARTITION_LANES {
+        let row = world
+            .db
+            .query_one(by_partition, &[topic, partition])
+            .await
+            .expect("inserted");
+        assert_eq!(row.get::<_, i16>(0), *lane, "{topic} partition {partition}");
+    }
+    world.execute("SELECT outbox.enqueue('t', payload => '1')").await;
+    assert!(
+        world
+            .is_true("SELECT lane IS NULL FROM outbox.message ORDER BY id DESC LIMIT 1")
+            .await
+    );
+}
+
+fn idempotent(scope: &str, key: &str, event: &str) -> String {
+    format!(
+        "INSERT INTO outbox.message (topic, key, idempotency_scope, idempotency_key, event_type)
+         VALUES ('t', 'k', '{scope}', '{key}', '{event}')"
+    )
+}
+
+#[tokio::test]
+async fn an_idempotency_key_is_taken_once_per_scope_and_event_type() {
+    let world = World::new().await;
+    for (scope, key, event) in [("s", "i", "E"), ("s2", "i", "E"), ("s", "i2", "E"), ("s", "i", "E2")] {
+        world.execute(&idempotent(scope, key, event)).await;
+    }
+    // An event type and a scope alone are no idempotency key.
+    for _ in 0..2 {
+        let plain =
+            "INSERT INTO outbox.message (topic, key, idempotency_scope, event_type) VALUES ('t', 'k', 's', 'E')";
+        world.execute(plain).await;
+    }
+    let again = world
+        .db
+        .batch_execute(&idempotent("s", "i", "E"))
+        .await
+        .expect_err("taken");
+    let again = again.as_db_error().expect("from the server");
+    assert_eq!(
+        (again.code(), again.constraint()),
+        (&SqlState::UNIQUE_VIOLATION, Some("message_idempotency"))
+    );
+}
+
+#[tokio::test]
+async fn of_two_transactions_with_the_same_idempotency_key_the_second_waits_and_is_refused() {
+    let world = World::new().await;
+    let second = world.session().await;
+    world.execute(&format!("BEGIN; {}", idempotent("s", "i", "E"))).await;
+    let waiting = tokio::spawn(async move { second.batch_execute(&idempotent("s", "i", "E")).await });
+    let blocked =
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    world.until(blocked).await;
+    world.execute("COMMIT").await;
+    let refused = waiting.await.expect("ran").expect_err("taken");
+    assert_eq!(refused.code(), Some(&SqlState::UNIQUE_VIOLATION));
+}
+
+#[tokio::test]
+async fn enqueue_writes_every_argument_into_its_column() {
+    let world = World::new().await;
+    let message_id = "0190163d-8694-739b-aea5-966c26f8ad91";
+    let returned = world
+        .text(&format!(
+            "SELECT outbox.enqueue(topic => 't', key => 'k', payload => '{{\"n\": 1}}', headers => '{{\"h\": \"v\"}}',
+                event_type => 'Placed', aggregate_type => 'order', aggregate_id => '42', aggregate_version => 7,
+                idempotency_scope => 's', idempotency_key => 'i', available_at => '2100-01-01 00:00+00',
+                partition => 3, message_id => '{message_id}')::text"
+        ))
+        .await;
+    assert_eq!(returned, message_id);
+    let same = format!(
+        "SELECT (topic, key, payload, headers, event_type, aggregate_type, aggregate_id, aggregate_version,
+                 idempotency_scope, idempotency_key, available_at, partition, message_id)
+              = ('t', 'k', '{{\"n\": 1}}'::jsonb, '{{\"h\": \"v\"}}'::jsonb, 'Placed', 'order', '42', 7,
+                 's', 'i', '2100-01-01 00:00+00'::timestamptz, 3, '{message_id}'::uuid)
+              AND payload_bytes IS NULL FROM outbox.message"
+    );
+    assert!(world.is_true(&same).await);
+    let drawn = world
+        .text("SELECT outbox.enqueue('t', payload_bytes => '\\x0001ff')::text")
+        .await;
+    let bytes = format!(
+        "SELECT payload_bytes = '\\x0001ff' AND payload IS NULL AND key IS NULL AND available_at IS NULL
+         FROM outbox.message WHERE message_id = '{drawn}'"
+    );
+    assert!(world.is_true(&bytes).await, "the id it returns is the row's");
+}
+
+async fn denied(client: &Client, statement: &str) {
+    let error = client.batch_execute(statement).await.expect_err(statement);
+    assert_eq!(
+        error.code(),
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE),
+        "{statement}: {error}"
+    );
+}
+
+#[tokio::test]
+async fn a_producer_writes_its_own_columns_and_nothing_else() {
+    let world = World::new().await;
+    let producer = connect(&world.login("producer", &["outbox_producer"]).await).await;
+    producer
+        .batch_execute(
+            "INSERT INTO outbox.message (topic, key, payload, headers, event_type, aggregate_type, aggregate_id,
+                 aggregate_version, idempotency_scope, idempotency_key, available_at, partition, message_id)
+             VALUES ('t', 'k', '1', '{}', 'E', 'a', '1', 1, 's', 'i', now(), 0, gen_random_uuid());
+             INSERT INTO outbox.message (topic, payload_bytes) VALUES ('t', '\\x00');
+             SELECT outbox.enqueue('t', 'k', '2');",
+        )
+        .await
+        .expect("what a producer is for");
+    assert_eq!(world.pending().await, 3);
+    for (column, value) in [
+        ("created_at", "now()"),
+        ("published_at", "now()"),
+        ("dead_at", "now()"),
+        ("lease_until", "now()"),
+        ("claim_token", "gen_random_uuid()"),
+        ("attempts", "1"),
+        ("last_error", "''"),
+    ] {
+        let insert = format!("INSERT INTO outbox.message (topic, key, {column}) VALUES ('t', 'k', {value})");
+        denied(&producer, &insert).await;
+    }
+    for statement in [
+        "INSERT INTO outbox.message (id, topic, key) OVERRIDING SYSTEM VALUE VALUES (-5, 't', 'k')",
+        "COPY outbox.message (id, topic, key) FROM STDIN",
+        "SELECT topic FROM outbox.message",
+        "UPDATE outbox.message SET available_at = now()",
+        "DELETE FROM outbox.message",
+        "TRUNCATE outbox.message",
+        "SELECT nextval('outbox.message_id_seq')",
+        "SELECT setval('outbox.message_id_seq', 1)",
+        "SELECT last_value FROM outbox.message_id_seq",
+        "UPDATE outbox.lane SET floor = 0",
+        "SELECT FROM outbox.worker",
+        "SELECT FROM outbox.hold",
+        "SELECT FROM outbox.history",
+        "SELECT FROM outbox.schema_history",
+        "SELECT outbox.history_drop('1 day')",
+        "SELECT outbox.history_prepare()",
+        "CREATE TABLE outbox.mine ()",
+    ] {
+        denied(&producer, statement).await;
+    }
+}
+
+#[tokio::test]
+async fn a_login_without_a_role_can_do_nothing() {
+    let world = World::new().await;
+    let stranger = connect(&world.login("stranger", &[]).await).await;
+    denied(&stranger, "SELECT outbox.enqueue('t', 'k', '1')").await;
+    denied(&stranger, "INSERT INTO outbox.message (topic, key) VALUES ('t', 'k')").await;
+}
+
+/// A relay that is not the owner goes through everything it ever does to a row.
+async fn the_relay_role_is_enough(on_published: &str) {
+    let world = World::new().await;
+    let url = world.login("relay", &["outbox_relay"]).await;
+    let topic = world.topic("small", 2, &[SMALL]).await;
+    let missing = format!("{}.late", world.name);
+    world
+        .execute(&format!(
+            "SELECT outbox.enqueue('{topic}', 'bad', payload_bytes => {TOO_LARGE});
+             SELECT outbox.enqueue('{topic}', 'bad', '2');
+             SELECT outbox.enqueue('{topic}', NULL, payload_bytes => {TOO_LARGE});
+             SELECT outbox.enqueue('{topic}', NULL, '4');
+             SELECT outbox.enqueue('{topic}', 'later', '5', available_at => now() + interval '1 ms');
+             SELECT outbox.enqueue('{missing}', 'parked', '6');
+             SELECT outbox.enqueue('{missing}', NULL, '7');"
+        ))
+        .await;
+    let mut relay = RelayBuilder::new(&url, &world.kafka)
+        .args(&["--on-published", on_published])
+        .args(&[
+            "--max-attempts",
+            "2",
+            "--retry-backoff-min",
+            "50ms",
+            "--retry-backoff-max",
+            "100ms",
+        ])
+        .start_ready()
+        .await;
+    world
+        .until("SELECT count(*) = 2 FROM outbox.hold WHERE unit = ''")
+        .await;
+    create_topic(&world.kafka, &missing, 1, &[]).await;
+    world.drained(SOON).await;
+    world.until("SELECT count(*) = 0 FROM outbox.hold").await;
+    assert_eq!(
+        world
+            .count("SELECT count(*) FROM outbox.message WHERE dead_at IS NOT NULL")
+            .await,
+        2
+    );
+    assert_eq!(read_until(&world.kafka, &topic, 3, SOON).await.len(), 3);
+    assert_eq!(read_until(&world.kafka, &missing, 2, SOON).await.len(), 2);
+    let kept = world
+        .count("SELECT count(*) FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    let archived = world.count("SELECT count(*) FROM outbox.history").await;
+    let expected = match on_published {
+        "keep" => (5, 0),
+        "archive" => (0, 5),
+        _ => (0, 0),
+    };
+    assert_eq!((kept, archived), expected);
+    if on_published == "archive" {
+        world
+            .until("SELECT count(*) >= 3 FROM pg_class WHERE relname ~ '^history_[0-9]{8}$'")
+            .await;
+    }
+    relay.stop();
+    assert!(!relay.logged("42501"), "nothing was denied:\n{}", relay.log());
+    assert_eq!(
+        world
+            .count("SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL")
+            .await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn the_relay_role_is_enough_to_keep() {
+    the_relay_role_is_enough("keep").await;
+}
+
+#[tokio::test]
+async fn the_relay_role_is_enough_to_archive() {
+    the_relay_role_is_enough("archive").await;
+}
+
+#[tokio::test]
+async fn the_relay_role_is_enough_to_delete() {
+    the_relay_role_is_enough("delete").await;
+}
+
+#[tokio::test]
+async fn the_relay_role_cannot_change_what_the_application_wrote() {
+    let world = World::new().await;
+    let relay = connect(&world.login("relay", &["outbox_relay"]).await).await;
+    for statement in [
+        "UPDATE outbox.message SET payload = '2'",
+        "UPDATE outbox.message SET topic = 'other'",
+        "INSERT INTO outbox.message (topic, key) VALUES ('t', 'k')",
+        "SELECT nextval('outbox.message_id_seq')",
+        "DELETE FROM outbox.history",
+        "DELETE FROM outbox.lane",
+        "DELETE FROM outbox.schema_history",
+    ] {
+        denied(&relay, statement).await;
+    }
+}
+
+#[tokio::test]
+async fn an_operator_sees_the_status_and_redrives_but_changes_no_content() {
+    let world = World::new().await;
+    world
+        .execute(
+            "SELECT outbox.enqueue('t', 'k', '1');
+             UPDATE outbox.message SET dead_at = now(), attempts = 5, last_error = 'refused';
+             INSERT INTO outbox.hold (lane, topic, unit, head_id, resume_floor, reason, retry_at)
+             SELECT lane, topic, 'k:k', id, 0, 'refused', 'infinity' FROM outbox.message;",
+        )
+        .await;
+    let url = world.login("operator", &["outbox_operator"]).await;
+    let status = outboxd()
+        .args(["status", "--database-url", &url])
+        .output()
+        .expect("runs");
+    assert!(status.status.success(), "{}", stderr_of(&status));
+    assert!(String::from_utf8_lossy(&status.stdout).contains("Dead      1"));
+    let operator = connect(&url).await;
+    for statement in [
+        "UPDATE outbox.hold SET retry_at = now()",
+        "UPDATE outbox.message SET dead_at = NULL, attempts = 0, available_at = now() WHERE id = 1",
+        "DELETE FROM outbox.message WHERE id = 1",
+    ] {
+        operator.batch_execute(statement).await.expect(statement);
+    }
+    for statement in [
+        "UPDATE outbox.message SET payload = '2'",
+        "INSERT INTO outbox.message (topic, key) VALUES ('t', 'k')",
+        "UPDATE outbox.hold SET resume_floor = 0",
+        "DELETE FROM outbox.hold",
+        "UPDATE outbox.lane SET floor = 0",
+        "DELETE FROM outbox.history",
+    ] {
+        denied(&operator, statement).await;
+    }
+}
+
+#[tokio::test]
+async fn migrations_started_together_do_not_collide() {
+    let world = World::empty().await;
+    let started: Vec<_> = (0..6)
+        .map(|_| {
+            outboxd()
+                .args(["migrate", "--database-url", &world.database_url])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("starts")
+        })
+        .collect();
+    let mut applied = 0;
+    for process in started {
+        let output = process.wait_with_output().expect("ends");
+        assert!(output.status.success(), "{}", stderr_of(&output));
+        applied += usize::from(String::from_utf8_lossy(&output.stdout).contains("Applied V1"));
+    }
+    assert_eq!(applied, 1, "the others find it up to date");
+    assert_eq!(world.count("SELECT count(*) FROM outbox.lane").await, 65);
+}
+
+/// `outboxd run` must end by itself with the code, and say the words.
+async fn refuses_to_run(world: &World, args: &[&str], words: &str) {
+    let mut relay = world.relay().args(args).start();
+    let status = relay.wait(SOON);
+    assert_eq!(status.code(), Some(78), "{}", relay.log());
+    assert!(relay.logged(words), "{}", relay.log());
+}
+
+#[tokio::test]
+async fn run_refuses_a_missing_schema_and_names_the_command_that_makes_it() {
+    let world = World::empty().await;
+    refuses_to_run(&world, &[], "Run `outboxd migrate` first").await;
+}
+
+#[tokio::test]
+async fn run_refuses_a_schema_from_the_future_with_or_without_migrate() {
+    let world = World::new().await;
+    world
+        .execute(
+            "INSERT INTO outbox.schema_history (version, name, applied_on, checksum)
+             SELECT 999, 'later', applied_on, '1' FROM outbox.schema_history",
+        )
+        .await;
+    refuses_to_run(&world, &[], "Upgrade outboxd").await;
+    refuses_to_run(&world, &["--migrate"], "Upgrade outboxd").await;
+    let output = world.outboxd("migrate", &[]);
+    assert_eq!(output.status.code(), Some(78), "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains("Upgrade outboxd"), "{}", stderr_of(&output));
+}
+
+#[tokio::test]
+async fn run_refuses_a_sequence_that_hands_out_ids_in_blocks() {
+    let world = World::new().await;
+    world.execute("ALTER SEQUENCE outbox.message_id_seq CACHE 10").await;
+    refuses_to_run(&world, &[], "CACHE 10").await;
+}
+
+#[tokio::test]
+async fn run_with_migrate_makes_the_schema_and_runs() {
+    let world = World::empty().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let _relay = world.relay().args(&["--migrate"]).start_ready().await;
+    world
+        .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '1')"))
+        .await;
+    world.drained(SOON).await;
+}
+
+#[tokio::test]
+async fn another_schema_name_works_from_migrate_to_status() {
+    let world = World::empty().await;
+    let topic = world.topic("small", 1, &[SMALL]).await;
+    let migrated = world.outboxd("migrate", &["--schema", "other"]);
+    assert!(migrated.status.success(), "{}", stderr_of(&migrated));
+    world
+        .execute(&format!(
+            "SELECT other.enqueue('{topic}', 'k', '1');
+             SELECT other.enqueue('{topic}', NULL, '2');
+             SELECT other.enqueue('{topic}', 'bad', payload_bytes => {TOO_LARGE});"
+        ))
+        .await;
+    let mut relay = world
+        .relay()
+        .args(&[
+            "--schema",
+            "other",
+            "--on-published",
+            "archive",
+            "--max-attempts",
+            "1",
+            "--on-dead",
+            "hold",
+        ])
+        .start_ready()
+        .await;
+    world.until("SELECT count(*) = 2 FROM other.history").await;
+    world.until("SELECT count(*) = 1 FROM other.hold").await;
+    let status = world.outboxd("status", &["--schema", "other"]);
+    let text = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(text.contains("Dead      1"), "{text}{}", stderr_of(&status));
+    assert!(
+        text.contains("UPDATE other.message") && text.contains("UPDATE other.hold"),
+        "{text}"
+    );
+    assert!(!text.contains("outbox."), "{text}");
+    relay.stop();
+    assert!(world.is_true("SELECT to_regnamespace('outbox') IS NULL").await);
+    assert_eq!(read_until(&world.kafka, &topic, 2, SOON).await.len(), 2);
+}

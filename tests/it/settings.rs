@@ -1,0 +1,337 @@
+//! Settings, start-up and stop: what is refused, what is waited for, and with which exit code it ends.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use tokio_postgres::NoTls;
+
+use crate::support::*;
+
+/// `outboxd run` with these arguments, to its end. One that does not end by itself is told to.
+fn run(args: &[&str]) -> Output {
+    let mut bounded = Command::new("timeout");
+    bounded.arg("10").arg(outboxd().get_program()).arg("run").args(args);
+    bounded.output().expect("outboxd runs")
+}
+
+const ENOUGH: [&str; 4] = [
+    "--database-url",
+    "postgres://u:hunter2@127.0.0.1/db",
+    "--kafka-brokers",
+    "127.0.0.1:9",
+];
+
+#[test]
+fn bad_settings_are_listed_all_at_once_and_no_secret_is_repeated() {
+    let output = run(&[
+        "--database-url",
+        "postgres://u:hunter2@127.0.0.1:notaport/db",
+        "--kafka-property",
+        "sasl.pasword=hunter3",
+        "--kafka-property",
+        "hunter4",
+        "--kafka-property",
+        "acks=1",
+        "--lease",
+        "soon",
+        "--tasks",
+        "0",
+        "--batch-rows",
+        "none",
+        "--schema",
+        "Bad Name",
+        "--http-listen",
+        "here",
+        "--retention",
+        "5s",
+        "--max-in-flight-bytes",
+        "much",
+    ]);
+    let said = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    for flag in [
+        "--database-url",
+        "--kafka-brokers",
+        "sasl.pasword",
+        "name=value",
+        "acks",
+        "--lease",
+        "--tasks",
+        "--batch-rows",
+        "--schema",
+        "--http-listen",
+        "--retention",
+        "--max-in-flight-bytes",
+    ] {
+        assert!(said.contains(flag), "{flag} is missing in:\n{said}");
+    }
+    assert!(!said.contains("hunter"), "{said}");
+}
+
+#[test]
+fn help_does_not_show_secrets_from_the_environment() {
+    let output = outboxd()
+        .args(["run", "--help"])
+        .env("OUTBOXD_DATABASE_URL", "postgres://u:hunter2@h/db")
+        .env("OUTBOXD_KAFKA_PROPERTIES", "sasl.password=hunter3")
+        .output()
+        .expect("outboxd runs");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("hunter"));
+}
+
+#[test]
+fn a_lease_that_a_batch_could_outlive_is_refused() {
+    let output = run(&[&ENOUGH[..], &["--lease", "8s", "--batch-deadline", "6s"]].concat());
+    assert_eq!(output.status.code(), Some(64));
+    let said = stderr_of(&output);
+    assert!(
+        said.contains("--lease 8s is too short for --batch-deadline 6s"),
+        "{said}"
+    );
+    assert!(said.contains("at least 11.25s"), "{said}");
+}
+
+#[test]
+fn backoffs_the_wrong_way_round_are_refused() {
+    let output = run(&[&ENOUGH[..], &["--retry-backoff-min", "2m", "--retry-backoff-max", "1m"]].concat());
+    assert_eq!(output.status.code(), Some(64));
+    assert!(stderr_of(&output).contains("--retry-backoff-min 2m is longer"));
+}
+
+#[test]
+fn a_kafka_property_that_would_break_a_promise_is_refused_with_the_reason() {
+    let output = run(&[&ENOUGH[..], &["--kafka-property", "acks=1"]].concat());
+    assert_eq!(output.status.code(), Some(64));
+    let said = stderr_of(&output);
+    assert!(
+        said.contains("an acknowledged row must survive the loss of a broker"),
+        "{said}"
+    );
+    assert!(!said.contains("hunter"), "{said}");
+}
+
+#[test]
+fn an_address_that_is_taken_is_said_to_be() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let output = run(&[&ENOUGH[..], &["--http-listen", &address]].concat());
+    assert_eq!(output.status.code(), Some(69));
+    assert!(stderr_of(&output).contains(&format!("cannot listen on {address}")));
+}
+
+#[tokio::test]
+async fn an_unreachable_database_is_waited_for() {
+    let postgres = OwnPostgres::start();
+    let world = World::on(&postgres.url, &Stack::get().kafka).await;
+    let topic = world.topic("orders", 1, &[]).await;
+    postgres.crash();
+    let relay = world.relay().start();
+    eventually(SOON, "a word about the database", async || {
+        relay.logged("cannot reach the database yet").then_some(())
+    })
+    .await;
+    assert!(relay.get("/livez").expect("an answer").contains(" 200 "));
+    assert!(relay.get("/readyz").expect("an answer").contains(" 503 "));
+    postgres.restart();
+    eventually(SOON, "readiness", async || {
+        relay.get("/readyz").filter(|answer| answer.contains(" 200 "))
+    })
+    .await;
+    let application = world.session().await;
+    let enqueue = format!("SELECT outbox.enqueue('{topic}', 'k', '1')");
+    application.batch_execute(&enqueue).await.expect("enqueued");
+    assert_eq!(read_until(&world.kafka, &topic, 1, SOON).await.len(), 1);
+}
+
+#[tokio::test]
+async fn an_unreachable_kafka_costs_time_and_no_attempt() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world
+        .execute(&format!(
+            "SELECT outbox.enqueue('{topic}', 'k', '1'); SELECT outbox.enqueue('{topic}', NULL, '2');"
+        ))
+        .await;
+    // Nobody listens there.
+    let mut relay = RelayBuilder::new(&world.database_url, "127.0.0.1:1")
+        .start_ready()
+        .await;
+    eventually(SOON, "the pause", async || {
+        relay.metric("outboxd_publisher_paused").filter(|paused| *paused == 1.0)
+    })
+    .await;
+    assert!(relay.logged("Kafka does not answer"));
+    assert!(
+        relay.get("/readyz").expect("an answer").contains(" 200 "),
+        "a restart would not help"
+    );
+    relay.stop();
+    let unharmed = "SELECT count(*) FROM outbox.message
+                    WHERE attempts = 0 AND last_error IS NULL AND published_at IS NULL AND dead_at IS NULL";
+    assert_eq!(world.count(unharmed).await, 2);
+    assert_eq!(world.count("SELECT count(*) FROM outbox.hold").await, 0);
+    let _relay = world.relay().start_ready().await;
+    world.drained(SOON).await;
+}
+
+/// Requires a password of this login from now on.
+async fn require_password(world: &World, login: &str) {
+    let hba = world.text("SHOW hba_file").await;
+    let rest = fs::read_to_string(&hba).expect("readable");
+    fs::write(&hba, format!("host all {login} 127.0.0.1/32 scram-sha-256\n{rest}")).expect("writable");
+    world.execute("SELECT pg_reload_conf()").await;
+    let without = world.database_url.replacen("postgres@", &format!("{login}:wr0ng@"), 1);
+    eventually(SOON, "the password to be asked for", async || {
+        tokio_postgres::connect(&without, NoTls).await.is_err().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_ends_it_and_the_right_one_does_not() {
+    let postgres = OwnPostgres::start();
+    let world = World::on(&postgres.url, &Stack::get().kafka).await;
+    let url = world.login("relay", &["outbox_relay"]).await;
+    let login = format!("{}_relay", world.name);
+    world.execute(&format!("ALTER ROLE {login} PASSWORD 'r1ght'")).await;
+    require_password(&world, &login).await;
+    let with = |password: &str| url.replacen(&format!("{login}@"), &format!("{login}:{password}@"), 1);
+    let mut refused = RelayBuilder::new(&with("wr0ng"), &world.kafka).start();
+    assert_eq!(refused.wait(SOON).code(), Some(77), "{}", refused.log());
+    assert!(refused.logged("password authentication failed"), "{}", refused.log());
+    assert!(!refused.logged("wr0ng"), "{}", refused.log());
+    RelayBuilder::new(&with("r1ght"), &world.kafka)
+        .start_ready()
+        .await
+        .stop();
+}
+
+#[tokio::test]
+async fn a_database_that_does_not_exist_ends_it() {
+    let world = World::new().await;
+    let nowhere = with_database(&world.database_url, "no_such_database");
+    let mut relay = RelayBuilder::new(&nowhere, &world.kafka).start();
+    assert_eq!(relay.wait(SOON).code(), Some(77), "{}", relay.log());
+    assert!(relay.logged("no_such_database"));
+}
+
+/// Every privilege of the relay's role, as the GRANT that gives it.
+const PRIVILEGES: &str = "
+    SELECT format('%s ON %s', privilege_type, table_name) FROM information_schema.role_table_grants
+    WHERE grantee = 'outbox_relay' AND table_schema = 'outbox'
+    UNION ALL
+    SELECT 'SELECT ON message_id_seq'
+    UNION ALL
+    SELECT format('UPDATE (%s) ON %s', column_name, table_name) FROM information_schema.role_column_grants c
+    WHERE grantee = 'outbox_relay' AND table_schema = 'outbox' AND privilege_type = 'UPDATE'
+      AND NOT EXISTS (SELECT FROM information_schema.role_table_grants t
+                      WHERE t.grantee = c.grantee AND t.table_name = c.table_name AND t.privilege_type = 'UPDATE')";
+
+#[tokio::test]
+async fn every_privilege_the_relay_needs_is_asked_for_at_start_up() {
+    let world = World::new().await;
+    let rows = world.db.query(PRIVILEGES, &[]).await.expect("grants");
+    let privileges: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(privileges.len() > 15, "{privileges:?}");
+    let url = world.login("relay", &[]).await;
+    let login = format!("{}_relay", world.name);
+    let all = format!(
+        "GRANT USAGE ON SCHEMA outbox TO {login};
+         GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop TO {login};"
+    );
+    let on = |privilege: &str| privilege.replacen(" ON ", " ON outbox.", 1);
+    let grants: Vec<String> = privileges
+        .iter()
+        .map(|p| format!("GRANT {} TO {login};", on(p)))
+        .collect();
+    world.execute(&format!("{all}{}", grants.concat())).await;
+    RelayBuilder::new(&url, &world.kafka).start_ready().await.stop();
+    for (privilege, grant) in privileges.iter().zip(&grants) {
+        world.execute(&format!("REVOKE {} FROM {login}", on(privilege))).await;
+        let mut relay = RelayBuilder::new(&url, &world.kafka).start();
+        let status = relay.wait(SOON);
+        assert_eq!(status.code(), Some(79), "without {privilege}:\n{}", relay.log());
+        let table = privilege.rsplit(' ').next().expect("a table");
+        assert!(relay.logged(table), "without {privilege}:\n{}", relay.log());
+        world.execute(grant).await;
+    }
+}
+
+#[tokio::test]
+async fn a_missing_privilege_is_named_together_with_the_role_that_has_it() {
+    let world = World::new().await;
+    let url = world.login("reader", &["outbox_operator"]).await;
+    let mut relay = RelayBuilder::new(&url, &world.kafka).start();
+    assert_eq!(relay.wait(SOON).code(), Some(79), "{}", relay.log());
+    for words in [
+        "UPDATE on outbox.lane",
+        "INSERT on outbox.hold",
+        "Grant it the role outbox_relay",
+    ] {
+        assert!(relay.logged(words), "{words}:\n{}", relay.log());
+    }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let mut relay = world.relay().failpoint("after_claim").start_ready().await;
+    world
+        .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '1')"))
+        .await;
+    relay.at_failpoint("after_claim").await;
+    relay.signal("TERM");
+    eventually(SOON, "draining", async || {
+        relay.get("/readyz").filter(|answer| answer.contains("draining"))
+    })
+    .await;
+    let asked = std::time::Instant::now();
+    relay.signal("TERM");
+    let status = relay.wait(SOON);
+    assert_eq!(status.code(), Some(70), "{}", relay.log());
+    assert!(asked.elapsed().as_secs() < 5, "not the grace period of 25 s");
+    assert!(relay.logged("second signal"), "{}", relay.log());
+}
+
+#[tokio::test]
+async fn one_signal_lets_the_batch_in_flight_be_finished_and_marked() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let mut relay = world.relay().failpoint("after_publish").start_ready().await;
+    world
+        .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '1')"))
+        .await;
+    relay.at_failpoint("after_publish").await;
+    relay.signal("TERM");
+    eventually(SOON, "draining", async || {
+        relay.get("/readyz").filter(|answer| answer.contains("draining"))
+    })
+    .await;
+    relay.continue_from("after_publish");
+    let status = relay.wait(SOON);
+    assert_eq!(status.code(), Some(0), "{}", relay.log());
+    assert_eq!(world.pending().await, 0, "what Kafka has is marked");
+    assert_eq!(
+        world
+            .count("SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL")
+            .await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_worker_task_that_panics_ends_the_process() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let mut relay = world.relay().panic_at("after_publish").start_ready().await;
+    world
+        .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '1')"))
+        .await;
+    let status = relay.wait(SOON);
+    assert_eq!(status.code(), Some(70), "{}", relay.log());
+    assert!(relay.logged("a worker task panicked"), "{}", relay.log());
+    let _successor = world.relay().start_ready().await;
+    world.drained(SOON).await;
+}
