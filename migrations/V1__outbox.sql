@@ -92,6 +92,12 @@ COMMENT ON COLUMN outbox.message.message_id IS 'The dedup key that travels with 
 COMMENT ON COLUMN outbox.message.available_at IS 'Not before this time; NULL = at once. The row joins the line of its key when due.';
 COMMENT ON COLUMN outbox.message.attempts IS 'How often Kafka refused this very row. An outage never counts.';
 
+-- Which life of this server it is: changes with every start, and when a crash of one backend made the server recover in
+-- place (that leaves the start time alone, but discards the statistics). Ids and floors of another life mean nothing:
+-- after a crash ids can come again.
+CREATE VIEW outbox.server AS
+SELECT greatest(pg_postmaster_start_time(), stats_reset) AS incarnation FROM pg_stat_archiver;
+
 -- One row per relay process. Its lease covers every lane it owns, so that renewing writes one row, not 64.
 CREATE TABLE outbox.worker (
     id           uuid PRIMARY KEY,
@@ -265,6 +271,7 @@ GRANT SELECT, DELETE, UPDATE (available_at, published_at, dead_at, lease_until, 
     ON outbox.message TO outbox_relay;
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_relay, outbox_operator;
 GRANT SELECT, UPDATE ON outbox.lane TO outbox_relay;
+GRANT SELECT ON outbox.server TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.worker, outbox.hold TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.history TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop TO outbox_relay, outbox_operator;

@@ -12,7 +12,7 @@ use crate::outbox::{OnPublished, Outbox, Result};
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
-const SAMPLE_WALK: i64 = 100_000;
+const SAMPLE_WALK: i64 = 10_000;
 /// One step of retention, and the rest after it.
 const PURGE_ROWS: i64 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);

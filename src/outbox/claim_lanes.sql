@@ -16,7 +16,7 @@ CROSS JOIN LATERAL (
               AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
     ORDER BY m.lane, m.id LIMIT own.most
 ) m
-WHERE pg_postmaster_start_time() = $6
+WHERE (SELECT incarnation FROM outbox.server) = $6
 UNION ALL
 SELECT * FROM (
     SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true
@@ -28,6 +28,6 @@ SELECT * FROM (
             SELECT FROM outbox.hold h
             WHERE h.lane = m.lane AND h.topic = m.topic
               AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
-      AND pg_postmaster_start_time() = $6
+      AND (SELECT incarnation FROM outbox.server) = $6
     ORDER BY m.available_at, m.id LIMIT $5
 ) due

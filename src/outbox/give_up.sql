@@ -4,7 +4,7 @@ WITH mine AS MATERIALIZED (
     FROM outbox.lane l
     JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::integer[]) AS given (lane, epoch, floor, suspect_rows)
       ON l.lane = given.lane AND l.epoch = given.epoch
-    WHERE l.owner = $1 AND pg_postmaster_start_time() = $6
+    WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $6
     ORDER BY l.lane FOR NO KEY UPDATE OF l
 )
 UPDATE outbox.lane l

@@ -6,5 +6,5 @@ WHERE (h.lane, h.topic, h.unit) IN (
         SELECT d.lane, d.topic, d.unit FROM outbox.hold d
         WHERE d.lane = -1 AND d.retry_at <= clock_timestamp()
         FOR UPDATE SKIP LOCKED)
-  AND pg_postmaster_start_time() = $2
+  AND (SELECT incarnation FROM outbox.server) = $2
 RETURNING h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, 0::float8 AS wait

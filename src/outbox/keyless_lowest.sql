@@ -5,5 +5,5 @@ FROM outbox.message m
 WHERE m.lane IS NULL AND m.id > $1
   AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
   AND NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic)
-  AND pg_postmaster_start_time() = $2
+  AND (SELECT incarnation FROM outbox.server) = $2
 ORDER BY m.id LIMIT 1

@@ -4,5 +4,5 @@
 UPDATE outbox.lane l
 SET floor = least(l.floor, (SELECT h.resume_floor FROM outbox.hold h
                             WHERE h.lane = l.lane AND h.topic = $4 AND h.unit = $5))
-WHERE l.lane = $1 AND l.epoch = $2 AND l.owner = $3 AND pg_postmaster_start_time() = $6
+WHERE l.lane = $1 AND l.epoch = $2 AND l.owner = $3 AND (SELECT incarnation FROM outbox.server) = $6
 RETURNING l.floor

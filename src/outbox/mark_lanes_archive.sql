@@ -3,7 +3,7 @@ WITH own AS MATERIALIZED (
     SELECT l.lane
     FROM outbox.lane l JOIN unnest($2::smallint[], $3::bigint[]) AS held (lane, epoch)
       ON l.lane = held.lane AND l.epoch = held.epoch
-    WHERE l.owner = $1 AND pg_postmaster_start_time() = $4
+    WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $4
     ORDER BY l.lane FOR SHARE OF l
 ), gone AS (
     DELETE FROM outbox.message

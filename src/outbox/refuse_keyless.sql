@@ -5,4 +5,4 @@ SET attempts = least(m.attempts + 1, 32767), last_error = refused.reason, claim_
     dead_at = CASE WHEN refused.dead THEN clock_timestamp() END,
     available_at = CASE WHEN refused.dead THEN NULL ELSE clock_timestamp() + refused.wait * interval '1 second' END
 FROM unnest($1::bigint[], $2::text[], $3::boolean[], $4::float8[]) AS refused (id, reason, dead, wait)
-WHERE m.id = refused.id AND m.claim_token = $5 AND m.published_at IS NULL AND pg_postmaster_start_time() = $6
+WHERE m.id = refused.id AND m.claim_token = $5 AND m.published_at IS NULL AND (SELECT incarnation FROM outbox.server) = $6

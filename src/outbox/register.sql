@@ -1,4 +1,4 @@
 -- A new worker; its answer names the server incarnation that everything it later does is tied to.
 INSERT INTO outbox.worker (id, name, version, lane_batch, lease_until)
 VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 second')
-RETURNING pg_postmaster_start_time() AS incarnation
+RETURNING (SELECT incarnation FROM outbox.server) AS incarnation

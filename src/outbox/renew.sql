@@ -2,4 +2,4 @@
 UPDATE outbox.worker
 SET lease_until = clock_timestamp() + $2 * interval '1 second'
 WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp()
-  AND pg_postmaster_start_time() = $3
+  AND (SELECT incarnation FROM outbox.server) = $3

@@ -5,7 +5,7 @@ WITH mine AS MATERIALIZED (
     SELECT l.lane, seen.floor
     FROM outbox.lane l JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS seen (lane, epoch, floor)
       ON l.lane = seen.lane AND l.epoch = seen.epoch
-    WHERE l.owner = $1 AND l.floor < seen.floor AND pg_postmaster_start_time() = $5
+    WHERE l.owner = $1 AND l.floor < seen.floor AND (SELECT incarnation FROM outbox.server) = $5
     ORDER BY l.lane FOR NO KEY UPDATE OF l SKIP LOCKED
 )
 UPDATE outbox.lane l SET floor = mine.floor

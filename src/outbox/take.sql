@@ -3,7 +3,7 @@
 -- "expired" and the take; locking re-reads the row, so a renewal that just committed is seen.
 WITH me AS MATERIALIZED (
     SELECT id FROM outbox.worker
-    WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp() AND pg_postmaster_start_time() = $3
+    WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp() AND (SELECT incarnation FROM outbox.server) = $3
     FOR SHARE
 ), expired AS MATERIALIZED (
     SELECT id FROM outbox.worker

@@ -9,5 +9,5 @@ WITH picked AS MATERIALIZED (
 UPDATE outbox.message m
 SET claim_token = $3, lease_until = clock_timestamp() + $4 * interval '1 second'
 FROM picked
-WHERE m.id = picked.id AND pg_postmaster_start_time() = $5
+WHERE m.id = picked.id AND (SELECT incarnation FROM outbox.server) = $5
 RETURNING m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at

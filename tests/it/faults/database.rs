@@ -38,6 +38,43 @@ async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {
     }
 }
 
+/// One backend killed makes the server recover in place: its start time stays, but ids can come again.
+#[tokio::test]
+async fn a_backend_that_crashes_begins_another_life_of_the_server_and_a_new_term() {
+    let postgres = OwnPostgres::start();
+    let mut world = World::on(&postgres.url, &Stack::get().kafka).await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 1000, 100).await;
+    world.drained(SOON).await;
+    let started = "SELECT pg_postmaster_start_time()::text";
+    let incarnation = "SELECT incarnation::text FROM outbox.server";
+    let before = (world.text(started).await, world.text(incarnation).await);
+    let victim = world.count("SELECT pg_backend_pid()::bigint").await;
+    let killed = std::process::Command::new("kill")
+        .args(["-9", &victim.to_string()])
+        .status();
+    assert!(killed.is_ok_and(|status| status.success()));
+    world.db = eventually(SOON, "the server to be back", async || {
+        let (client, connection) = tokio_postgres::connect(&world.database_url, tokio_postgres::NoTls)
+            .await
+            .ok()?;
+        tokio::spawn(connection);
+        client.simple_query("SELECT 1").await.ok()?;
+        Some(client)
+    })
+    .await;
+    assert_eq!(world.text(started).await, before.0, "the postmaster lived on");
+    assert_ne!(world.text(incarnation).await, before.1);
+    eventually(SOON, "a new term", async || {
+        (relay.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
+    })
+    .await;
+    world.fill(&topic, 1000, 100).await;
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_sound();
+}
+
 fn published(relay: &Relay) -> Option<f64> {
     relay.metric("outboxd_rows_published_total")
 }
