@@ -45,6 +45,28 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     );
 }
 
+#[tokio::test]
+async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_repeat() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let mut first = patient(&world).start_ready().await;
+    let ids = world.insert(&topic, &[(Some("k"), noise(20_000))]).await;
+    world.held(1).await;
+    first.stop();
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+
+    let mut owner = patient(&world).failpoint("after_head").start_ready().await;
+    owner.at_failpoint("after_head").await;
+    assert_eq!(world.records(&topic).await.len(), 1, "the head is out");
+    owner.kill();
+
+    let _successor = patient(&world).start_ready().await;
+    world.published(ids[0]).await;
+    let history = world.history(&topic).await;
+    history.assert_sound();
+    assert_eq!((history.repeats, history.unflagged_repeats), (1, 0));
+}
+
 /// Index entries and rows of the outbox read so far, by sessions that have ended.
 async fn rows_read(world: &World) -> i64 {
     eventually(SOON, "the relay's sessions to end", async || {
