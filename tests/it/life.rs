@@ -342,10 +342,11 @@ async fn a_delayed_row_holds_nobody_back_and_joins_the_line_when_due() {
 async fn a_row_without_a_key_is_leased_while_it_is_sent_and_bare_again_when_marked() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
-    let relay = world.relay().failpoint("after_claim_keyless").start_ready().await;
+    // Written first: a claim that finds nothing stops there as well.
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', payload => '1')"))
         .await;
+    let relay = world.relay().failpoint("after_claim_keyless").start_ready().await;
     world.until("SELECT claim_token IS NOT NULL FROM outbox.message").await;
     let leased =
         "SELECT published_at IS NULL AND lease_until > now() + interval '3 s' AND attempts = 0 FROM outbox.message";

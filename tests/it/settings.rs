@@ -299,11 +299,13 @@ async fn a_second_signal_ends_it_at_once() {
 async fn one_signal_lets_the_batch_in_flight_be_finished_and_marked() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
-    let mut relay = world.relay().failpoint("after_publish").start_ready().await;
+    // Written first: a claim that finds nothing stops there as well.
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '1')"))
         .await;
-    relay.at_failpoint("after_publish").await;
+    let mut relay = world.relay().failpoint("after_publish").start_ready().await;
+    assert_eq!(read_until(&world.kafka, &topic, 1, SOON).await.len(), 1);
+    assert_eq!(world.pending().await, 1, "published, not yet marked");
     relay.signal("TERM");
     eventually(SOON, "draining", async || {
         relay.get("/readyz").filter(|answer| answer.contains("draining"))
@@ -325,10 +327,10 @@ async fn one_signal_lets_the_batch_in_flight_be_finished_and_marked() {
 async fn a_worker_task_that_panics_ends_the_process() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
-    let mut relay = world.relay().panic_at("after_publish").start_ready().await;
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '1')"))
         .await;
+    let mut relay = world.relay().panic_at("after_publish").start();
     let status = relay.wait(SOON);
     assert_eq!(status.code(), Some(70), "{}", relay.log());
     assert!(relay.logged("a worker task panicked"), "{}", relay.log());

@@ -248,7 +248,7 @@ async fn an_idle_daemon_with_default_settings_costs_next_to_nothing() {
         world.name
     );
     let mut samples: Vec<(Instant, i64)> = Vec::new();
-    // It becomes idle by and by: some window of the length must be quiet enough.
+    // It becomes idle by and by, and a visit of autovacuum counts as well: some window must be quiet enough.
     let rate = eventually(IDLE_WINDOW * 3, "a quiet daemon", async || {
         let row = observer.query_one(&transactions, &[]).await.expect("statistics");
         let now = (Instant::now(), row.get::<_, i64>(0));
