@@ -45,13 +45,13 @@ pub struct RunArgs {
     #[arg(long, env = "OUTBOXD_KAFKA_BROKERS", value_name = "LIST")]
     pub kafka_brokers: Option<String>,
 
-    /// Any librdkafka property as name=value; repeat the flag, or separate by commas in the variable
+    /// Any librdkafka property as name=value; repeat the flag, or write one a line in the variable
     #[arg(
         long = "kafka-property",
         env = "OUTBOXD_KAFKA_PROPERTIES",
         hide_env_values = true,
         value_name = "NAME=VALUE",
-        value_delimiter = ','
+        value_delimiter = '\n'
     )]
     pub kafka_properties: Vec<String>,
 

@@ -161,8 +161,11 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
     }
     if let Some(hold) = status.holds.iter().find(|hold| hold.retry_in_seconds.is_none()) {
         advice.push(format!(
-            "Topic {} waits behind a dead letter: UPDATE {schema}.hold SET retry_at = now() WHERE topic = '{}' lets it go on.",
-            hold.topic, hold.topic
+            "Topic {} waits behind a dead letter: UPDATE {schema}.hold SET retry_at = now() WHERE topic = '{}' AND unit = '{}' \
+             lets it go on.",
+            hold.topic,
+            hold.topic,
+            hold.unit.replace('\'', "''")
         ));
     }
     if status.backlog.dead > 0 {

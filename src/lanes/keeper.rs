@@ -35,7 +35,7 @@ impl Lease {
 
     /// How often to look who is there; sooner when somebody's lease may run out.
     fn survey_every(&self) -> Duration {
-        self.duration / 5
+        self.duration / 4
     }
 }
 
