@@ -23,7 +23,7 @@ use crate::verdict::{OnDead, Refusal};
 
 /// So many holds are read at once, and so many heads sent at once.
 const READ_MOST: usize = 256;
-const AT_ONCE: usize = 16;
+pub const AT_ONCE: usize = 4;
 /// A sick topic is looked at at least this often: it should flow again soon after it is mended.
 const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Without holds, look whether one has come this often.
@@ -81,6 +81,11 @@ impl Relay {
             return self.retry_keyless(term, hold).await;
         }
         let head = self.outbox.hold_head(hold).await?;
+        // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
+        let live = self.lanes.live_term(self.settings.lease_needed());
+        if live.is_none_or(|live| live.worker != term.worker) || !self.lanes.owns(hold.lane) {
+            return Ok(());
+        }
         let Some(mut row) = head else {
             // The row was removed, redriven or discarded: nothing to wait for.
             return self
@@ -95,11 +100,11 @@ impl Relay {
                 .await;
         };
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
-        // Until we know better: should we have to leave meanwhile, the next owner must be told.
+        // Until its release is written: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_unknown(hold.lane, row.id);
         let outcome = self.send_head(&row).await;
         failpoint::hit("after_head").await;
-        if !may_have_landed(&outcome) && !row.suspect {
+        if certainly_not_there(&outcome) && !row.suspect {
             self.lanes.forget_unknown(hold.lane, row.id);
         }
         self.change(term, hold, self.change_for(hold, &row, outcome)).await
@@ -129,11 +134,17 @@ impl Relay {
                 published: Some(row.id),
                 refused: None,
             },
+            // The topic takes records, only not this one: it is the lane's to find that out and hold its key.
+            Outcome::Refused { .. } if hold.unit.is_empty() => Change::Release {
+                published: None,
+                refused: None,
+            },
             Outcome::Refused { reason } => {
                 let dead = policy.gives_up(row.attempts);
                 let wait = policy.backoff(row.attempts as u32 + 1);
                 let refusal = Refusal {
                     id: row.id,
+                    attempts: row.attempts,
                     reason: reason.clone(),
                     dead,
                     wait,
@@ -187,7 +198,11 @@ impl Relay {
         let Some(checkout) = self.lane_between_batches(term, hold.lane).await else {
             return Ok(());
         };
-        let changed = self.change_checked_out(&checkout, hold, &change).await;
+        let changed = self
+            .while_term_lasts(&checkout.term, || async {
+                self.change_checked_out(&checkout, hold, &change).await.map(Some)
+            })
+            .await;
         self.lanes.checkin(
             &checkout.term,
             vec![Seen {
@@ -195,7 +210,7 @@ impl Relay {
                 ..Seen::default()
             }],
         );
-        if !changed? {
+        if changed != Some(true) {
             warn!(
                 lane = hold.lane,
                 "the lane had gone to another worker: its new owner retries the hold"
@@ -219,7 +234,7 @@ impl Relay {
                     .await?;
                 let Some(floor) = released else { return Ok(false) };
                 failpoint::hit("after_release").await;
-                self.released(term, hold, floor, *published).await?;
+                self.released(term, hold, floor, *published).await;
                 Ok(true)
             }
             Change::Postpone { reason, wait, refused } => {
@@ -231,26 +246,16 @@ impl Relay {
         }
     }
 
-    async fn released(&self, term: &Term, hold: &StoredHold, floor: i64, published: Option<i64>) -> Result<()> {
-        if published.is_some() {
+    async fn released(&self, term: &Term, hold: &StoredHold, floor: i64, published: Option<i64>) {
+        if let Some(id) = published {
             metrics::rows_published(1);
             metrics::rows_marked(1);
+            self.lanes.forget_unknown(hold.lane, id);
         }
-        let others = self.outbox.holds(term, READ_MOST).await;
         // Unless we know that none is left, assume there is: it costs a little reading.
-        let has_holds = match &others {
-            Ok(holds) => holds.len() >= READ_MOST || holds.iter().any(|other| other.lane == hold.lane),
-            Err(_) => true,
-        };
-        self.lanes
-            .lower_floor(term, hold.lane, floor, has_holds || self.waits_for_operator());
+        let has_holds = self.outbox.lane_has_holds(hold.lane).await.unwrap_or(true);
+        self.lanes.lower_floor(term, hold.lane, floor, has_holds);
         info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
-        others.map(|_| ())
-    }
-
-    /// Holds that wait for an operator are not among those read for a retry.
-    fn waits_for_operator(&self) -> bool {
-        self.settings.policy.on_dead == OnDead::Hold
     }
 
     async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<Checkout> {
@@ -310,6 +315,7 @@ impl Relay {
         };
         vec![Refusal {
             id: row.id,
+            attempts: row.attempts,
             reason: reason.clone(),
             dead: self.settings.policy.gives_up(row.attempts),
             wait: self.settings.policy.backoff(row.attempts as u32 + 1),
@@ -342,6 +348,10 @@ enum Change {
         wait: Option<Duration>,
         refused: Option<Refusal>,
     },
+}
+
+fn certainly_not_there(outcome: &Outcome) -> bool {
+    *outcome != Outcome::Acked && !may_have_landed(outcome)
 }
 
 fn may_have_landed(outcome: &Outcome) -> bool {

@@ -63,13 +63,12 @@ struct Lane {
     window: usize,
     ready: bool,
     busy: bool,
+    /// A change of its holds waits for the batch to end: no new one before that.
+    wanted: bool,
     leaving: bool,
     has_holds: bool,
     /// So many of the next rows may have been sent by the lane's last owner.
     suspect_rows: usize,
-    /// Its last owner may also have sent the head of any hold it left here. Ordinary claims pass over those, so this
-    /// outlives `suspect_rows`, until no hold is left.
-    suspect_holds: bool,
     /// Rows we sent ourselves without learning what became of them.
     unknown: HashSet<i64>,
     not_before: Instant,
@@ -146,6 +145,8 @@ pub struct Seen {
     pub full: bool,
     /// The byte budget left some of its rows behind.
     pub overweight: bool,
+    /// Reading it took so long that publishing it in time was at risk.
+    pub slow: bool,
     /// Absent where the claim failed: then nothing was learned.
     pub sight: Option<Sight>,
     pub highest_id: i64,
@@ -281,7 +282,11 @@ impl Lanes {
         let mut inner = self.lock();
         let term = inner.term.filter(|term| now + lease_left < term.ends)?;
         let settled = inner.horizon.settled();
-        let lane_book = inner.lanes.get_mut(&lane).filter(|l| !l.busy)?;
+        let lane_book = inner.lanes.get_mut(&lane)?;
+        lane_book.wanted = lane_book.busy;
+        if lane_book.busy {
+            return None;
+        }
         lane_book.busy = true;
         let work = Work::Lanes(vec![lane_book.held(lane, 1)]);
         self.outstanding.fetch_add(1, Ordering::AcqRel);
@@ -340,17 +345,11 @@ impl Lanes {
         if inner.term.is_none_or(|current| current.worker != term.worker) {
             return;
         }
-        if lane == KEYLESS {
-            inner.keyless.floor = inner.keyless.floor.min(floor);
-            inner.keyless.stored.epoch += 1;
-            inner.keyless.stored.has_holds = has_holds;
-            inner.keyless.ready = true;
-        } else if let Some(book) = inner.lanes.get_mut(&lane) {
+        if let Some(book) = inner.lanes.get_mut(&lane) {
             book.floor = book.floor.min(floor);
             book.stored_floor = book.stored_floor.min(floor);
             book.lowered += 1;
             book.has_holds = has_holds;
-            book.suspect_holds &= has_holds;
             book.ready = true;
         }
         drop(inner);
@@ -453,7 +452,7 @@ impl Lanes {
         inner
             .lanes
             .get(&lane)
-            .is_some_and(|book| book.suspect_holds || book.unknown.contains(&id))
+            .is_some_and(|book| book.suspect_rows > 0 || book.unknown.contains(&id))
     }
 
     pub fn remember_unknown(&self, lane: i16, id: i64) {
@@ -557,11 +556,10 @@ impl Lanes {
             if !gone(lane) {
                 return true;
             }
-            let in_doubt = lane.suspect_holds || !lane.unknown.is_empty();
-            let suspect = if in_doubt {
-                lane.suspect_rows.max(lane_batch)
-            } else {
+            let suspect = if lane.unknown.is_empty() {
                 lane.suspect_rows
+            } else {
+                lane.suspect_rows.max(lane_batch)
             };
             removed.push((*number, lane.epoch, lane.floor, suspect as i32));
             false
@@ -575,7 +573,7 @@ impl Inner {
         let mut ready: Vec<_> = self
             .lanes
             .iter()
-            .filter(|(_, lane)| lane.ready && !lane.busy && !lane.leaving && lane.not_before <= now)
+            .filter(|(_, lane)| lane.ready && !lane.busy && !lane.wanted && !lane.leaving && lane.not_before <= now)
             .map(|(number, lane)| (lane.served, *number))
             .collect();
         if ready.is_empty() {
@@ -629,10 +627,10 @@ impl From<&Taken> for Lane {
             window: WINDOW_MIN,
             ready: true,
             busy: false,
+            wanted: false,
             leaving: false,
             has_holds: taken.has_holds,
             suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
-            suspect_holds: taken.has_holds && taken.suspect_rows > 0,
             unknown: HashSet::new(),
             not_before: Instant::now(),
             served: 0,
@@ -643,7 +641,9 @@ impl From<&Taken> for Lane {
 /// The next window after a claim: twice as much while claims are full, what was there otherwise. Rows that the byte
 /// budget leaves behind were read in vain: ask for about as many as fit.
 fn next_window(window: usize, seen: &Seen) -> usize {
-    if seen.overweight {
+    if seen.slow {
+        (window / 2).max(1)
+    } else if seen.overweight {
         (seen.rows * 2).clamp(1, window)
     } else if seen.full {
         (window * 2).min(1 << 16)
@@ -674,8 +674,11 @@ impl Lane {
         self.unknown.extend(&seen.unknown);
         self.not_before = now + seen.pause.unwrap_or_default();
         let Some(sight) = seen.sight else {
-            // The claim failed: nothing was learned, so look again.
+            // The claim failed: nothing was learned, so look again, and for less if a pause says that it hurt.
             self.ready = true;
+            if seen.pause.is_some() {
+                self.window = (self.window / 2).max(1);
+            }
             return;
         };
         if seen.overweight && seen.rows == 0 {
@@ -686,11 +689,14 @@ impl Lane {
         self.window = next_window(self.window, seen);
         self.ready = seen.full || sight.lowest_left.is_some();
         let all_done = !seen.full && sight.lowest_left.is_none();
-        self.suspect_rows = if all_done {
-            0
-        } else {
-            self.suspect_rows.saturating_sub(seen.published.len())
-        };
+        // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
+        if !self.has_holds {
+            self.suspect_rows = if all_done {
+                0
+            } else {
+                self.suspect_rows.saturating_sub(seen.published.len())
+            };
+        }
     }
 }
 

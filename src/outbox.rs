@@ -108,6 +108,7 @@ statements!(
     horizon,
     keyless,
     keyless_lowest,
+    lane_holds,
     lower_floor,
     lower_floor_keyless,
     mark_keyless_archive,
@@ -183,12 +184,20 @@ impl Outbox {
 
     /// Runs `work` on a connection; one that does not answer in time is closed, not reused.
     async fn on_connection<T>(&self, work: impl AsyncFnOnce(&mut Object) -> Result<T>) -> Result<T> {
+        self.on_connection_within(self.patience, work).await
+    }
+
+    async fn on_connection_within<T>(
+        &self,
+        patience: Duration,
+        work: impl AsyncFnOnce(&mut Object) -> Result<T>,
+    ) -> Result<T> {
         let mut client = self.client().await?;
-        match tokio::time::timeout(self.patience, work(&mut client)).await {
+        match tokio::time::timeout(patience, work(&mut client)).await {
             Ok(done) => done,
             Err(_) => {
                 drop(Object::take(client));
-                Err(Error::Silent(self.patience))
+                Err(Error::Silent(patience))
             }
         }
     }
@@ -233,14 +242,16 @@ impl Outbox {
         Ok(row.try_get("incarnation")?)
     }
 
+    /// With little patience: one silent connection must not cost the lease while others would answer.
     pub async fn renew(&self, term: &Term, lease: Duration) -> Result<bool> {
-        let renewed = self
-            .execute(
-                &self.statements.renew,
-                &[&term.worker, &lease.as_secs_f64(), &term.incarnation],
-            )
-            .await?;
-        Ok(renewed == 1)
+        self.on_connection_within(lease / 4, async |client| {
+            let statement = client.prepare_cached(&self.statements.renew).await?;
+            let renewed = client
+                .execute(&statement, &[&term.worker, &lease.as_secs_f64(), &term.incarnation])
+                .await?;
+            Ok(renewed == 1)
+        })
+        .await
     }
 
     pub async fn survey(&self) -> Result<Vec<Peer>> {
@@ -520,10 +531,7 @@ impl Outbox {
                     )
                     .await?;
             }
-            let (ids, reasons, dead, _) = unzip_refusals(refused);
-            transaction
-                .execute(&self.statements.refuse, &[&ids, &reasons, &dead])
-                .await?;
+            self.refuse(&transaction, refused).await?;
             insert_holds(&transaction, &self.statements.hold, holds).await?;
             transaction.commit().await?;
             Ok(true)
@@ -542,7 +550,13 @@ impl Outbox {
     ) -> Result<()> {
         self.on_connection(async |client| {
             let transaction = client.transaction().await?;
-            let (ids, reasons, dead, waits) = unzip_refusals(refused);
+            let RefusalColumns {
+                ids,
+                reasons,
+                dead,
+                waits,
+                ..
+            } = refused.into();
             transaction
                 .execute(
                     &self.statements.refuse_keyless,
@@ -573,6 +587,12 @@ impl Outbox {
             )
             .await?;
         rows.iter().map(stored_hold).collect()
+    }
+
+    /// Does anything hold rows of this lane back, be it until an operator acts?
+    pub async fn lane_has_holds(&self, lane: i16) -> Result<bool> {
+        let row = self.query_one(&self.statements.lane_holds, &[&lane]).await?;
+        Ok(row.try_get("held")?)
     }
 
     /// Parked topics of keyless rows that are due, reserved for us for `reserve`.
@@ -620,7 +640,7 @@ impl Outbox {
                 ],
             )
             .await?;
-        rows.first().map(row::head).transpose()
+        rows.first().map(row::keyless).transpose()
     }
 
     /// Releases a hold of a lane we have checked out: the stored floor is lowered, the head marked or refused and
@@ -664,10 +684,7 @@ impl Outbox {
                     )
                     .await?;
             }
-            let (ids, reasons, dead, _) = unzip_refusals(refused);
-            transaction
-                .execute(&self.statements.refuse, &[&ids, &reasons, &dead])
-                .await?;
+            self.refuse(&transaction, refused).await?;
             transaction
                 .execute(&self.statements.unhold, &[&hold.lane, &hold.topic, &hold.unit, &floor])
                 .await?;
@@ -698,10 +715,7 @@ impl Outbox {
             if fence.is_empty() {
                 return Ok(false);
             }
-            let (ids, reasons, dead, _) = unzip_refusals(refused);
-            transaction
-                .execute(&self.statements.refuse, &[&ids, &reasons, &dead])
-                .await?;
+            self.refuse(&transaction, refused).await?;
             transaction
                 .execute(
                     &self.statements.postpone,
@@ -822,6 +836,25 @@ impl Outbox {
     }
 }
 
+impl Outbox {
+    async fn refuse(&self, transaction: &deadpool_postgres::Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let RefusalColumns {
+            ids,
+            reasons,
+            dead,
+            attempts,
+            ..
+        } = refused.into();
+        transaction
+            .execute(&self.statements.refuse, &[&ids, &reasons, &dead, &attempts])
+            .await?;
+        Ok(())
+    }
+}
+
 async fn insert_holds(
     transaction: &deadpool_postgres::Transaction<'_>,
     sql: &str,
@@ -872,10 +905,23 @@ fn unzip4(given: &[(i16, i64, i64, i32)]) -> (Vec<i16>, Vec<i64>, Vec<i64>, Vec<
     (lanes, epochs, floors, suspects)
 }
 
-fn unzip_refusals(refused: &[Refusal]) -> (Vec<i64>, Vec<&str>, Vec<bool>, Vec<f64>) {
-    let ids = refused.iter().map(|r| r.id).collect();
-    let reasons = refused.iter().map(|r| r.reason.as_str()).collect();
-    let dead = refused.iter().map(|r| r.dead).collect();
-    let waits = refused.iter().map(|r| r.wait.as_secs_f64()).collect();
-    (ids, reasons, dead, waits)
+/// Refusals as the arrays the statements take.
+struct RefusalColumns<'a> {
+    ids: Vec<i64>,
+    reasons: Vec<&'a str>,
+    dead: Vec<bool>,
+    attempts: Vec<i16>,
+    waits: Vec<f64>,
+}
+
+impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
+    fn from(refused: &'a [Refusal]) -> Self {
+        RefusalColumns {
+            ids: refused.iter().map(|r| r.id).collect(),
+            reasons: refused.iter().map(|r| r.reason.as_str()).collect(),
+            dead: refused.iter().map(|r| r.dead).collect(),
+            attempts: refused.iter().map(|r| r.attempts).collect(),
+            waits: refused.iter().map(|r| r.wait.as_secs_f64()).collect(),
+        }
+    }
 }

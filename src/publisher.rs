@@ -16,7 +16,7 @@ mod producer;
 pub mod properties;
 mod topics;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -186,13 +186,10 @@ impl Publisher {
 
     /// Finds each row's partition. `None` where the row is not to be sent now; its outcome says why.
     async fn route(&self, rows: &[Row], outcomes: &mut [Outcome], deadline: Instant) -> Vec<Option<Route>> {
-        let mut known: HashMap<&str, Result<Topic, Outcome>> = HashMap::new();
-        for row in rows {
-            if !known.contains_key(row.topic.as_str()) {
-                let topic = self.topics.get(&row.topic, deadline).await;
-                known.insert(&row.topic, topic);
-            }
-        }
+        let names: BTreeSet<&str> = rows.iter().map(|row| row.topic.as_str()).collect();
+        let lookups = names.iter().map(|name| self.topics.get(name, deadline));
+        let found = futures_util::future::join_all(lookups).await;
+        let known: HashMap<&str, Result<Topic, Outcome>> = names.into_iter().zip(found).collect();
         let mut routes = Vec::with_capacity(rows.len());
         // Units with a row that does not go the ordinary way: what is behind it waits for the next batch.
         let mut stopped: HashSet<(&str, String)> = HashSet::new();
@@ -215,7 +212,7 @@ impl Publisher {
             }
             routes.push(match route {
                 // On two producers the later could overtake the earlier: it goes when that one is done.
-                Ok(Route { alone: true, .. }) if has_earlier_of_unit(rows, index) => None,
+                Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
                 Ok(route) => Some(route),
                 Err(outcome) => {
                     outcomes[index] = outcome;
@@ -236,7 +233,12 @@ impl Publisher {
     ) -> Vec<(usize, Outcome)> {
         let mut outcomes = Vec::new();
         let mut doubted = Vec::new();
-        let producer = self.main();
+        let mut producer = self.main();
+        if producer.is_retired() {
+            // No other could be built when it was given up.
+            self.replace(&producer, "the producer had been given up");
+            producer = self.main();
+        }
         while !groups.is_empty() && !producer.is_retired() && Instant::now() < deadline {
             let mut picked = Vec::new();
             let mut wave_groups = Vec::new();
@@ -268,11 +270,19 @@ impl Publisher {
             }
             if producer.is_fatal() {
                 self.replace(&producer, "the producer hit a fatal error");
+                // Other tasks may wait for reports that only come now.
+                producer.purge();
             }
         }
         // The client puts records of several tasks into one produce batch, which fails as a whole: a refusal by the main
         // producer may be meant for somebody else's record. Alone in quarantine the answer is about this one. Order
         // holds: gapless let nothing behind it through.
+        let acked: HashSet<usize> = outcomes
+            .iter()
+            .filter(|(_, outcome)| *outcome == Outcome::Acked)
+            .map(|(index, _)| *index)
+            .collect();
+        doubted.retain(|(index, _)| earlier_of_unit(rows, *index).all(|earlier| acked.contains(&earlier)));
         outcomes.extend(self.send_each_alone(rows, &doubted, deadline).await);
         outcomes
     }
@@ -355,6 +365,9 @@ impl Publisher {
 
     /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
     async fn send_alone(&self, row: &Row, partition: i32, deadline: Instant) -> Outcome {
+        if Instant::now() >= deadline {
+            return Outcome::Unsent;
+        }
         let turn = self.turn(&row.topic, partition);
         let Ok(_turn) = tokio::time::timeout_at(deadline.into(), turn.lock()).await else {
             return Outcome::Unsent;
@@ -449,11 +462,11 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
     })
 }
 
-fn has_earlier_of_unit(rows: &[Row], index: usize) -> bool {
-    let Some(unit) = rows[index].unit() else { return false };
-    rows[..index]
-        .iter()
-        .any(|row| row.topic == rows[index].topic && row.unit().as_ref() == Some(&unit))
+/// The rows of the batch that must be there before this one.
+fn earlier_of_unit(rows: &[Row], index: usize) -> impl Iterator<Item = usize> {
+    let unit = rows[index].unit();
+    let same = move |row: &Row| unit.is_some() && row.topic == rows[index].topic && row.unit() == unit;
+    (0..index).filter(move |earlier| same(&rows[*earlier]))
 }
 
 impl Group {

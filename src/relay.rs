@@ -121,11 +121,12 @@ impl Relay {
             }
         };
         metrics::claim_took(Stream::Lanes, began.elapsed());
+        let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;
         let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|(lane, _)| *lane).collect();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
-        let verdict = self.publish(Stream::Lanes, &rows, began).await;
+        let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
         failpoint::hit("after_publish").await;
         if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict).await {
             return Vec::new();
@@ -133,6 +134,7 @@ impl Relay {
         held.iter()
             .map(|held| Seen {
                 overweight: overweight.contains(&held.lane),
+                slow,
                 ..see_lane(held, &rows, &cuts, settled, &verdict)
             })
             .collect()
@@ -207,12 +209,13 @@ impl Relay {
             }
         };
         metrics::claim_took(Stream::Keyless, began.elapsed());
+        let slow = self.is_slow(began);
         let claimed = claim.rows.len() + claim.dropped.len();
         let mut rows = claim.rows;
         rows.sort_unstable_by_key(|row| row.id);
         metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
         failpoint::hit("after_claim_keyless").await;
-        let verdict = self.publish(Stream::Keyless, &rows, began).await;
+        let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         failpoint::hit("after_publish_keyless").await;
         let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
         self.settle_keyless(term, token, floor, &rows, &dropped, &verdict).await;
@@ -222,6 +225,7 @@ impl Relay {
             rows: rows.len(),
             full: claimed >= most,
             overweight: !dropped.is_empty(),
+            slow,
             sight: all_done.then_some(Sight {
                 settled: 0,
                 cut_at: None,
@@ -284,7 +288,18 @@ impl Relay {
 
     // ── both ───────────────────────────────────────────────────────────────────────────────────
 
-    async fn publish(&self, stream: Stream, rows: &[Row], began: Instant) -> Verdict {
+    /// When the lease ends, as far as we know now: it may have been renewed since the checkout.
+    fn lease_end(&self, term: &Term) -> Instant {
+        let current = self.lanes.term().filter(|current| current.worker == term.worker);
+        current.map_or(term.ends, |current| current.ends)
+    }
+
+    fn is_slow(&self, began: Instant) -> bool {
+        began.elapsed() > self.settings.batch_deadline / 2
+    }
+
+    /// Publishes within the batch deadline, and in any case so that the mark can still be written under the lease.
+    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: Instant) -> Verdict {
         if rows.is_empty() {
             return Verdict::default();
         }
@@ -295,9 +310,11 @@ impl Relay {
         self.row_bytes.store(average, Ordering::Relaxed);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
-        let outcomes = self.publisher.publish(rows, began + self.settings.batch_deadline).await;
+        let latest = lease_end.checked_sub(OVERRUN + MARK_MARGIN).unwrap_or(sending);
+        let deadline = latest.min(sending + self.settings.batch_deadline);
+        let outcomes = self.publisher.publish(rows, deadline).await;
         metrics::publish_took(stream, sending.elapsed());
-        let answered = self.publisher.answered_since(began);
+        let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
         self.report(rows, &verdict);
         verdict
@@ -355,8 +372,9 @@ impl Relay {
     }
 
     /// Repeats a write until it is answered or the term is over: what Kafka has acknowledged must not be sent again
-    /// only because PostgreSQL was away for a moment. Repeating is harmless: the fence is in the statement.
-    async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
+    /// only because PostgreSQL was away for a moment. Repeating is harmless: the fence is in the statement, and what it would
+    /// count twice is guarded by what was seen.
+    pub(crate) async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
     where
         F: Future<Output = Result<Option<T>>>,
     {

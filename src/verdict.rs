@@ -46,6 +46,8 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     pub id: i64,
+    /// How often it had been refused before.
+    pub attempts: i16,
     pub reason: String,
     pub dead: bool,
     pub wait: Duration,
@@ -155,6 +157,7 @@ fn refuse(
     let wait = policy.backoff(row.attempts as u32 + 1);
     verdict.refused.push(Refusal {
         id: row.id,
+        attempts: row.attempts,
         reason: reason.to_owned(),
         dead,
         wait,

@@ -21,6 +21,8 @@ const POLL_MIN: Duration = Duration::from_millis(1);
 const WALK_MOST: usize = 1000;
 /// After such an answer every lane is looked at: not every millisecond.
 const AFTER_BLIND_PROBE: Duration = Duration::from_millis(20);
+/// While there is nothing to ask, look this often whether there is.
+const NOTHING_TO_ASK: Duration = Duration::from_millis(4);
 /// The probe's word for "cut short" among the lanes it answers.
 const CUT_SHORT: i16 = -2;
 
@@ -76,6 +78,7 @@ struct Probed {
 async fn probe(lanes: &Lanes, outbox: &Outbox) -> Result<Probed> {
     let Some(scope) = lanes.probe_scope() else {
         // Nothing to ask: either everything is known to be ready, or nothing is ours.
+        sleep(NOTHING_TO_ASK).await;
         return Ok(Probed {
             found: lanes.owned() > 0,
             complete: true,

@@ -203,9 +203,17 @@ async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration
     let holdings: Vec<_> = live.iter().map(|peer| (peer.worker, peer.lanes)).collect();
     let share = fair_share(term.worker, &holdings);
     let owned = lanes.owned();
+    if live.iter().any(|peer| peer.worker == term.worker && peer.lanes > owned) {
+        // A take whose answer was lost: the database names us as the owner of lanes we know nothing of, and nobody else
+        // can take them while we live.
+        lose(lanes, term, "the database says we own more lanes than we know of");
+        return Ok(Duration::ZERO);
+    }
     metrics::workers_live(live.len());
-    if owned < share {
-        take(lanes, outbox, term, share - owned).await?;
+    let expired = live.len() < peers.len();
+    if owned < share || expired {
+        // Even with nothing to take: it stamps the expired worker, so that it is not surveyed for ever.
+        take(lanes, outbox, term, share.saturating_sub(owned)).await?;
     }
     lanes.set_leaving(owned.saturating_sub(share));
     metrics::lanes_owned(lanes.owned());
@@ -218,8 +226,8 @@ fn soonest_expiry(peers: &[Peer], me: Uuid, short: bool) -> Duration {
     let again = if short { 0.2 } else { f64::MAX };
     let soonest = peers
         .iter()
-        .filter(|peer| peer.worker != me)
-        .map(|peer| peer.lease_left.max(0.0) + 0.02)
+        .filter(|peer| peer.worker != me && peer.lease_left > 0.0)
+        .map(|peer| peer.lease_left + 0.02)
         .fold(again, f64::min);
     Duration::try_from_secs_f64(soonest.min(3600.0)).unwrap_or(Duration::from_secs(1))
 }

@@ -24,4 +24,4 @@ WHERE (f.lane = ANY ($2) OR f.lane IS NULL)
         WHERE h.lane = coalesce(f.lane, -1) AND h.topic = f.topic
           AND (h.unit = '' OR h.unit = coalesce('k:' || f.key, 'p:' || f.partition))))
 UNION ALL
-SELECT -2::smallint FROM (SELECT count(*) AS rows FROM walked) w WHERE w.rows >= $3
+SELECT -2::smallint WHERE (SELECT count(*) FROM walked) >= $3 OR (SELECT count(*) FROM due) >= $3

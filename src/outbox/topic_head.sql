@@ -2,7 +2,8 @@
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at
 FROM outbox.message m
 WHERE m.lane = $1 AND m.topic = $2 AND m.id > $3
-  AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
+  AND m.published_at IS NULL AND m.dead_at IS NULL
+  AND (m.available_at IS NULL OR m.available_at <= clock_timestamp())
   AND NOT EXISTS (SELECT FROM outbox.hold h
                   WHERE h.lane = m.lane AND h.topic = m.topic AND h.unit = coalesce('k:' || m.key, 'p:' || m.partition))
 ORDER BY m.id LIMIT 1

@@ -13,10 +13,8 @@ pub fn is_refusal(code: Option<Code>) -> bool {
                 | Code::InvalidMessage
                 | Code::InvalidMessageSize
                 | Code::MessageBatchTooLarge
-                | Code::InvalidTimestamp
                 | Code::InvalidRecord
                 | Code::PolicyViolation
-                | Code::UnsupportedForMessageFormat
                 | Code::BadMessage
         )
     )
@@ -38,6 +36,9 @@ pub fn of_code(code: Option<Code>, topic: &str, overdue: bool) -> Outcome {
         | Code::UnknownTopicOrPartition
         | Code::UnknownPartition
         | Code::InvalidTopic
+        // About our clock and the topic's settings, not about the row.
+        | Code::InvalidTimestamp
+        | Code::UnsupportedForMessageFormat
         | Code::TopicAuthorizationFailed => Outcome::Sick {
             fault: TopicFault::Unusable,
             reason: format!("topic {topic}: {code}"),
@@ -93,6 +94,7 @@ mod tests {
             Code::NotEnoughReplicas,
             Code::UnknownTopicOrPartition,
             Code::TopicAuthorizationFailed,
+            Code::InvalidTimestamp,
             Code::PurgeQueue,
             Code::PurgeInflight,
             Code::Fatal,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
+use rdkafka::message::{BorrowedMessage, DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::Notify;
@@ -134,10 +134,20 @@ impl ProducerContext for Context {
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let code = match result {
             Ok(_) => Code::NoError,
-            Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
+            Err((error, message)) => match error.rdkafka_error_code().unwrap_or(Code::Unknown) {
+                // Purged from the queue, but perhaps sent before: a retry goes back there.
+                Code::PurgeQueue if may_be_persisted(message) => Code::PurgeInflight,
+                code => code,
+            },
         };
         self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, code);
     }
+}
+
+fn may_be_persisted(message: &BorrowedMessage<'_>) -> bool {
+    // SAFETY: the pointer is valid for as long as the message we borrow is; the call only reads.
+    let status = unsafe { rdkafka::bindings::rd_kafka_message_status(message.ptr()) };
+    status != rdkafka::bindings::rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_NOT_PERSISTED
 }
 
 pub struct Producer {
@@ -167,11 +177,17 @@ impl Producer {
         self.client.as_ref().expect("present until dropped")
     }
 
-    /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once.
+    /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once, and so is
+    /// what would have followed it to its partition: nothing may overtake it.
     pub fn send(&self, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
         let (number, wave) = self.reports.open(picked.len());
+        let mut stopped: Vec<(&str, i32)> = Vec::new();
         for (slot, (index, partition)) in picked.iter().enumerate() {
             let row = &rows[*index];
+            if stopped.contains(&(row.topic.as_str(), *partition)) {
+                self.reports.report(number, slot, Code::PurgeQueue);
+                continue;
+            }
             let opaque = (number as usize) << 32 | slot;
             let key = row.record_key();
             let mut record = BaseRecord::with_opaque_to(&row.topic, opaque)
@@ -184,6 +200,7 @@ impl Producer {
             if let Err((error, _)) = self.client().send(record) {
                 let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
                 self.reports.report(number, slot, code);
+                stopped.push((&row.topic, *partition));
             }
         }
         wave

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rdkafka::ClientConfig;
 
+use super::OVERRUN;
+
 /// Properties that would break a promise, each with the reason and what to use instead.
 const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "use --kafka-brokers"),
@@ -83,10 +85,12 @@ pub fn client_config(
         .set("client.id", "outboxd")
         .set("enable.idempotence", "true")
         .set("acks", "all")
-        // Longer than our deadline, which therefore comes first, and shorter than the lease.
+        // Longer than our deadline and what may follow it, which therefore come first; shorter than the lease.
         .set(
             "message.timeout.ms",
-            (deadline + Duration::from_secs(1)).as_millis().to_string(),
+            (deadline + OVERRUN + Duration::from_millis(500))
+                .as_millis()
+                .to_string(),
         )
         // The batch is formed already: waiting for more only adds latency.
         .set("linger.ms", "0")
@@ -97,7 +101,8 @@ pub fn client_config(
         .set("queue.buffering.max.messages", rows.max(1).to_string())
         .set(
             "queue.buffering.max.kbytes",
-            (bytes / 1024).clamp(1024, 2_000_000).to_string(),
+            // Above the largest record: one larger than the whole queue could never be sent.
+            (bytes / 1024).clamp(128 * 1024, 2_000_000).to_string(),
         )
         .set("socket.keepalive.enable", "true")
         .set("reconnect.backoff.max.ms", "2000")

@@ -132,7 +132,8 @@ impl Topics {
     async fn ask(&self, name: &str, deadline: Instant) -> Result<i32, Outcome> {
         let give_up = deadline.min(Instant::now() + LOOKUP_TIMEOUT);
         loop {
-            match self.metadata(name).await {
+            let asked = tokio::time::timeout_at(give_up.into(), self.metadata(name)).await;
+            match asked.unwrap_or(Err(Code::OperationTimedOut)) {
                 Ok(partitions) => return Ok(partitions),
                 // A topic that is just being created has no leader for a moment.
                 Err(Code::LeaderNotAvailable) if Instant::now() < give_up => {
