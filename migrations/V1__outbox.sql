@@ -83,7 +83,7 @@ CREATE UNIQUE INDEX message_message_id ON outbox.message (message_id);
 CREATE INDEX message_lane ON outbox.message (lane, id) WHERE lane IS NOT NULL;
 CREATE INDEX message_without_lane ON outbox.message (id) WHERE lane IS NULL;
 CREATE INDEX message_delayed ON outbox.message (available_at, id) WHERE available_at IS NOT NULL;
-CREATE INDEX message_dead ON outbox.message (id) WHERE dead_at IS NOT NULL;
+CREATE INDEX message_dead ON outbox.message (dead_at) WHERE dead_at IS NOT NULL;
 CREATE UNIQUE INDEX message_idempotency ON outbox.message (idempotency_scope, idempotency_key, event_type)
     WHERE idempotency_key IS NOT NULL;
 

@@ -22,6 +22,6 @@ WITH fresh AS MATERIALIZED (
 )
 UPDATE outbox.message m
 SET claim_token = $3, lease_until = clock_timestamp() + $4 * interval '1 second'
-FROM picked
-WHERE m.id = picked.id AND (SELECT incarnation FROM outbox.server) = $6
-RETURNING m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, picked.recovered
+-- By an array of ids, not by a join: a join may walk the whole table.
+WHERE m.id = ANY (ARRAY(SELECT id FROM picked)) AND (SELECT incarnation FROM outbox.server) = $6
+RETURNING m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, m.id = ANY (ARRAY(SELECT id FROM picked WHERE recovered)) AS recovered

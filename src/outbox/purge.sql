@@ -2,8 +2,10 @@
 WITH chunk AS MATERIALIZED (
     SELECT id, published_at, created_at FROM outbox.message WHERE id > $1 ORDER BY id LIMIT $2
 ), gone AS (
-    DELETE FROM outbox.message m USING chunk
-    WHERE m.id = chunk.id AND m.published_at < clock_timestamp() - $3 * interval '1 second'
+    -- By an array of ids, not by a join: a join may walk the whole table.
+    DELETE FROM outbox.message m
+    WHERE m.id = ANY (ARRAY(SELECT id FROM chunk WHERE published_at < clock_timestamp() - $3 * interval '1 second'))
+      AND m.published_at < clock_timestamp() - $3 * interval '1 second'
     RETURNING m.id
 )
 SELECT max(id) AS reached, (SELECT count(*) FROM gone) AS purged,

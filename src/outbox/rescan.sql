@@ -4,15 +4,18 @@ WITH chunk AS MATERIALIZED (
     SELECT m.id, m.lane, m.topic, m.key, m.partition,
            m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
     FROM outbox.message m WHERE m.id > $1 ORDER BY m.id LIMIT $2
-), found AS (
-    UPDATE outbox.message m SET available_at = clock_timestamp()
+), lost AS MATERIALIZED (
+    SELECT c.id
     FROM chunk c JOIN outbox.lane l ON l.lane = coalesce(c.lane, -1)
-    WHERE m.id = c.id AND c.pending AND c.id <= l.floor
-      AND m.published_at IS NULL AND m.dead_at IS NULL
+    WHERE c.pending AND c.id <= l.floor
       AND NOT EXISTS (
             SELECT FROM outbox.hold h
             WHERE h.lane = l.lane AND h.topic = c.topic
               AND (h.unit = '' OR h.unit = coalesce('k:' || c.key, 'p:' || c.partition)))
+), found AS (
+    -- By an array of ids, not by a join: a join may walk the whole table.
+    UPDATE outbox.message m SET available_at = clock_timestamp()
+    WHERE m.id = ANY (ARRAY(SELECT id FROM lost)) AND m.published_at IS NULL AND m.dead_at IS NULL
     RETURNING m.id
 )
 SELECT max(id) AS reached, (SELECT count(*) FROM found) AS found FROM chunk
