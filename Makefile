@@ -17,13 +17,13 @@ down: ## Stop them and delete their data
 	@deploy/dev/stack down
 
 demo: setup ## Run the demo: make demo ARGS="..."
-	@cargo run --release --quiet -- demo $(ARGS)
+	@cargo run --release --quiet --locked -- demo $(ARGS)
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
 
-bench-drain: setup ## Measure how fast a backlog drains
-	@benches/drain $(ARGS)
+bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
+	@cargo bench --quiet --locked --bench drain -- $(ARGS)
 
 fmt: ## Format the code
 	cargo fmt --all

@@ -1,0 +1,253 @@
+//! Held keys and parked topics, as stored.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{Outbox, Result, row};
+use crate::lanes::Term;
+use crate::message::Row;
+use crate::verdict::{HoldOrder, Refusal};
+
+/// A hold as stored.
+#[derive(Clone, Debug)]
+pub struct StoredHold {
+    pub lane: i16,
+    pub topic: String,
+    pub unit: String,
+    pub head_id: Option<i64>,
+    pub resume_floor: i64,
+    pub failures: i32,
+    /// Seconds until it is to be tried again; negative when due.
+    pub wait: f64,
+}
+
+impl Outbox {
+    pub async fn holds(&self, term: &Term, most: usize) -> Result<Vec<StoredHold>> {
+        let rows = self
+            .query(
+                &self.statements.holds,
+                &[&term.worker, &term.incarnation, &(most as i64)],
+            )
+            .await?;
+        rows.iter().map(stored_hold).collect()
+    }
+
+    /// Does anything hold rows of this lane back, be it until an operator acts?
+    pub async fn lane_has_holds(&self, lane: i16) -> Result<bool> {
+        let row = self.query_one(&self.statements.lane_holds, &[&lane]).await?;
+        Ok(row.try_get("held")?)
+    }
+
+    /// Parked topics of keyless rows that are due, reserved for us for `reserve`.
+    pub async fn holds_keyless(&self, term: &Term, reserve: Duration) -> Result<Vec<StoredHold>> {
+        let rows = self
+            .query(
+                &self.statements.holds_keyless,
+                &[&reserve.as_secs_f64(), &term.incarnation],
+            )
+            .await?;
+        rows.iter().map(stored_hold).collect()
+    }
+
+    /// The row a hold waits for; `None`: it is gone, published or dead, and the hold has no reason left.
+    pub async fn hold_head(&self, hold: &StoredHold) -> Result<Option<Row>> {
+        let rows = match hold.head_id {
+            Some(head) => self.query(&self.statements.hold_head, &[&hold.lane, &head]).await?,
+            None => {
+                self.query(
+                    &self.statements.topic_head,
+                    &[&hold.lane, &hold.topic, &hold.resume_floor],
+                )
+                .await?
+            }
+        };
+        rows.first().map(row::head).transpose()
+    }
+
+    pub async fn topic_head_keyless(
+        &self,
+        term: &Term,
+        hold: &StoredHold,
+        token: Uuid,
+        lease: Duration,
+    ) -> Result<Option<Row>> {
+        let rows = self
+            .query(
+                &self.statements.topic_head_keyless,
+                &[
+                    &hold.topic,
+                    &hold.resume_floor,
+                    &token,
+                    &lease.as_secs_f64(),
+                    &term.incarnation,
+                ],
+            )
+            .await?;
+        rows.first().map(row::keyless).transpose()
+    }
+
+    /// Releases a hold of a lane we have checked out: the stored floor is lowered, the head marked or refused and
+    /// the hold deleted in one transaction. Answers the lane's floor; `None`: fenced.
+    pub async fn release_hold(
+        &self,
+        term: &Term,
+        epoch: i64,
+        hold: &StoredHold,
+        published: Option<i64>,
+        refused: &[Refusal],
+    ) -> Result<Option<i64>> {
+        self.on_connection(async |client| {
+            let transaction = client.transaction().await?;
+            let lowered = transaction
+                .query_opt(
+                    &self.statements.lower_floor,
+                    &[
+                        &hold.lane,
+                        &epoch,
+                        &term.worker,
+                        &hold.topic,
+                        &hold.unit,
+                        &term.incarnation,
+                    ],
+                )
+                .await?;
+            let Some(lowered) = lowered else { return Ok(None) };
+            let floor: i64 = lowered.try_get("floor")?;
+            if let Some(id) = published {
+                transaction
+                    .execute(
+                        self.mark_lanes_statement(),
+                        &[
+                            &term.worker,
+                            &vec![hold.lane],
+                            &vec![epoch],
+                            &term.incarnation,
+                            &vec![id],
+                        ],
+                    )
+                    .await?;
+            }
+            self.refuse(&transaction, refused).await?;
+            transaction
+                .execute(&self.statements.unhold, &[&hold.lane, &hold.topic, &hold.unit, &floor])
+                .await?;
+            transaction.commit().await?;
+            Ok(Some(floor))
+        })
+        .await
+    }
+
+    /// Still refused or sick: counts it, and puts the next try `wait` away (`None`: until an operator acts).
+    pub async fn postpone_hold(
+        &self,
+        term: &Term,
+        epoch: i64,
+        hold: &StoredHold,
+        reason: &str,
+        wait: Option<Duration>,
+        refused: &[Refusal],
+    ) -> Result<bool> {
+        self.on_connection(async |client| {
+            let transaction = client.transaction().await?;
+            let fence = transaction
+                .query(
+                    &self.statements.fence,
+                    &[&term.worker, &vec![hold.lane], &vec![epoch], &term.incarnation],
+                )
+                .await?;
+            if fence.is_empty() {
+                return Ok(false);
+            }
+            self.refuse(&transaction, refused).await?;
+            transaction
+                .execute(
+                    &self.statements.postpone,
+                    &[&hold.lane, &hold.topic, &hold.unit, &reason, &seconds_or_never(wait)],
+                )
+                .await?;
+            transaction.commit().await?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// A topic parked among keyless rows takes records again.
+    pub async fn release_hold_keyless(
+        &self,
+        term: &Term,
+        hold: &StoredHold,
+        token: Uuid,
+        published: Option<i64>,
+    ) -> Result<()> {
+        self.on_connection(async |client| {
+            let transaction = client.transaction().await?;
+            transaction
+                .execute(
+                    &self.statements.lower_floor_keyless,
+                    &[&hold.resume_floor, &term.incarnation],
+                )
+                .await?;
+            if let Some(id) = published {
+                transaction
+                    .execute(self.mark_keyless_statement(), &[&vec![id], &token, &term.incarnation])
+                    .await?;
+            }
+            transaction
+                .execute(
+                    &self.statements.unhold,
+                    &[&hold.lane, &hold.topic, &hold.unit, &hold.resume_floor],
+                )
+                .await?;
+            Ok(transaction.commit().await?)
+        })
+        .await
+    }
+
+    pub async fn postpone_hold_keyless(&self, hold: &StoredHold, reason: &str, wait: Duration) -> Result<()> {
+        self.execute(
+            &self.statements.postpone,
+            &[&hold.lane, &hold.topic, &hold.unit, &reason, &wait.as_secs_f64()],
+        )
+        .await?;
+        Ok(())
+    }
+}
+
+pub(super) async fn insert_holds(
+    transaction: &deadpool_postgres::Transaction<'_>,
+    sql: &str,
+    holds: &[(HoldOrder, i64)],
+) -> Result<()> {
+    if holds.is_empty() {
+        return Ok(());
+    }
+    let lanes: Vec<i16> = holds.iter().map(|(h, _)| h.lane).collect();
+    let topics: Vec<&str> = holds.iter().map(|(h, _)| h.topic.as_str()).collect();
+    let units: Vec<&str> = holds.iter().map(|(h, _)| h.unit.as_str()).collect();
+    let heads: Vec<Option<i64>> = holds.iter().map(|(h, _)| h.head_id).collect();
+    let floors: Vec<i64> = holds.iter().map(|(_, floor)| *floor).collect();
+    let reasons: Vec<&str> = holds.iter().map(|(h, _)| h.reason.as_str()).collect();
+    let waits: Vec<f64> = holds.iter().map(|(h, _)| seconds_or_never(h.wait)).collect();
+    transaction
+        .execute(sql, &[&lanes, &topics, &units, &heads, &floors, &reasons, &waits])
+        .await?;
+    Ok(())
+}
+
+/// How the statements spell "until an operator acts".
+fn seconds_or_never(wait: Option<Duration>) -> f64 {
+    wait.map_or(-1.0, |wait| wait.as_secs_f64())
+}
+
+fn stored_hold(row: &tokio_postgres::Row) -> Result<StoredHold> {
+    Ok(StoredHold {
+        lane: row.try_get("lane")?,
+        topic: row.try_get("topic")?,
+        unit: row.try_get("unit")?,
+        head_id: row.try_get("head_id")?,
+        resume_floor: row.try_get("resume_floor")?,
+        failures: row.try_get("failures")?,
+        wait: row.try_get("wait")?,
+    })
+}

@@ -1,0 +1,175 @@
+//! The lease: workers, lanes, stored floors.
+
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use super::{Outbox, Result};
+use crate::lanes::keeper::Lease;
+use crate::lanes::{KeylessStored, Taken, Term};
+
+/// Another worker, or ourselves, as the survey sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    pub worker: Uuid,
+    pub lease_left: f64,
+    pub lanes: usize,
+    /// The database's clock when it looked.
+    pub now: SystemTime,
+}
+
+impl Outbox {
+    /// Registers a worker; answers the server incarnation its term belongs to.
+    pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<SystemTime> {
+        let row = self
+            .query_one(
+                &self.statements.register,
+                &[
+                    &worker,
+                    &lease.worker_name,
+                    &env!("CARGO_PKG_VERSION"),
+                    &(lease.lane_batch as i32),
+                    &lease.duration.as_secs_f64(),
+                ],
+            )
+            .await?;
+        Ok(row.try_get("incarnation")?)
+    }
+
+    /// With little patience: one silent connection must not cost the lease while others would answer.
+    pub async fn renew(&self, term: &Term, lease: Duration) -> Result<bool> {
+        self.on_connection_within(lease / 4, async |client| {
+            let statement = client.prepare_cached(&self.statements.renew).await?;
+            let renewed = client
+                .execute(&statement, &[&term.worker, &lease.as_secs_f64(), &term.incarnation])
+                .await?;
+            Ok(renewed == 1)
+        })
+        .await
+    }
+
+    pub async fn survey(&self) -> Result<Vec<Peer>> {
+        let rows = self.query(&self.statements.survey, &[]).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Peer {
+                    worker: row.try_get("id")?,
+                    lease_left: row.try_get("lease_left")?,
+                    lanes: row.try_get::<_, i64>("lanes")? as usize,
+                    now: row.try_get("now")?,
+                })
+            })
+            .collect()
+    }
+
+    pub async fn take(&self, term: &Term, count: usize) -> Result<Vec<Taken>> {
+        let rows = self
+            .query(
+                &self.statements.take,
+                &[&term.worker, &(count as i64), &term.incarnation],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Taken {
+                    lane: row.try_get("lane")?,
+                    epoch: row.try_get("epoch")?,
+                    floor: row.try_get("floor")?,
+                    suspect_rows: row.try_get("suspect_rows")?,
+                    recovered: row.try_get("recovered")?,
+                    has_holds: row.try_get::<_, i64>("holds")? > 0,
+                })
+            })
+            .collect()
+    }
+
+    pub async fn give_up(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
+        let (lanes, epochs, floors, suspects) = unzip4(given);
+        self.execute(
+            &self.statements.give_up,
+            &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Stamps the worker stopped and frees its lanes, in that order and in one transaction.
+    pub async fn leave(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
+        let (lanes, epochs, floors, suspects) = unzip4(given);
+        self.on_connection(async |client| {
+            let transaction = client.transaction().await?;
+            transaction
+                .execute(&self.statements.stop_worker, &[&term.worker])
+                .await?;
+            transaction
+                .execute(
+                    &self.statements.give_up,
+                    &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
+                )
+                .await?;
+            Ok(transaction.commit().await?)
+        })
+        .await
+    }
+
+    /// Ends a term of this process that nothing is done under any more, without waiting for its lease to run out.
+    pub async fn stop_worker(&self, worker: Uuid) -> Result<()> {
+        self.execute(&self.statements.stop_worker, &[&worker]).await?;
+        Ok(())
+    }
+
+    /// Stores floors; answers those it could.
+    pub async fn store_floors(&self, term: &Term, floors: &[(i16, i64, i64)]) -> Result<Vec<(i16, i64, i64)>> {
+        let lanes: Vec<i16> = floors.iter().map(|f| f.0).collect();
+        let epochs: Vec<i64> = floors.iter().map(|f| f.1).collect();
+        let values: Vec<i64> = floors.iter().map(|f| f.2).collect();
+        let rows = self
+            .query(
+                &self.statements.store_floors,
+                &[&term.worker, &lanes, &epochs, &values, &term.incarnation],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get("lane")?, row.try_get("epoch")?, row.try_get("floor")?)))
+            .collect()
+    }
+
+    /// `None`: the server is another one.
+    pub async fn keyless(&self, incarnation: SystemTime) -> Result<Option<KeylessStored>> {
+        let rows = self.query(&self.statements.keyless, &[&incarnation]).await?;
+        rows.first()
+            .map(|row| {
+                Ok(KeylessStored {
+                    floor: row.try_get("floor")?,
+                    epoch: row.try_get("epoch")?,
+                    has_holds: row.try_get::<_, i64>("holds")? > 0,
+                })
+            })
+            .transpose()
+    }
+
+    pub async fn store_floor_keyless(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
+        self.execute(
+            &self.statements.store_floor_keyless,
+            &[&floor, &epoch, &term.incarnation],
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// The lowest id above `floor` that the keyless floor must not pass.
+    pub async fn keyless_lowest(&self, term: &Term, floor: i64) -> Result<Option<i64>> {
+        let rows = self
+            .query(&self.statements.keyless_lowest, &[&floor, &term.incarnation])
+            .await?;
+        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
+    }
+}
+
+fn unzip4(given: &[(i16, i64, i64, i32)]) -> (Vec<i16>, Vec<i64>, Vec<i64>, Vec<i32>) {
+    let lanes = given.iter().map(|g| g.0).collect();
+    let epochs = given.iter().map(|g| g.1).collect();
+    let floors = given.iter().map(|g| g.2).collect();
+    let suspects = given.iter().map(|g| g.3).collect();
+    (lanes, epochs, floors, suspects)
+}

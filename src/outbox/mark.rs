@@ -1,0 +1,175 @@
+//! What became of a batch, written behind the fence.
+
+use uuid::Uuid;
+
+use super::hold::insert_holds;
+use super::{OnPublished, Outbox, Result};
+use crate::lanes::Term;
+use crate::verdict::{HoldOrder, Refusal};
+
+impl Outbox {
+    /// Marks rows of our lanes as published; answers how many. Fewer than asked: a fence, or somebody else's hand.
+    pub async fn mark_lanes(&self, term: &Term, held: &[(i16, i64)], ids: &[i64]) -> Result<u64> {
+        let (lanes, epochs) = unzip2(held);
+        self.execute(
+            self.mark_lanes_statement(),
+            &[&term.worker, &lanes, &epochs, &term.incarnation, &ids],
+        )
+        .await
+    }
+
+    pub(super) fn mark_lanes_statement(&self) -> &str {
+        match self.on_published {
+            OnPublished::Keep => &self.statements.mark_lanes_keep,
+            OnPublished::Archive => &self.statements.mark_lanes_archive,
+            OnPublished::Delete => &self.statements.mark_lanes_delete,
+        }
+    }
+
+    pub async fn mark_keyless(&self, term: &Term, token: Uuid, ids: &[i64]) -> Result<u64> {
+        self.execute(self.mark_keyless_statement(), &[&ids, &token, &term.incarnation])
+            .await
+    }
+
+    pub(super) fn mark_keyless_statement(&self) -> &str {
+        match self.on_published {
+            OnPublished::Keep => &self.statements.mark_keyless_keep,
+            OnPublished::Archive => &self.statements.mark_keyless_archive,
+            OnPublished::Delete => &self.statements.mark_keyless_delete,
+        }
+    }
+
+    /// Which of our lanes are still ours. Used to tell a lost lease from rows that were removed by hand.
+    pub async fn still_ours(&self, term: &Term, held: &[(i16, i64)]) -> Result<usize> {
+        let (lanes, epochs) = unzip2(held);
+        let rows = self
+            .query(
+                &self.statements.fence,
+                &[&term.worker, &lanes, &epochs, &term.incarnation],
+            )
+            .await?;
+        Ok(rows.len())
+    }
+
+    /// The verdict on a batch that was not all acknowledged: refusals and holds in one fenced transaction.
+    /// `floors` are the lanes' floors, where a later release resumes. False: fenced, nothing was written.
+    pub async fn settle_lanes(
+        &self,
+        term: &Term,
+        held: &[(i16, i64)],
+        published: &[i64],
+        refused: &[Refusal],
+        holds: &[(HoldOrder, i64)],
+    ) -> Result<bool> {
+        let (lanes, epochs) = unzip2(held);
+        self.on_connection(async |client| {
+            let transaction = client.transaction().await?;
+            let fence = transaction
+                .query(
+                    &self.statements.fence,
+                    &[&term.worker, &lanes, &epochs, &term.incarnation],
+                )
+                .await?;
+            if fence.len() < lanes.len() {
+                return Ok(false);
+            }
+            if !published.is_empty() {
+                transaction
+                    .execute(
+                        self.mark_lanes_statement(),
+                        &[&term.worker, &lanes, &epochs, &term.incarnation, &published],
+                    )
+                    .await?;
+            }
+            self.refuse(&transaction, refused).await?;
+            insert_holds(&transaction, &self.statements.hold, holds).await?;
+            transaction.commit().await?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// The same for rows without a lane: refusals, releases and parked topics, each guarded by the claim's token.
+    pub async fn settle_keyless(
+        &self,
+        term: &Term,
+        token: Uuid,
+        refused: &[Refusal],
+        released: &[(i64, bool)],
+        holds: &[(HoldOrder, i64)],
+    ) -> Result<()> {
+        self.on_connection(async |client| {
+            let transaction = client.transaction().await?;
+            let RefusalColumns {
+                ids,
+                reasons,
+                dead,
+                waits,
+                ..
+            } = refused.into();
+            transaction
+                .execute(
+                    &self.statements.refuse_keyless,
+                    &[&ids, &reasons, &dead, &waits, &token, &term.incarnation],
+                )
+                .await?;
+            let ids: Vec<i64> = released.iter().map(|r| r.0).collect();
+            let sent: Vec<bool> = released.iter().map(|r| r.1).collect();
+            transaction
+                .execute(
+                    &self.statements.release_keyless,
+                    &[&ids, &sent, &token, &term.incarnation],
+                )
+                .await?;
+            insert_holds(&transaction, &self.statements.hold, holds).await?;
+            Ok(transaction.commit().await?)
+        })
+        .await
+    }
+
+    pub(super) async fn refuse(
+        &self,
+        transaction: &deadpool_postgres::Transaction<'_>,
+        refused: &[Refusal],
+    ) -> Result<()> {
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let RefusalColumns {
+            ids,
+            reasons,
+            dead,
+            attempts,
+            ..
+        } = refused.into();
+        transaction
+            .execute(&self.statements.refuse, &[&ids, &reasons, &dead, &attempts])
+            .await?;
+        Ok(())
+    }
+}
+
+fn unzip2(held: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {
+    held.iter().copied().unzip()
+}
+
+/// Refusals as the arrays the statements take.
+struct RefusalColumns<'a> {
+    ids: Vec<i64>,
+    reasons: Vec<&'a str>,
+    dead: Vec<bool>,
+    attempts: Vec<i16>,
+    waits: Vec<f64>,
+}
+
+impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
+    fn from(refused: &'a [Refusal]) -> Self {
+        RefusalColumns {
+            ids: refused.iter().map(|r| r.id).collect(),
+            reasons: refused.iter().map(|r| r.reason.as_str()).collect(),
+            dead: refused.iter().map(|r| r.dead).collect(),
+            attempts: refused.iter().map(|r| r.attempts).collect(),
+            waits: refused.iter().map(|r| r.wait.as_secs_f64()).collect(),
+        }
+    }
+}
