@@ -17,7 +17,8 @@ down: ## Stop them and delete their data
 	@deploy/dev/stack down
 
 demo: setup ## Run the demo: make demo ARGS="..."
-	@cargo run --release --quiet --locked -- demo $(ARGS)
+	@cargo build --release --locked
+	@target/release/outboxd demo $(ARGS)
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)

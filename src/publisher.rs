@@ -33,6 +33,9 @@ use topics::{Topic, Topics};
 
 /// After the deadline, healthy answers still have this long before everything is purged.
 const LATE_ANSWERS: Duration = Duration::from_secs(1);
+/// After a fatal error some reports come only after a purge, but answers that are on their way should come first: a record
+/// purged in flight has to be sent again, as a possible duplicate.
+const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -270,8 +273,7 @@ impl Publisher {
             }
             if producer.is_fatal() {
                 self.replace(&producer, "the producer hit a fatal error");
-                // Other tasks may wait for reports that only come now.
-                producer.purge();
+                purge_later(producer.clone());
             }
         }
         // The client puts records of several tasks into one produce batch, which fails as a whole: a refusal by the main
@@ -340,11 +342,9 @@ impl Publisher {
             "a batch got no answer before its deadline"
         };
         self.replace(producer, why);
-        if !fatal {
-            let late = Instant::now() + LATE_ANSWERS;
-            if wave.done_by(late, || producer.is_fatal()).await {
-                return true;
-            }
+        let patience = if fatal { ANSWERS_AFTER_FATAL } else { LATE_ANSWERS };
+        if wave.done_by(Instant::now() + patience, || false).await {
+            return true;
         }
         producer.purge();
         wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
@@ -441,6 +441,14 @@ impl Publisher {
             Err(error) => warn!(%error, "cannot build a spare producer; the next one is built when needed"),
         });
     }
+}
+
+/// Other tasks may wait for reports of this producer that only a purge brings.
+fn purge_later(producer: Arc<Producer>) {
+    tokio::spawn(async move {
+        tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
+        producer.purge();
+    });
 }
 
 fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
