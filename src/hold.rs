@@ -119,7 +119,6 @@ impl Relay {
             reason,
             ..
         } = &outcome
-            && !self.publisher.answered_since(began)
             && !self.publisher.answered_since(began - Duration::from_secs(1))
         {
             self.publisher.pause(reason, &row.topic);

@@ -171,3 +171,31 @@ async fn a_renewal_under_way_keeps_the_lanes_from_being_taken() {
     old.db.batch_execute("COMMIT").await.expect("committed");
     assert_eq!(new.take(64).await, [], "renewed");
 }
+
+/// What a take leaves behind whose answer was lost: the database names an owner that knows nothing of it.
+#[tokio::test]
+async fn lanes_that_a_worker_owns_without_knowing_it_are_not_lost() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let relays = [world.relay().start_ready().await, world.relay().start_ready().await];
+    eventually(SOON, "an even split", async || {
+        (world.lanes_per_worker().await == [32, 32]).then_some(())
+    })
+    .await;
+    world
+        .execute(
+            "UPDATE outbox.lane SET epoch = epoch + 1, owner = (SELECT min(owner::text)::uuid FROM outbox.lane)
+             WHERE owner = (SELECT max(owner::text)::uuid FROM outbox.lane)",
+        )
+        .await;
+    eventually(SOON, "the worker to notice", async || {
+        let lost = relays
+            .iter()
+            .filter_map(|relay| relay.metric("outboxd_terms_lost_total"));
+        (lost.sum::<f64>() >= 1.0).then_some(())
+    })
+    .await;
+    world.fill(&topic, 2000, 500).await;
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_sound();
+}
