@@ -139,15 +139,8 @@ impl Relay {
                 refused: None,
             },
             Outcome::Refused { reason } => {
-                let dead = policy.gives_up(row.attempts);
-                let wait = policy.backoff(row.attempts as u32 + 1);
-                let refusal = Refusal {
-                    id: row.id,
-                    attempts: row.attempts,
-                    reason: reason.clone(),
-                    dead,
-                    wait,
-                };
+                let refusal = policy.refusal(row, &reason);
+                let (dead, wait) = (refusal.dead, refusal.wait);
                 metrics::rows_refused(usize::from(dead), usize::from(!dead));
                 if dead {
                     error!(
@@ -312,13 +305,7 @@ impl Relay {
         let Outcome::Refused { reason } = outcome else {
             return Vec::new();
         };
-        vec![Refusal {
-            id: row.id,
-            attempts: row.attempts,
-            reason: reason.clone(),
-            dead: self.settings.policy.gives_up(row.attempts),
-            wait: self.settings.policy.backoff(row.attempts as u32 + 1),
-        }]
+        vec![self.settings.policy.refusal(row, reason)]
     }
 
     async fn release_keyless(&self, term: &Term, hold: &StoredHold, token: Uuid, published: Option<i64>) -> Result<()> {

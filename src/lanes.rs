@@ -6,6 +6,7 @@
 //!
 //! Invariant: a lane is checked out by at most one task at a time, and only its holder changes its floor.
 
+mod book;
 pub mod keeper;
 pub mod share;
 
@@ -17,11 +18,9 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::floor::{self, Horizon, Sight};
+use crate::floor::{Horizon, Sight};
 use crate::message::KEYLESS;
-
-/// The fewest rows asked of a lane that is believed to have some.
-const WINDOW_MIN: usize = 32;
+use book::{Keyless, Lane, WINDOW_MIN};
 
 /// One lease of this process: see the module's doc.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,39 +49,6 @@ pub struct KeylessStored {
     pub floor: i64,
     pub epoch: i64,
     pub has_holds: bool,
-}
-
-#[derive(Debug)]
-struct Lane {
-    epoch: i64,
-    floor: i64,
-    stored_floor: i64,
-    /// Counts how often the floor was lowered: a look from before that must not raise it again.
-    lowered: u64,
-    /// How many rows the next claim asks for: doubles while claims come back full.
-    window: usize,
-    ready: bool,
-    busy: bool,
-    /// A change of its holds waits for the batch to end: no new one before that.
-    wanted: bool,
-    leaving: bool,
-    has_holds: bool,
-    /// So many of the next rows may have been sent by the lane's last owner.
-    suspect_rows: usize,
-    /// Rows we sent ourselves without learning what became of them.
-    unknown: HashSet<i64>,
-    not_before: Instant,
-    served: u64,
-}
-
-#[derive(Debug, Default)]
-struct Keyless {
-    stored: KeylessStored,
-    floor: i64,
-    ready: bool,
-    busy: usize,
-    window: usize,
-    not_before: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -442,10 +408,6 @@ impl Lanes {
         inner.keyless.stored.has_holds || inner.lanes.values().any(|lane| lane.has_holds)
     }
 
-    pub fn lane_has_holds(&self, lane: i16) -> bool {
-        self.lock().lanes.get(&lane).is_some_and(|book| book.has_holds)
-    }
-
     /// May a copy of this head of a hold have been sent before?
     pub fn is_suspect_head(&self, lane: i16, id: i64) -> bool {
         let inner = self.lock();
@@ -614,99 +576,6 @@ impl Inner {
             most: keyless.window.min(appetite.rows),
             has_holds: keyless.stored.has_holds,
         })
-    }
-}
-
-impl From<&Taken> for Lane {
-    fn from(taken: &Taken) -> Self {
-        Lane {
-            epoch: taken.epoch,
-            floor: taken.floor,
-            stored_floor: taken.floor,
-            lowered: 0,
-            window: WINDOW_MIN,
-            ready: true,
-            busy: false,
-            wanted: false,
-            leaving: false,
-            has_holds: taken.has_holds,
-            suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
-            unknown: HashSet::new(),
-            not_before: Instant::now(),
-            served: 0,
-        }
-    }
-}
-
-/// The next window after a claim: twice as much while claims are full, what was there otherwise. Rows that the byte
-/// budget leaves behind were read in vain: ask for about as many as fit.
-fn next_window(window: usize, seen: &Seen) -> usize {
-    if seen.slow {
-        (window / 2).max(1)
-    } else if seen.overweight {
-        (seen.rows * 2).clamp(1, window)
-    } else if seen.full {
-        (window * 2).min(1 << 16)
-    } else {
-        window.min(seen.rows.next_power_of_two().max(WINDOW_MIN))
-    }
-}
-
-impl Lane {
-    fn held(&self, lane: i16, most: usize) -> Held {
-        Held {
-            lane,
-            epoch: self.epoch,
-            floor: self.floor,
-            most,
-            suspect_rows: self.suspect_rows,
-            unknown: self.unknown.clone(),
-            has_holds: self.has_holds,
-        }
-    }
-
-    fn checkin(&mut self, seen: &Seen, now: Instant) {
-        self.busy = false;
-        self.has_holds |= seen.holds_added;
-        for id in &seen.published {
-            self.unknown.remove(id);
-        }
-        self.unknown.extend(&seen.unknown);
-        self.not_before = now + seen.pause.unwrap_or_default();
-        let Some(sight) = seen.sight else {
-            // The claim failed: nothing was learned, so look again, and for less if a pause says that it hurt.
-            self.ready = true;
-            if seen.pause.is_some() {
-                self.window = (self.window / 2).max(1);
-            }
-            return;
-        };
-        if seen.overweight && seen.rows == 0 {
-            // The lanes before it took the whole byte budget: now it is first.
-            self.served = 0;
-        }
-        self.floor = floor::advance(self.floor, sight);
-        self.window = next_window(self.window, seen);
-        self.ready = seen.full || sight.lowest_left.is_some();
-        let all_done = !seen.full && sight.lowest_left.is_none();
-        // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
-        if !self.has_holds {
-            self.suspect_rows = if all_done {
-                0
-            } else {
-                self.suspect_rows.saturating_sub(seen.published.len())
-            };
-        }
-    }
-}
-
-impl Keyless {
-    fn checkin(&mut self, seen: &Seen, now: Instant) {
-        self.busy = self.busy.saturating_sub(1);
-        self.stored.has_holds |= seen.holds_added;
-        self.not_before = seen.pause.map(|pause| now + pause);
-        self.window = next_window(self.window, seen);
-        self.ready = seen.full || seen.sight.is_none() || seen.pause.is_some();
     }
 }
 

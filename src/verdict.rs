@@ -36,9 +36,15 @@ impl Policy {
         doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * fastrand::f64())
     }
 
-    /// Is this refusal, after `attempts` earlier ones, the last?
-    pub fn gives_up(&self, attempts: i16) -> bool {
-        attempts.saturating_add(1) >= self.max_attempts
+    /// What a refusal means for the row: one more attempt counted, and whether it was the last.
+    pub fn refusal(&self, row: &Row, reason: &str) -> Refusal {
+        Refusal {
+            id: row.id,
+            attempts: row.attempts,
+            reason: reason.to_owned(),
+            dead: row.attempts.saturating_add(1) >= self.max_attempts,
+            wait: self.backoff(row.attempts as u32 + 1),
+        }
     }
 }
 
@@ -153,15 +159,9 @@ fn refuse(
     held_units: &mut BTreeSet<(String, String)>,
     verdict: &mut Verdict,
 ) {
-    let dead = policy.gives_up(row.attempts);
-    let wait = policy.backoff(row.attempts as u32 + 1);
-    verdict.refused.push(Refusal {
-        id: row.id,
-        attempts: row.attempts,
-        reason: reason.to_owned(),
-        dead,
-        wait,
-    });
+    let refusal = policy.refusal(row, reason);
+    let (dead, wait) = (refusal.dead, refusal.wait);
+    verdict.refused.push(refusal);
     let (Some(lane), Some(unit)) = (row.lane, row.unit()) else {
         return;
     };
