@@ -2,7 +2,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test bench-drain fmt lint deny clean
+.PHONY: help setup up down demo test faults bench-drain fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ demo: setup ## Run the demo: make demo ARGS="..."
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
+
+faults: setup ## Inject every fault and write docs/faults.md anew
+	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/test faults
+	@deploy/dev/faults-table docs/faults.md
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)

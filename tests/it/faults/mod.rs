@@ -13,3 +13,4 @@ mod producer;
 mod refused;
 mod retention;
 mod stop;
+mod table;
