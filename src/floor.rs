@@ -6,40 +6,64 @@
 //! every writer takes before it draws an id: note the highest id drawn, *then* the writers; once all of
 //! those have ended, every id up to the noted one is settled, and a claim that starts after that sees
 //! whatever became of it.
+//!
+//! A writer left open after its INSERT would stop every floor for as long as it likes, and claims would read again and
+//! again what has been published since. So the horizon has a *soft* part, in memory only: ids that only such holders
+//! could still commit. Nothing of theirs is visible while they are in progress, so a claim may start at the soft floor if
+//! in a snapshot taken after its own all of them still were; otherwise it is discarded and read again from the floor.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+
+/// Who may still commit an id already drawn: the transaction's name in `pg_locks`, which it keeps when it is prepared, and
+/// its id once it has one.
+pub type Writers = HashMap<String, Option<i64>>;
 
 /// The process's view of which ids are settled. One per server incarnation.
 #[derive(Debug, Default)]
 pub struct Horizon {
-    settled: i64,
+    settled: Settled,
     noted: Option<Note>,
+    soft_noted: Option<Note>,
+    /// Transactions that have outstayed our patience.
+    holders: HashSet<i64>,
 }
 
 #[derive(Debug)]
 struct Note {
     highest_id: i64,
-    writers: HashSet<String>,
+    writers: Writers,
+}
+
+impl Note {
+    /// Those no longer here have ended.
+    fn observe(&mut self, here: &Writers) {
+        self.writers = here
+            .iter()
+            .filter(|(name, _)| self.writers.contains_key(*name))
+            .map(|(name, id)| (name.clone(), *id))
+            .collect();
+    }
+}
+
+/// The horizon at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Settled {
+    /// Every id up to here has committed or never will.
+    pub hard: i64,
+    /// Every id up to here, but for those of the holders. Not below `hard`.
+    pub soft: i64,
+    /// Changes when a holder ends: a soft floor of another generation means nothing.
+    pub generation: u64,
 }
 
 impl Horizon {
-    /// Every id up to here has committed or never will.
-    pub fn settled(&self) -> i64 {
+    pub fn settled(&self) -> Settled {
         self.settled
     }
 
-    /// `highest_id` must have been read before `writers` were.
-    pub fn note(&mut self, highest_id: i64, writers: HashSet<String>) {
-        self.noted = Some(Note { highest_id, writers });
-        self.settle();
-    }
-
-    /// Who writes now. Those noted and no longer here have ended.
-    pub fn observe(&mut self, writers: &HashSet<String>) {
-        if let Some(note) = &mut self.noted {
-            note.writers.retain(|writer| writers.contains(writer));
-        }
-        self.settle();
+    /// The transactions that must still be in progress for `settled().soft` to hold.
+    pub fn holders(&self) -> Vec<i64> {
+        self.holders.iter().copied().collect()
     }
 
     /// Is a note waiting for its writers?
@@ -47,28 +71,135 @@ impl Horizon {
         self.noted.is_some()
     }
 
+    /// A look at the database: the highest id drawn, read *before* who writes.
+    pub fn look(&mut self, highest_id: i64, writers: &Writers) {
+        self.observe(writers);
+        let mut writers = writers.clone();
+        if self.noted.is_none() {
+            self.noted = Some(Note { highest_id, writers });
+        } else if !self.holders.is_empty() && self.soft_noted.is_none() {
+            writers.retain(|_, id| id.is_none_or(|id| !self.holders.contains(&id)));
+            self.soft_noted = Some(Note { highest_id, writers });
+        }
+        self.settle();
+    }
+
+    /// Whoever is noted is going to stay: from now on the soft horizon moves without them. Not possible while one has no
+    /// transaction id, by which its end is seen.
+    pub fn soften(&mut self) {
+        let noted = self.noted.iter().chain(&self.soft_noted);
+        let ids: Option<Vec<i64>> = noted.flat_map(|note| note.writers.values().copied()).collect();
+        if let Some(ids) = ids {
+            self.holders.extend(ids);
+            self.soft_noted = None;
+        }
+    }
+
+    /// A holder has ended: what was soft is so no more.
+    pub fn harden(&mut self, generation: u64) {
+        if self.settled.generation == generation && !self.holders.is_empty() {
+            self.holders.clear();
+            self.soft_noted = None;
+            self.settled.soft = self.settled.hard;
+            self.settled.generation += 1;
+        }
+    }
+
+    fn observe(&mut self, writers: &Writers) {
+        for note in self.noted.iter_mut().chain(&mut self.soft_noted) {
+            note.observe(writers);
+        }
+        self.settle();
+        let here: HashSet<i64> = writers.values().flatten().copied().collect();
+        if self.holders.is_disjoint(&here) {
+            self.settled.hard = self.settled.soft;
+        }
+        if !self.holders.is_subset(&here) {
+            self.harden(self.settled.generation);
+        }
+    }
+
     fn settle(&mut self) {
         if let Some(note) = self.noted.take_if(|note| note.writers.is_empty()) {
-            self.settled = self.settled.max(note.highest_id);
+            self.settled.hard = self.settled.hard.max(note.highest_id);
         }
+        if let Some(note) = self.soft_noted.take_if(|note| note.writers.is_empty()) {
+            self.settled.soft = note.highest_id;
+        }
+        self.settled.soft = self.settled.soft.max(self.settled.hard);
     }
 }
 
-/// What one claim of a lane saw. `settled` is the horizon as it was *before* the claim started.
+/// What one claim of a lane saw.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight {
-    pub settled: i64,
+    /// The horizon as it was *before* the claim started.
+    pub settled: Settled,
     /// The highest id claimed, where the claim was cut off by its limit: above it nothing is known.
     pub cut_at: Option<i64>,
     /// The lowest id that was seen and is still pending without a hold that would find it again.
     pub lowest_left: Option<i64>,
 }
 
-/// The floor after a claim: up to the horizon, to where the claim looked, and below what is left.
-pub fn advance(floor: i64, sight: Sight) -> i64 {
-    let looked = sight.cut_at.unwrap_or(i64::MAX);
-    let free = sight.lowest_left.map_or(i64::MAX, |id| id - 1);
-    floor.max(sight.settled.min(looked).min(free))
+impl Sight {
+    /// Nothing was cut off, nothing is left.
+    pub fn of_everything(settled: Settled) -> Self {
+        Sight {
+            settled,
+            cut_at: None,
+            lowest_left: None,
+        }
+    }
+}
+
+/// Where the claims of one lane start to look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Floor {
+    hard: i64,
+    soft: i64,
+    generation: u64,
+}
+
+impl Floor {
+    pub fn at(id: i64) -> Self {
+        Floor {
+            hard: id,
+            soft: id,
+            generation: 0,
+        }
+    }
+
+    /// The floor proper, which may be stored.
+    pub fn hard(&self) -> i64 {
+        self.hard
+    }
+
+    /// Where it is enough to start under this horizon.
+    pub fn start(&self, settled: Settled) -> i64 {
+        if self.generation == settled.generation {
+            self.soft
+        } else {
+            self.hard
+        }
+    }
+
+    /// After a claim from [`Floor::start`]: up to the horizon, to where the claim looked, and below what is left. A claim
+    /// from the soft floor saw what one from the hard floor would have seen, so both may move.
+    pub fn advance(&mut self, sight: Sight) {
+        let looked = sight.cut_at.unwrap_or(i64::MAX);
+        let free = sight.lowest_left.map_or(i64::MAX, |id| id - 1);
+        let reach = |settled: i64| settled.min(looked).min(free);
+        self.soft = self.start(sight.settled).max(reach(sight.settled.soft));
+        self.hard = self.hard.max(reach(sight.settled.hard));
+        self.soft = self.soft.max(self.hard);
+        self.generation = sight.settled.generation;
+    }
+
+    /// Something at or above `id + 1` is to be looked at again.
+    pub fn lower(&mut self, id: i64) {
+        self.hard = self.hard.min(id);
+        self.soft = self.soft.min(id);
+    }
 }
 
 #[cfg(test)]
@@ -77,50 +208,139 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    fn writers(names: &[&str]) -> HashSet<String> {
-        names.iter().map(|n| (*n).to_owned()).collect()
+    /// Writers by name; their transaction ids are made of it.
+    fn writers(names: &[&str]) -> Writers {
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), Some(i64::from(name.as_bytes()[0]))))
+            .collect()
+    }
+
+    fn hard(horizon: &Horizon) -> i64 {
+        horizon.settled().hard
     }
 
     #[test]
     fn nothing_is_settled_while_a_noted_writer_lives() {
         let mut horizon = Horizon::default();
-        horizon.note(100, writers(&["a", "b"]));
-        assert_eq!(horizon.settled(), 0);
-        horizon.observe(&writers(&["b", "c"]));
-        assert_eq!(horizon.settled(), 0, "b has not ended");
-        horizon.observe(&writers(&["c"]));
-        assert_eq!(horizon.settled(), 100, "c came later and cannot hold a lower id");
+        horizon.look(100, &writers(&["a", "b"]));
+        assert_eq!(hard(&horizon), 0);
+        horizon.look(110, &writers(&["b", "c"]));
+        assert_eq!(hard(&horizon), 0, "b has not ended");
+        horizon.look(120, &writers(&["c"]));
+        assert_eq!(hard(&horizon), 100, "c came later and cannot hold a lower id");
     }
 
     #[test]
-    fn without_writers_a_note_settles_at_once() {
+    fn without_writers_a_look_settles_at_once() {
         let mut horizon = Horizon::default();
-        horizon.note(7, HashSet::new());
-        assert_eq!(horizon.settled(), 7);
+        horizon.look(7, &Writers::new());
+        assert_eq!(
+            horizon.settled(),
+            Settled {
+                hard: 7,
+                soft: 7,
+                generation: 0
+            }
+        );
         assert!(!horizon.is_waiting());
     }
 
     #[test]
-    fn a_floor_stops_below_what_is_left_and_where_the_claim_was_cut() {
-        let sight = |cut_at, lowest_left| Sight {
-            settled: 100,
-            cut_at,
-            lowest_left,
-        };
-        assert_eq!(advance(10, sight(None, None)), 100);
-        assert_eq!(advance(10, sight(Some(50), None)), 50);
-        assert_eq!(advance(10, sight(Some(50), Some(30))), 29);
-        assert_eq!(advance(40, sight(None, Some(30))), 40, "never backwards");
+    fn the_soft_horizon_moves_past_a_holder_until_it_ends_and_then_the_hard_one_follows() {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        horizon.soften();
+        horizon.look(200, &writers(&["a", "b"]));
+        assert_eq!(horizon.settled().soft, 0, "b may still commit");
+        horizon.look(300, &writers(&["a"]));
+        assert_eq!(
+            horizon.settled(),
+            Settled {
+                hard: 0,
+                soft: 300,
+                generation: 0
+            }
+        );
+        assert_eq!(horizon.holders(), [i64::from(b'a')]);
+        horizon.look(400, &writers(&["c"]));
+        assert_eq!(
+            horizon.settled(),
+            Settled {
+                hard: 300,
+                soft: 300,
+                generation: 1
+            }
+        );
+        assert!(horizon.holders().is_empty());
     }
 
-    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay notes,
-    /// observes, claims and publishes. Every committed row must still be above the floor until published.
+    #[test]
+    fn nobody_without_a_transaction_id_becomes_a_holder() {
+        let mut horizon = Horizon::default();
+        let copying = Writers::from([("copy".to_owned(), None)]);
+        horizon.look(100, &copying);
+        horizon.soften();
+        horizon.look(200, &copying);
+        assert!(horizon.holders().is_empty());
+        assert_eq!(horizon.settled().soft, 0);
+    }
+
+    #[test]
+    fn a_floor_stops_below_what_is_left_and_where_the_claim_was_cut() {
+        let settled = Settled {
+            hard: 100,
+            soft: 100,
+            generation: 0,
+        };
+        let advanced = |from, cut_at, lowest_left| {
+            let mut floor = Floor::at(from);
+            floor.advance(Sight {
+                settled,
+                cut_at,
+                lowest_left,
+            });
+            floor.hard()
+        };
+        assert_eq!(advanced(10, None, None), 100);
+        assert_eq!(advanced(10, Some(50), None), 50);
+        assert_eq!(advanced(10, Some(50), Some(30)), 29);
+        assert_eq!(advanced(40, None, Some(30)), 40, "never backwards");
+    }
+
+    #[test]
+    fn a_soft_floor_means_nothing_in_another_generation() {
+        let settled = Settled {
+            hard: 10,
+            soft: 100,
+            generation: 3,
+        };
+        let mut floor = Floor::at(0);
+        floor.advance(Sight {
+            settled,
+            cut_at: None,
+            lowest_left: None,
+        });
+        assert_eq!((floor.hard(), floor.start(settled)), (10, 100));
+        assert_eq!(
+            floor.start(Settled {
+                generation: 4,
+                ..settled
+            }),
+            10
+        );
+        floor.lower(5);
+        assert_eq!((floor.hard(), floor.start(settled)), (5, 5));
+    }
+
+    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay looks, loses patience,
+    /// claims and publishes. No committed row may be passed by the floor, nor overlooked by a claim.
     #[derive(Clone, Debug)]
     enum Step {
         Draw(u8),
         End(u8, bool),
-        Note,
-        Observe,
+        Look,
+        Soften,
         Claim(usize),
     }
 
@@ -128,51 +348,100 @@ mod tests {
         prop_oneof![
             3 => (0..5u8).prop_map(Step::Draw),
             3 => (0..5u8, any::<bool>()).prop_map(|(w, commit)| Step::End(w, commit)),
-            2 => Just(Step::Note),
-            2 => Just(Step::Observe),
+            3 => Just(Step::Look),
+            1 => Just(Step::Soften),
             2 => (1..4usize).prop_map(Step::Claim),
         ]
     }
 
+    struct Transaction {
+        number: i64,
+        ids: Vec<i64>,
+    }
+
+    impl Transaction {
+        /// It has an id of its own only from its second row on: a COPY draws ids before it writes.
+        fn id(&self) -> Option<i64> {
+            (self.ids.len() > 1).then_some(self.number)
+        }
+    }
+
+    #[derive(Default)]
+    struct SmallWorld {
+        drawn: i64,
+        open: BTreeMap<u8, Transaction>,
+        pending: Vec<i64>,
+        horizon: Horizon,
+        floor: Floor,
+    }
+
+    impl SmallWorld {
+        fn writers(&self) -> Writers {
+            let open = self.open.values();
+            open.map(|transaction| (transaction.number.to_string(), transaction.id()))
+                .collect()
+        }
+
+        fn draw(&mut self, session: u8) {
+            self.drawn += 1;
+            let number = self.drawn;
+            let fresh = || Transaction {
+                number,
+                ids: Vec::new(),
+            };
+            let transaction = self.open.entry(session).or_insert_with(fresh);
+            transaction.ids.push(self.drawn);
+        }
+
+        fn end(&mut self, session: u8, commit: bool) {
+            if let Some(transaction) = self.open.remove(&session).filter(|_| commit) {
+                self.pending.extend(transaction.ids);
+            }
+        }
+
+        /// What was overlooked, if anything.
+        fn claim(&mut self, limit: usize) -> Option<i64> {
+            let settled = self.horizon.settled();
+            let start = self.floor.start(settled);
+            let open: Vec<i64> = self.open.values().map(|transaction| transaction.number).collect();
+            if !self.horizon.holders().iter().all(|holder| open.contains(holder)) {
+                self.horizon.harden(settled.generation);
+                return None;
+            }
+            self.pending.sort_unstable();
+            let overlooked = self.pending.first().copied().filter(|id| *id <= start);
+            let claimed: Vec<i64> = self
+                .pending
+                .iter()
+                .copied()
+                .filter(|id| *id > start)
+                .take(limit)
+                .collect();
+            self.pending.retain(|id| !claimed.contains(id));
+            let cut_at = (claimed.len() == limit).then(|| claimed[limit - 1]);
+            self.floor.advance(Sight {
+                settled,
+                cut_at,
+                lowest_left: None,
+            });
+            overlooked
+        }
+    }
+
     proptest! {
         #[test]
-        fn no_committed_row_is_ever_left_below_the_floor(steps in prop::collection::vec(any_step(), 0..120)) {
-            let mut next_id = 1i64;
-            let mut open: BTreeMap<u8, (u32, Vec<i64>)> = BTreeMap::new();
-            let mut transactions = 0u32;
-            let mut pending: Vec<i64> = Vec::new();
-            let mut horizon = Horizon::default();
-            let mut floor = 0i64;
+        fn no_committed_row_is_passed_by_a_floor_or_overlooked(steps in prop::collection::vec(any_step(), 0..120)) {
+            let mut world = SmallWorld::default();
             for step in steps {
-                let names = |open: &BTreeMap<u8, (u32, Vec<i64>)>| -> HashSet<String> {
-                    open.values().map(|(number, _)| number.to_string()).collect()
-                };
                 match step {
-                    Step::Draw(writer) => {
-                        let entry = open.entry(writer).or_insert_with(|| {
-                            transactions += 1;
-                            (transactions, Vec::new())
-                        });
-                        entry.1.push(next_id);
-                        next_id += 1;
-                    }
-                    Step::End(writer, commit) => {
-                        if let Some((_, ids)) = open.remove(&writer) && commit {
-                            pending.extend(ids);
-                        }
-                    }
-                    Step::Note => horizon.note(next_id - 1, names(&open)),
-                    Step::Observe => horizon.observe(&names(&open)),
-                    Step::Claim(limit) => {
-                        let settled = horizon.settled();
-                        pending.sort_unstable();
-                        let claimed: Vec<i64> = pending.iter().copied().filter(|id| *id > floor).take(limit).collect();
-                        pending.retain(|id| !claimed.contains(id));
-                        let cut_at = (claimed.len() == limit).then(|| claimed[limit - 1]);
-                        floor = advance(floor, Sight { settled, cut_at, lowest_left: None });
-                    }
+                    Step::Draw(session) => world.draw(session),
+                    Step::End(session, commit) => world.end(session, commit),
+                    Step::Look => world.horizon.look(world.drawn, &world.writers()),
+                    Step::Soften => world.horizon.soften(),
+                    Step::Claim(limit) => prop_assert_eq!(world.claim(limit), None, "overlooked"),
                 }
-                for id in pending.iter().chain(open.values().flat_map(|(_, ids)| ids)) {
+                let floor = world.floor.hard();
+                for id in world.pending.iter().chain(world.open.values().flat_map(|transaction| &transaction.ids)) {
                     prop_assert!(*id > floor, "id {} was passed by floor {}", id, floor);
                 }
             }

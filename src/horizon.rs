@@ -7,6 +7,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use crate::floor::{Horizon, Sight};
 use crate::lanes::{Lanes, Term};
 use crate::metrics;
 use crate::outbox::{Outbox, Result};
@@ -20,67 +21,142 @@ const KEYLESS_EVERY: Duration = Duration::from_millis(100);
 /// Of its time, at most one part in this many.
 const SHARE_OF_TIME: u32 = 20;
 
+/// A noted writer that stays longer than this is a holder: the soft horizon moves without it.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Rows of a holder are found at most this much after it commits.
+const HOLDERS_EVERY: Duration = Duration::from_millis(50);
+/// The operator is told of a holder this often.
+const REMIND_EVERY: Duration = Duration::from_secs(60);
+
 /// Moves the horizon until `draining`.
 pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken) {
-    let mut settled_at = Instant::now();
-    let mut keyless_at = Instant::now();
+    let mut watch = Watch {
+        lanes,
+        outbox,
+        settled_at: Instant::now(),
+        softened_at: Instant::now(),
+        keyless_at: Instant::now(),
+        told_at: None,
+    };
     let mut wait = LOOK_EVERY;
     while !draining.is_cancelled() {
         tokio::select! {
             () = sleep(wait) => {}
             () = draining.cancelled() => return,
         }
-        wait = LOOK_EVERY;
-        let gap = lanes.gap();
-        let Some(term) = lanes.term() else { continue };
-        if gap <= 0 {
-            settled_at = Instant::now();
-            metrics::floor_age(Duration::ZERO);
-            continue;
+        wait = watch.turn().await;
+    }
+}
+
+struct Watch<'a> {
+    lanes: &'a Lanes,
+    outbox: &'a Outbox,
+    /// When the hard horizon last moved, or had no need to.
+    settled_at: Instant,
+    softened_at: Instant,
+    keyless_at: Instant,
+    told_at: Option<Instant>,
+}
+
+impl Watch<'_> {
+    /// One turn; answers how long to wait before the next.
+    async fn turn(&mut self) -> Duration {
+        let Some(term) = self.lanes.term() else {
+            return LOOK_EVERY;
+        };
+        let has_holders = !self.lanes.holders().is_empty();
+        let gap = self.lanes.gap();
+        if gap <= 0 && !has_holders {
+            self.settled_at = Instant::now();
+            self.holder_is_gone();
+            return LOOK_EVERY;
         }
-        if gap < GAP_WORTH && settled_at.elapsed() < GAP_SOME {
-            continue;
+        if gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
+            return LOOK_EVERY;
         }
         let began = Instant::now();
-        let before = lanes.settled();
-        let mut done = step(lanes, outbox, &term).await;
-        if lanes.settled() > before {
-            settled_at = Instant::now();
-        }
-        if done.is_ok() && keyless_at.elapsed() >= KEYLESS_EVERY {
-            keyless_at = Instant::now();
-            done = raise_keyless(lanes, outbox, &term).await;
-        }
-        metrics::floor_age(settled_at.elapsed());
-        if let Err(error) = done {
+        let before = self.lanes.settled();
+        if let Err(error) = self.step(&term).await {
             metrics::database_error();
             warn!(%error, "cannot move the scan floor; claims read more than they need to");
-            wait = Duration::from_secs(1);
+            return Duration::from_secs(1);
         }
-        wait = wait.max(began.elapsed() * SHARE_OF_TIME);
+        if self.lanes.settled().hard > before.hard {
+            self.settled_at = Instant::now();
+        }
+        metrics::floor_age(self.settled_at.elapsed());
+        let rest = if has_holders && gap < GAP_WORTH {
+            HOLDERS_EVERY
+        } else {
+            LOOK_EVERY
+        };
+        rest.max(began.elapsed() * SHARE_OF_TIME)
     }
-}
 
-async fn step(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
-    if lanes.horizon_is_waiting() {
-        let writers = outbox.writers().await?;
-        lanes.with_horizon(term.worker, |horizon| horizon.observe(&writers));
-    } else {
-        let (highest_id, writers) = outbox.note().await?;
-        lanes.with_horizon(term.worker, |horizon| horizon.note(highest_id, writers));
+    async fn step(&mut self, term: &Term) -> Result<()> {
+        let (highest_id, writers) = self.outbox.look().await?;
+        self.lanes
+            .with_horizon(term.worker, |horizon| horizon.look(highest_id, &writers));
+        if self.settled_at.elapsed() > PATIENCE && self.softened_at.elapsed() > PATIENCE {
+            self.softened_at = Instant::now();
+            self.lanes.with_horizon(term.worker, Horizon::soften);
+        }
+        if self.lanes.holders().is_empty() {
+            self.holder_is_gone();
+        } else {
+            self.name_the_holder().await?;
+        }
+        if self.keyless_at.elapsed() >= KEYLESS_EVERY {
+            self.keyless_at = Instant::now();
+            self.raise_keyless(term).await?;
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Rows without a lane are leased by anyone, so their floor comes from a look at the table, not from our claims.
-async fn raise_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
-    let settled = lanes.settled();
-    let (floor, epoch) = lanes.keyless_floor();
-    if floor >= settled {
-        return Ok(());
+    /// Rows without a lane are leased by anyone, so their floor comes from a look at the table, not from our claims.
+    async fn raise_keyless(&self, term: &Term) -> Result<()> {
+        let (settled, holders) = self.lanes.horizon();
+        let (floor, epoch) = self.lanes.keyless_floor();
+        let start = floor.start(settled);
+        if start >= settled.soft {
+            return Ok(());
+        }
+        let lowest_left = self.outbox.keyless_lowest(term, start).await?;
+        if self.outbox.any_ended(&holders).await? {
+            self.lanes.harden(term.worker, settled.generation);
+            return Ok(());
+        }
+        let sight = Sight {
+            lowest_left,
+            ..Sight::of_everything(settled)
+        };
+        self.lanes.raise_keyless_floor(term.worker, epoch, sight);
+        Ok(())
     }
-    let lowest = outbox.keyless_lowest(term, floor).await?;
-    let raised = lowest.map_or(settled, |id| settled.min(id - 1));
-    lanes.raise_keyless_floor(term.worker, epoch, raised);
-    Ok(())
+
+    /// Who left a transaction open after its INSERT: for the operator, who alone can end it.
+    async fn name_the_holder(&mut self) -> Result<()> {
+        if self.told_at.is_some_and(|at| at.elapsed() < REMIND_EVERY) {
+            return Ok(());
+        }
+        let Some(holder) = self.outbox.oldest_writer().await? else {
+            return Ok(());
+        };
+        self.told_at = Some(Instant::now());
+        metrics::floor_holder(holder.pid);
+        warn!(
+            pid = holder.pid,
+            application = holder.application,
+            seconds = holder.age_seconds.round(),
+            "a transaction that wrote to the outbox stays open: its rows follow when it commits; \
+             the scan floor waits for it. To end it: SELECT pg_terminate_backend(pid)"
+        );
+        Ok(())
+    }
+
+    fn holder_is_gone(&mut self) {
+        metrics::floor_age(Duration::ZERO);
+        metrics::floor_holder(0);
+        self.told_at = None;
+    }
 }

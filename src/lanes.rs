@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::floor::{Horizon, Sight};
+use crate::floor::{Floor, Horizon, Settled, Sight};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 
@@ -81,9 +81,21 @@ pub struct Held {
     pub lane: i16,
     pub epoch: i64,
     pub floor: i64,
+    /// Where the claim starts: the floor, or above it while the holders of the checkout are in progress.
+    pub start: i64,
     pub most: usize,
     pub suspect_rows: usize,
     pub unknown: HashSet<i64>,
+    pub has_holds: bool,
+}
+
+/// The rows without a lane, of which every task may claim some.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldKeyless {
+    pub floor: i64,
+    /// See [`Held::start`].
+    pub start: i64,
+    pub most: usize,
     pub has_holds: bool,
 }
 
@@ -91,7 +103,7 @@ pub struct Held {
 #[derive(Clone, Debug)]
 pub enum Work {
     Lanes(Vec<Held>),
-    Keyless { floor: i64, most: usize, has_holds: bool },
+    Keyless(HeldKeyless),
 }
 
 /// A checkout: the work, and under which lease and horizon it may be done.
@@ -99,7 +111,9 @@ pub enum Work {
 pub struct Checkout {
     pub term: Term,
     /// The horizon before the claim: see [`Sight::settled`].
-    pub settled: i64,
+    pub settled: Settled,
+    /// A claim of lanes counts only if none of these transactions had ended.
+    pub holders: Vec<i64>,
     pub work: Work,
 }
 
@@ -127,8 +141,10 @@ pub struct Seen {
 #[derive(Clone, Debug)]
 pub struct ProbeScope {
     pub term: Term,
-    pub settled: i64,
-    pub floor: i64,
+    pub settled: Settled,
+    /// The answer counts only if none of these transactions had ended.
+    pub holders: Vec<i64>,
+    pub start: i64,
     pub lanes: Vec<(i16, u64)>,
     pub keyless: bool,
     pub has_holds: bool,
@@ -185,7 +201,7 @@ impl Lanes {
         };
         inner.keyless = Keyless {
             stored: keyless,
-            floor: keyless.floor,
+            floor: Floor::at(keyless.floor),
             ready: true,
             window: WINDOW_MIN,
             ..Keyless::default()
@@ -239,7 +255,12 @@ impl Lanes {
                 .or_else(|| inner.checkout_keyless(now, appetite))
         }?;
         self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some(Checkout { term, settled, work })
+        Some(Checkout {
+            term,
+            settled,
+            holders: inner.horizon.holders(),
+            work,
+        })
     }
 
     /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
@@ -247,16 +268,21 @@ impl Lanes {
         let now = Instant::now();
         let mut inner = self.lock();
         let term = inner.term.filter(|term| now + lease_left < term.ends)?;
-        let settled = inner.horizon.settled();
+        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
         let lane_book = inner.lanes.get_mut(&lane)?;
         lane_book.wanted = lane_book.busy;
         if lane_book.busy {
             return None;
         }
         lane_book.busy = true;
-        let work = Work::Lanes(vec![lane_book.held(lane, 1)]);
+        let work = Work::Lanes(vec![lane_book.held(lane, 1, settled)]);
         self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some(Checkout { term, settled, work })
+        Some(Checkout {
+            term,
+            settled,
+            holders,
+            work,
+        })
     }
 
     /// Give a checkout back with what was learned.
@@ -312,7 +338,7 @@ impl Lanes {
             return;
         }
         if let Some(book) = inner.lanes.get_mut(&lane) {
-            book.floor = book.floor.min(floor);
+            book.floor.lower(floor);
             book.stored_floor = book.stored_floor.min(floor);
             book.lowered += 1;
             book.has_holds = has_holds;
@@ -336,11 +362,16 @@ impl Lanes {
         if idle.is_empty() && !keyless {
             return None;
         }
+        let settled = inner.horizon.settled();
         let floors = idle.iter().map(|(_, lane)| lane.floor);
+        let starts = floors
+            .chain(keyless.then_some(inner.keyless.floor))
+            .map(|floor| floor.start(settled));
         Some(ProbeScope {
             term,
-            settled: inner.horizon.settled(),
-            floor: floors.chain(keyless.then_some(inner.keyless.floor)).min().unwrap_or(0),
+            settled,
+            holders: inner.horizon.holders(),
+            start: starts.min().unwrap_or(0),
             lanes: idle.iter().map(|(lane, book)| (**lane, book.lowered)).collect(),
             keyless,
             has_holds: inner.keyless.stored.has_holds || idle.iter().any(|(_, lane)| lane.has_holds),
@@ -361,7 +392,7 @@ impl Lanes {
             if !complete || found.contains(lane) {
                 book.ready = true;
             } else if !book.busy && book.lowered == *lowered {
-                book.floor = book.floor.max(scope.settled);
+                book.floor.advance(Sight::of_everything(scope.settled));
             }
         }
         if scope.keyless && (!complete || found.contains(&KEYLESS)) {
@@ -372,13 +403,13 @@ impl Lanes {
         !found.is_empty()
     }
 
-    /// How many ids lie between the horizon and the highest id claimed: what every claim reads again.
+    /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
     pub fn gap(&self) -> i64 {
         let inner = self.lock();
         if inner.horizon_wanted {
             return i64::MAX;
         }
-        inner.highest_seen - inner.horizon.settled()
+        inner.highest_seen - inner.horizon.settled().soft
     }
 
     /// Floors are too far behind to look cheaply: move the horizon whatever was claimed here.
@@ -395,12 +426,24 @@ impl Lanes {
         }
     }
 
-    pub fn horizon_is_waiting(&self) -> bool {
-        self.lock().horizon.is_waiting()
+    /// A holder of this generation's soft horizon has ended.
+    pub fn harden(&self, worker: Uuid, generation: u64) {
+        self.with_horizon(worker, |horizon| horizon.harden(generation));
     }
 
-    pub fn settled(&self) -> i64 {
+    /// The horizon, and what its soft part rests on.
+    pub fn horizon(&self) -> (Settled, Vec<i64>) {
+        let inner = self.lock();
+        (inner.horizon.settled(), inner.horizon.holders())
+    }
+
+    pub fn settled(&self) -> Settled {
         self.lock().horizon.settled()
+    }
+
+    /// What the soft horizon rests on.
+    pub fn holders(&self) -> Vec<i64> {
+        self.lock().horizon.holders()
     }
 
     pub fn has_holds(&self) -> bool {
@@ -430,7 +473,7 @@ impl Lanes {
     }
 
     /// Floor and epoch of the rows without a lane, as this process knows them.
-    pub fn keyless_floor(&self) -> (i64, i64) {
+    pub fn keyless_floor(&self) -> (Floor, i64) {
         let inner = self.lock();
         (inner.keyless.floor, inner.keyless.stored.epoch)
     }
@@ -442,17 +485,17 @@ impl Lanes {
             return;
         }
         if inner.keyless.stored.epoch != stored.epoch {
-            inner.keyless.floor = stored.floor;
+            inner.keyless.floor = Floor::at(stored.floor);
             inner.keyless.ready = true;
         }
         inner.keyless.stored = stored;
     }
 
-    /// Raise the keyless floor, found by its own look at the table under `epoch`.
-    pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, floor: i64) {
+    /// Raise the keyless floor by what its own look at the table saw, under `epoch`.
+    pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, sight: Sight) {
         let mut inner = self.lock();
         if inner.term.is_some_and(|term| term.worker == worker) && inner.keyless.stored.epoch == epoch {
-            inner.keyless.floor = inner.keyless.floor.max(floor);
+            inner.keyless.floor.advance(sight);
         }
     }
 
@@ -462,8 +505,9 @@ impl Lanes {
         inner
             .lanes
             .iter()
-            .filter(|(_, lane)| lane.floor > lane.stored_floor)
-            .map(|(number, lane)| (*number, lane.epoch, lane.floor))
+            .map(|(number, lane)| (*number, lane.epoch, lane.floor.hard(), lane.stored_floor))
+            .filter(|(.., floor, stored)| floor > stored)
+            .map(|(number, epoch, floor, _)| (number, epoch, floor))
             .collect()
     }
 
@@ -472,7 +516,7 @@ impl Lanes {
         for (number, epoch, floor) in stored {
             if let Some(lane) = inner.lanes.get_mut(number)
                 && lane.epoch == *epoch
-                && lane.floor >= *floor
+                && lane.floor.hard() >= *floor
             {
                 lane.stored_floor = *floor;
             }
@@ -523,7 +567,7 @@ impl Lanes {
             } else {
                 lane.suspect_rows.max(lane_batch)
             };
-            removed.push((*number, lane.epoch, lane.floor, suspect as i32));
+            removed.push((*number, lane.epoch, lane.floor.hard(), suspect as i32));
             false
         });
         removed
@@ -546,7 +590,7 @@ impl Inner {
         ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
         let wanted: usize = ready.iter().map(|(_, number)| self.lanes[number].window).sum();
         self.served += 1;
-        let served = self.served;
+        let (served, settled) = (self.served, self.horizon.settled());
         let held = ready
             .iter()
             .filter_map(|(_, number)| {
@@ -558,7 +602,7 @@ impl Inner {
                 } else {
                     lane.window
                 };
-                Some(lane.held(*number, most))
+                Some(lane.held(*number, most, settled))
             })
             .collect();
         Some(Work::Lanes(held))
@@ -571,17 +615,19 @@ impl Inner {
             return None;
         }
         keyless.busy += 1;
-        Some(Work::Keyless {
-            floor: keyless.floor,
+        Some(Work::Keyless(HeldKeyless {
+            floor: keyless.floor.hard(),
+            start: keyless.floor.start(self.horizon.settled()),
             most: keyless.window.min(appetite.rows),
             has_holds: keyless.stored.has_holds,
-        })
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floor::Writers;
 
     const APPETITE: Appetite = Appetite {
         rows: 1000,
@@ -614,7 +660,7 @@ mod tests {
     fn lanes_of(checkout: &Checkout) -> Vec<i16> {
         match &checkout.work {
             Work::Lanes(held) => held.iter().map(|h| h.lane).collect(),
-            Work::Keyless { .. } => vec![KEYLESS],
+            Work::Keyless(_) => vec![KEYLESS],
         }
     }
 
@@ -688,13 +734,14 @@ mod tests {
             sight: Some(sight),
             ..Seen::default()
         };
-        let sight = Sight {
-            settled: 50,
-            cut_at: None,
-            lowest_left: None,
+        let settled = Settled {
+            hard: 50,
+            soft: 50,
+            generation: 0,
         };
+        let sight = Sight::of_everything(settled);
         lanes.checkin(&out.term, vec![done(sight)]);
-        lanes.with_horizon(term.worker, |h| h.note(90, HashSet::new()));
+        lanes.with_horizon(term.worker, |h| h.look(90, &Writers::new()));
         let scope = lanes.probe_scope().expect("idle lane");
         lanes.lower_floor(&term, 0, 10, false);
         lanes.probed(&scope, &HashSet::new(), true);
@@ -713,7 +760,7 @@ mod tests {
             full: true,
             overweight: true,
             sight: Some(Sight {
-                settled: 0,
+                settled: Settled::default(),
                 cut_at: Some(0),
                 lowest_left: None,
             }),
@@ -741,7 +788,7 @@ mod tests {
                     rows: if lane == 0 { 5000 } else { 1 },
                     full: lane == 0,
                     sight: Some(Sight {
-                        settled: 0,
+                        settled: Settled::default(),
                         cut_at: Some(0),
                         lowest_left: None,
                     }),

@@ -148,6 +148,12 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "How long the scan floor has waited for an open transaction.",
     ),
     (
+        "outboxd_floor_holder_pid",
+        Gauge,
+        Unit::Count,
+        "Backend of the transaction that the scan floor waits for; 0 where there is none.",
+    ),
+    (
         "outboxd_backlog_sampled",
         Gauge,
         Unit::Count,
@@ -341,6 +347,10 @@ pub fn publisher_paused(paused: bool) {
 
 pub fn floor_age(age: Duration) {
     gauge!("outboxd_floor_age_seconds").set(age.as_secs_f64());
+}
+
+pub fn floor_holder(pid: i32) {
+    gauge!("outboxd_floor_holder_pid").set(f64::from(pid));
 }
 
 /// Counts a batch as in flight for as long as it lives.

@@ -60,6 +60,7 @@ statements!(
     history_prepare,
     hold,
     hold_head,
+    holders_ended,
     holds,
     holds_keyless,
     horizon,

@@ -11,8 +11,8 @@ use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 use crate::failpoint;
-use crate::floor::Sight;
-use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
+use crate::floor::{Settled, Sight};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Outbox, Result};
@@ -91,30 +91,21 @@ impl Relay {
     }
 
     async fn relay(&self, checkout: Checkout) {
-        let Checkout { term, settled, work } = checkout;
-        match work {
-            Work::Lanes(held) => {
-                let seen = self.relay_lanes(&term, settled, &held).await;
-                self.lanes.checkin(&term, seen);
-            }
-            Work::Keyless { floor, most, has_holds } => {
-                let seen = self.relay_keyless(&term, floor, most, has_holds).await;
-                self.lanes.checkin(&term, vec![seen]);
-            }
-        }
+        let seen = match &checkout.work {
+            Work::Lanes(held) => self.relay_lanes(&checkout, held).await,
+            Work::Keyless(held) => vec![self.relay_keyless(&checkout.term, held).await],
+        };
+        self.lanes.checkin(&checkout.term, seen);
     }
 
     // ── rows with a lane ───────────────────────────────────────────────────────────────────────
 
-    async fn relay_lanes(&self, term: &Term, settled: i64, held: &[Held]) -> Vec<Seen> {
+    async fn relay_lanes(&self, checkout: &Checkout, held: &[Held]) -> Vec<Seen> {
+        let Checkout { term, settled, .. } = checkout;
         let began = Instant::now();
-        let bytes = self.settings.bytes_per_task();
-        let claim = match self
-            .outbox
-            .claim_lanes(term, held, self.settings.batch_rows, bytes)
-            .await
-        {
-            Ok(claim) => claim,
+        let claim = match self.claim_lanes(checkout, held).await {
+            Ok(Some(claim)) => claim,
+            Ok(None) => return held.iter().map(|h| discarded(h.lane)).collect(),
             Err(error) => {
                 self.claim_failed(&error);
                 return held.iter().map(|h| unseen(h.lane)).collect();
@@ -135,9 +126,26 @@ impl Relay {
             .map(|held| Seen {
                 overweight: overweight.contains(&held.lane),
                 slow,
-                ..see_lane(held, &rows, &cuts, settled, &verdict)
+                ..see_lane(held, &rows, &cuts, *settled, &verdict)
             })
             .collect()
+    }
+
+    /// `None`: a transaction ended on whose being in progress the soft floor rests. It may have committed a row below
+    /// that floor, older than those claimed: what was claimed must not go out before it.
+    async fn claim_lanes(&self, checkout: &Checkout, held: &[Held]) -> Result<Option<Claim>> {
+        let Checkout { term, holders, .. } = checkout;
+        let bytes = self.settings.bytes_per_task();
+        let rows = self.settings.batch_rows;
+        if held.iter().any(|held| held.start > held.floor) {
+            failpoint::hit("before_soft_claim").await;
+        }
+        let claim = self.outbox.claim_lanes(term, held, rows, bytes).await?;
+        if self.outbox.any_ended(holders).await? {
+            self.lanes.harden(term.worker, checkout.settled.generation);
+            return Ok(None);
+        }
+        Ok(Some(claim))
     }
 
     /// Writes the verdict. False: fenced, and the term is over.
@@ -193,13 +201,14 @@ impl Relay {
 
     // ── rows without a lane ────────────────────────────────────────────────────────────────────
 
-    async fn relay_keyless(&self, term: &Term, floor: i64, most: usize, has_holds: bool) -> Seen {
+    /// They promise no order, so a soft floor needs no proof here: a row below it is found as soon as its writer's end is.
+    async fn relay_keyless(&self, term: &Term, held: &HeldKeyless) -> Seen {
         let began = Instant::now();
         let token = Uuid::new_v4();
         let bytes = self.settings.bytes_per_task();
         let claimed = self
             .outbox
-            .claim_keyless(term, floor, most, has_holds, token, self.settings.lease, bytes)
+            .claim_keyless(term, held, token, self.settings.lease, bytes)
             .await;
         let claim = match claimed {
             Ok(claim) => claim,
@@ -218,19 +227,16 @@ impl Relay {
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         failpoint::hit("after_publish_keyless").await;
         let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
-        self.settle_keyless(term, token, floor, &rows, &dropped, &verdict).await;
+        self.settle_keyless(term, token, held.floor, &rows, &dropped, &verdict)
+            .await;
         let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
             lane: KEYLESS,
             rows: rows.len(),
-            full: claimed >= most,
+            full: claimed >= held.most,
             overweight: !dropped.is_empty(),
             slow,
-            sight: all_done.then_some(Sight {
-                settled: 0,
-                cut_at: None,
-                lowest_left: None,
-            }),
+            sight: all_done.then_some(Sight::of_everything(Settled::default())),
             highest_id: rows.last().map_or(0, |row| row.id),
             holds_added: !verdict.holds.is_empty(),
             pause: (verdict.published.is_empty() && !verdict.is_clean()).then(breather),
@@ -473,7 +479,15 @@ fn unseen(lane: i16) -> Seen {
     }
 }
 
-fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: i64, verdict: &Verdict) -> Seen {
+/// Nothing was learned about the lane, and nothing is wrong: look again at once.
+fn discarded(lane: i16) -> Seen {
+    Seen {
+        lane,
+        ..Seen::default()
+    }
+}
+
+fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settled, verdict: &Verdict) -> Seen {
     let of_lane: Vec<&Row> = rows.iter().filter(|row| row.lane == Some(held.lane)).collect();
     let is_published = |row: &Row| verdict.published.binary_search(&row.id).is_ok();
     let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);

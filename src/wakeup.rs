@@ -85,10 +85,14 @@ async fn probe(lanes: &Lanes, outbox: &Outbox) -> Result<Probed> {
         });
     };
     let numbers: Vec<i16> = scope.lanes.iter().map(|(lane, _)| *lane).collect();
-    let mut ready = outbox.probe(scope.floor, &numbers, WALK_MOST, scope.has_holds).await?;
+    let mut ready = outbox.probe(scope.start, &numbers, WALK_MOST, scope.has_holds).await?;
     let complete = !ready.remove(&CUT_SHORT);
     if !complete {
         lanes.want_horizon();
+    }
+    if outbox.any_ended(&scope.holders).await? {
+        lanes.harden(scope.term.worker, scope.settled.generation);
+        return Ok(Probed { found: true, complete });
     }
     let found = lanes.probed(&scope, &ready, complete);
     Ok(Probed { found, complete })

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use super::{Held, KeylessStored, Seen, Taken};
-use crate::floor;
+use crate::floor::{Floor, Settled};
 
 /// The fewest rows asked of a lane that is believed to have some.
 pub(super) const WINDOW_MIN: usize = 32;
@@ -12,7 +12,7 @@ pub(super) const WINDOW_MIN: usize = 32;
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) epoch: i64,
-    pub(super) floor: i64,
+    pub(super) floor: Floor,
     pub(super) stored_floor: i64,
     /// Counts how often the floor was lowered: a look from before that must not raise it again.
     pub(super) lowered: u64,
@@ -35,7 +35,7 @@ pub(super) struct Lane {
 #[derive(Debug, Default)]
 pub(super) struct Keyless {
     pub(super) stored: KeylessStored,
-    pub(super) floor: i64,
+    pub(super) floor: Floor,
     pub(super) ready: bool,
     pub(super) busy: usize,
     pub(super) window: usize,
@@ -46,7 +46,7 @@ impl From<&Taken> for Lane {
     fn from(taken: &Taken) -> Self {
         Lane {
             epoch: taken.epoch,
-            floor: taken.floor,
+            floor: Floor::at(taken.floor),
             stored_floor: taken.floor,
             lowered: 0,
             window: WINDOW_MIN,
@@ -78,11 +78,12 @@ fn next_window(window: usize, seen: &Seen) -> usize {
 }
 
 impl Lane {
-    pub(super) fn held(&self, lane: i16, most: usize) -> Held {
+    pub(super) fn held(&self, lane: i16, most: usize, settled: Settled) -> Held {
         Held {
             lane,
             epoch: self.epoch,
-            floor: self.floor,
+            floor: self.floor.hard(),
+            start: self.floor.start(settled),
             most,
             suspect_rows: self.suspect_rows,
             unknown: self.unknown.clone(),
@@ -110,7 +111,7 @@ impl Lane {
             // The lanes before it took the whole byte budget: now it is first.
             self.served = 0;
         }
-        self.floor = floor::advance(self.floor, sight);
+        self.floor.advance(sight);
         self.window = next_window(self.window, seen);
         self.ready = seen.full || sight.lowest_left.is_some();
         let all_done = !seen.full && sight.lowest_left.is_none();

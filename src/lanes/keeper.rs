@@ -283,8 +283,8 @@ async fn refresh_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<
     let Some(stored) = outbox.keyless(term.incarnation).await? else {
         return Ok(());
     };
-    if floor > stored.floor && epoch == stored.epoch {
-        outbox.store_floor_keyless(term, floor, epoch).await?;
+    if floor.hard() > stored.floor && epoch == stored.epoch {
+        outbox.store_floor_keyless(term, floor.hard(), epoch).await?;
     }
     lanes.keyless_read(term.worker, stored);
     Ok(())

@@ -7,7 +7,8 @@ use futures_util::TryStreamExt;
 use uuid::Uuid;
 
 use super::{Outbox, Params, Result, row};
-use crate::lanes::{Held, Term};
+use crate::floor::Writers;
+use crate::lanes::{Held, HeldKeyless, Term};
 use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
@@ -28,7 +29,7 @@ impl Outbox {
 
     pub async fn claim_lanes(&self, term: &Term, held: &[Held], most: usize, bytes: usize) -> Result<Claim> {
         let lanes: Vec<i16> = held.iter().map(|h| h.lane).collect();
-        let floors: Vec<i64> = held.iter().map(|h| h.floor).collect();
+        let floors: Vec<i64> = held.iter().map(|h| h.start).collect();
         let limits: Vec<i32> = held.iter().map(|h| h.most as i32).collect();
         let has_holds = held.iter().any(|h| h.has_holds);
         self.claim(
@@ -42,13 +43,10 @@ impl Outbox {
 
     /// Claims rows without a lane under `token`. All of them come back: those beyond the budget are the caller's
     /// to release.
-    #[allow(clippy::too_many_arguments)] // One per parameter of the statement.
     pub async fn claim_keyless(
         &self,
         term: &Term,
-        floor: i64,
-        most: usize,
-        has_holds: bool,
+        held: &HeldKeyless,
         token: Uuid,
         lease: Duration,
         bytes: usize,
@@ -56,11 +54,11 @@ impl Outbox {
         self.claim(
             &self.statements.claim_keyless,
             &[
-                &floor,
-                &(most as i64),
+                &held.start,
+                &(held.most as i64),
                 &token,
                 &lease.as_secs_f64(),
-                &has_holds,
+                &held.has_holds,
                 &term.incarnation,
             ],
             bytes,
@@ -100,19 +98,25 @@ impl Outbox {
     }
 
     /// The highest id drawn, and then who was writing. In this order, on one connection: see `floor`.
-    pub async fn note(&self) -> Result<(i64, HashSet<String>)> {
+    pub async fn look(&self) -> Result<(i64, Writers)> {
         self.on_connection(async |client| {
             let horizon = client.prepare_cached(&self.statements.horizon).await?;
             let writers = client.prepare_cached(&self.statements.writers).await?;
             let highest = client.query_one(&horizon, &[]).await?.try_get("id")?;
             let rows = client.query(&writers, &[]).await?;
-            Ok((highest, rows.iter().map(|row| row.get("writer")).collect()))
+            let writer = |row: &tokio_postgres::Row| Ok((row.try_get("writer")?, row.try_get("id")?));
+            Ok((highest, rows.iter().map(writer).collect::<Result<_>>()?))
         })
         .await
     }
 
-    pub async fn writers(&self) -> Result<HashSet<String>> {
-        let rows = self.query(&self.statements.writers, &[]).await?;
-        Ok(rows.iter().map(|row| row.get("writer")).collect())
+    /// Has one of these transactions ended? Then a claim from a soft floor before this call is worth nothing.
+    pub async fn any_ended(&self, holders: &[i64]) -> Result<bool> {
+        if holders.is_empty() {
+            return Ok(false);
+        }
+        let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
+        let row = self.query_one(&self.statements.holders_ended, &[&holders]).await?;
+        Ok(row.try_get("ended")?)
     }
 }

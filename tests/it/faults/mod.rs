@@ -2,6 +2,7 @@
 
 mod database;
 mod death;
+mod holder;
 mod holds;
 mod kafka;
 mod late_commit;

@@ -1,0 +1,116 @@
+//! A writer stays idle in its transaction after its INSERT. The floors cannot pass what it may still commit.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::support::*;
+
+/// Sooner than the safety net, which would find a forgotten row half a minute later.
+const COMES: Duration = Duration::from_secs(10);
+
+/// A transaction that has written rows and stays open, under a name an operator would know.
+async fn holder(world: &World, inserts: &str) -> Client {
+    let writer = world.session().await;
+    let begin = format!("SET application_name = 'forgetful'; BEGIN; {inserts}");
+    writer.batch_execute(&begin).await.expect("inserted");
+    writer
+}
+
+fn insert(topic: &str, key: &str) -> String {
+    format!("INSERT INTO outbox.message (topic, key, payload) VALUES ('{topic}', {key}, '1');")
+}
+
+/// Rows and index entries of the outbox that the server has read so far.
+async fn rows_read(world: &World) -> i64 {
+    world
+        .count(
+            "SELECT sum(idx_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_indexes
+             WHERE relid = 'outbox.message'::regclass",
+        )
+        .await
+}
+
+#[tokio::test]
+async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follow_when_it_commits() {
+    const ROUND: usize = 2_000;
+    let fault = Fault::new(
+        52,
+        "a writer stays idle in its transaction after its INSERT",
+        "others flow at a steady rate; its rows follow when it commits; status, log and a gauge name it",
+    );
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let relay = world.relay().start_ready().await;
+    let writer = holder(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
+    let mut reads = Vec::new();
+    for _ in 0..15 {
+        let before = rows_read(&world).await;
+        for _ in 0..4 {
+            world.fill(&topic, ROUND / 4, 50).await;
+            world.fill(&topic, ROUND / 4, 0).await;
+            world.drained(SOON).await;
+        }
+        reads.push(rows_read(&world).await - before);
+    }
+    println!("rows read per round of {ROUND}: {reads:?}");
+    eventually(SOON, "the holder to be named by its pid", async || {
+        (relay.metric("outboxd_floor_holder_pid")? > 0.0).then_some(())
+    })
+    .await;
+    assert!(relay.logged("forgetful"), "and in the log");
+    let status = world.outboxd("status", &["--json"]);
+    assert!(String::from_utf8_lossy(&status.stdout).contains("forgetful"));
+    // Statistics arrive with a delay, in lumps: sums over several rounds do not care.
+    let early: i64 = reads[2..6].iter().sum();
+    let late: i64 = reads[11..].iter().sum();
+    assert!(late < 2 * early, "claims read more and more: {reads:?}");
+
+    writer.batch_execute("COMMIT").await.expect("committed");
+    let recovered = fault.over().until_drained(&world).await;
+    world.history(&topic).await.assert_exact();
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    eventually(SOON, "nobody to be named any more", async || {
+        (relay.metric("outboxd_floor_holder_pid")? == 0.0).then_some(())
+    })
+    .await;
+    recovered.record(0);
+}
+
+/// The claim starts above the holder's row; then the holder commits, and a newer row of its key does.
+#[tokio::test]
+async fn a_claim_that_began_above_a_row_just_committed_is_discarded_and_the_key_stays_in_order() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let relay = world
+        .relay()
+        .args(&["--tasks", "1"])
+        .failpoint("before_soft_claim")
+        .start_ready()
+        .await;
+    let writer = holder(&world, &insert(&topic, "'k'")).await;
+    eventually(SOON, "a claim that starts above the floor", async || {
+        world.execute(&insert(&topic, "'k'")).await;
+        relay.is_at_failpoint("before_soft_claim").then_some(())
+    })
+    .await;
+    writer.batch_execute("COMMIT").await.expect("committed");
+    let newer = world.insert(&topic, &[(Some("k"), b"newer".to_vec())]).await[0];
+    relay.continue_from("before_soft_claim");
+    world.drained(COMES).await;
+    let first = world
+        .text("SELECT message_id::text FROM outbox.message ORDER BY id LIMIT 1")
+        .await;
+    let last = world
+        .text(&format!(
+            "SELECT message_id::text FROM outbox.message WHERE id = {newer}"
+        ))
+        .await;
+    let arrived: Vec<String> = world.records(&topic).await.iter().map(Record::message_id).collect();
+    let place = |id: &String| arrived.iter().position(|arrived| arrived == id);
+    assert!(
+        place(&first) < place(&last),
+        "the newer row of the key overtook the older one"
+    );
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+}
