@@ -2,7 +2,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test faults bench-drain fmt lint deny clean
+.PHONY: help setup up down demo test faults mutants bench-drain fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: setup ## Format check, lints and all tests: make test ARGS="order"
 faults: setup ## Inject every fault and write docs/faults.md anew
 	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/test faults
 	@deploy/dev/faults-table docs/faults.md
+
+mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."
+	@deploy/dev/with-stack deploy/dev/mutants $(ARGS)
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)
