@@ -11,6 +11,7 @@ mod parked;
 mod pause;
 mod producer;
 mod refused;
+mod renewal;
 mod retention;
 mod stop;
 mod table;

@@ -85,9 +85,7 @@ impl OwnKafka {
 
     fn signal(&self, signal: &str) {
         let pid = std::fs::read_to_string(self.dir.path().join("kafka/pid")).expect("the broker's pid");
-        let sent = Command::new("kill")
-            .args([&format!("-{signal}"), pid.trim()])
-            .status();
+        let sent = Command::new("kill").args([&format!("-{signal}"), pid.trim()]).status();
         assert!(sent.is_ok_and(|status| status.success()), "kill -{signal}");
     }
 
