@@ -190,7 +190,7 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     expired(&world, &old).await;
     let relay = world.relay().failpoint("before_recovery").start_ready().await;
     relay.at_failpoint("before_recovery").await;
-    let not_the_only_owner = format!(
+    let taken_from_it = format!(
         "SELECT count(*) FROM outbox.lane WHERE lane >= 0 AND owner <> '{}'",
         old.id
     );
@@ -199,7 +199,7 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     world.keeper_goes_round().await;
     old.db.batch_execute("COMMIT").await.expect("committed");
     world.keeper_goes_round().await;
-    assert_eq!(world.count(&not_the_only_owner).await, 0);
+    assert_eq!(world.count(&taken_from_it).await, 0);
     assert_eq!(old.renew().await, 1, "it was not stamped stopped");
     assert_eq!(relay.metric("outboxd_rows_claimed_total"), Some(0.0));
 
