@@ -201,6 +201,10 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     world.keeper_goes_round().await;
     assert_eq!(world.count(&taken_from_it).await, 0);
     assert_eq!(old.renew().await, 1, "it was not stamped stopped");
+    assert!(
+        !relay.logged("cannot survey"),
+        "what is locked is skipped, not waited for"
+    );
     assert_eq!(relay.metric("outboxd_rows_claimed_total"), Some(0.0));
 
     let lease_ends = format!(

@@ -173,6 +173,7 @@ async fn late_mark_meets_recovery(failpoint: &'static str, keys: usize) -> (Reco
     successor.at_failpoint("before_recovery").await;
     successor.continue_from("before_recovery");
     world.keeper_goes_round().await;
+    assert!(!successor.logged("cannot"), "what is locked is skipped, not waited for");
     late_mark.batch_execute("COMMIT").await.expect("committed");
     let over = fault.over();
     world.fill(&paused.topic, 300, keys).await;
