@@ -1,6 +1,6 @@
 //! A worker is paused past its lease and wakes up when others have its rows.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -203,13 +203,15 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
         7,
         "paused with sends queued in the client",
         "they expire before the lease does: nothing of it is sent when it wakes up",
-    );
+    )
+    .with_lease(Duration::from_secs(10));
     let kafka = OwnKafka::start();
     let world = World::on(&Stack::get().database_url, &kafka.address).await;
     let topic = world.topic("orders", 1, &[]).await;
     // Five requests are under way at most: with five records each, most of the batch is queued behind them.
     let small = ["--tasks", "1", "--kafka-property", "batch.num.messages=5"];
-    let paused = world.relay().args(&small).start_ready().await;
+    let timing = ["--batch-deadline", "5s", "--lease", "10s"];
+    let paused = world.relay().args(&small).args(&timing).start_ready().await;
     world.fill(&topic, 10, 10).await;
     world.drained(SOON).await;
 
@@ -220,6 +222,7 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     })
     .await;
     paused.signal("STOP");
+    assert!(!paused.logged("replaced the Kafka producer"), "they are queued still");
     world.until(NO_LIVE_LEASE).await;
     kafka.thaw();
     let over = fault.over();
@@ -241,4 +244,37 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     history.assert_repeats_at_most(25);
     history.assert_admitted_by(&[&paused, &successor]);
     recovered.record(history.repeats);
+}
+
+/// It sleeps between the claim and the send.
+async fn wakes_up_with_nothing_sent(failpoint: &'static str, keys: usize) {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 30, keys).await;
+    let paused = world.relay().args(&["--tasks", "1"]).failpoint(failpoint).start();
+    paused.at_failpoint(failpoint).await;
+    paused.signal("STOP");
+    world.until(NO_LIVE_LEASE).await;
+    let successor = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    paused.continue_from(failpoint);
+    paused.signal("CONT");
+    eventually(SOON, "each to own half of the lanes", async || {
+        (world.lanes_per_worker().await == [32, 32]).then_some(())
+    })
+    .await;
+    assert_eq!(paused.metric("outboxd_rows_claimed_total"), Some(30.0));
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    history.assert_admitted_by(&[&paused, &successor]);
+}
+
+#[tokio::test]
+async fn a_worker_paused_before_it_sends_sends_nothing_when_its_lease_is_over() {
+    wakes_up_with_nothing_sent("after_claim", 10).await;
+}
+
+#[tokio::test]
+async fn a_worker_paused_before_it_sends_keyless_rows_sends_nothing_when_their_lease_is_over() {
+    wakes_up_with_nothing_sent("after_claim_keyless", 0).await;
 }
