@@ -9,6 +9,7 @@ COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     cargo build --release --locked \
+ && ! grep -q OUTBOXD_FAILPOINTS target/release/outboxd \
  && install -D target/release/outboxd /image/usr/local/bin/outboxd
 # The image holds the binary, the shared libraries it is linked to (with the resolver's, which libc loads by name) and
 # the CA certificates: no shell, no package manager.

@@ -118,7 +118,6 @@ impl Relay {
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
-        failpoint::hit("after_publish").await;
         if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict).await {
             return Vec::new();
         }
@@ -150,6 +149,7 @@ impl Relay {
 
     /// Writes the verdict. False: fenced, and the term is over.
     async fn settle_lanes(&self, term: &Term, held: &[Held], rows: &[Row], verdict: &Verdict) -> bool {
+        failpoint::hit("after_publish").await;
         let began = Instant::now();
         let lanes: Vec<(i16, i64)> = held
             .iter()
@@ -225,10 +225,11 @@ impl Relay {
         metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
-        failpoint::hit("after_publish_keyless").await;
         let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
-        self.settle_keyless(term, token, held.floor, &rows, &dropped, &verdict)
-            .await;
+        if claimed > 0 {
+            self.settle_keyless(term, token, held.floor, &rows, &dropped, &verdict)
+                .await;
+        }
         let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
             lane: KEYLESS,
@@ -253,6 +254,7 @@ impl Relay {
         dropped: &[i64],
         verdict: &Verdict,
     ) {
+        failpoint::hit("after_publish_keyless").await;
         let began = Instant::now();
         let marked = self
             .while_term_lasts(term, || async {

@@ -211,6 +211,9 @@ async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration
     }
     metrics::workers_live(live.len());
     let expired = live.len() < peers.len();
+    if expired {
+        failpoint::hit("before_recovery").await;
+    }
     if owned < share || expired {
         // Even with nothing to take: it stamps the expired worker, so that it is not surveyed for ever.
         take(lanes, outbox, term, share.saturating_sub(owned)).await?;

@@ -13,6 +13,7 @@ use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig,
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::Notify;
 
+use crate::failpoint;
 use crate::message::Row;
 
 /// Brokers forget a producer that was silent for long; we assume it much sooner than they do.
@@ -140,6 +141,7 @@ impl ProducerContext for Context {
                 code => code,
             },
         };
+        failpoint::hit_blocking("report");
         self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, code);
     }
 }

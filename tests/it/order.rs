@@ -1,6 +1,6 @@
 //! Many writers, many keys, processes killed again and again: the order of every key holds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -72,30 +72,6 @@ async fn transact(db: &Client, topic: &str, rows: &[(Uuid, String, i64)], commit
         .expect("inserted");
     let end = if commit { "COMMIT" } else { "ROLLBACK" };
     db.batch_execute(end).await.expect("ended");
-}
-
-/// The counters of every process that ever ran, as last seen.
-#[derive(Default)]
-struct Counters(HashMap<u32, [f64; 3]>);
-
-impl Counters {
-    const NAMES: [&str; 3] = [
-        "outboxd_rows_marked_total",
-        "outboxd_possible_duplicates_total",
-        "outboxd_rows_forgotten_total",
-    ];
-
-    fn scrape(&mut self, relay: &Relay) {
-        let [Some(marked), Some(duplicates), Some(forgotten)] = Self::NAMES.map(|name| relay.metric(name)) else {
-            return;
-        };
-        self.0.insert(relay.pid(), [marked, duplicates, forgotten]);
-    }
-
-    /// Marked, possible duplicates, forgotten.
-    fn sum(&self) -> [f64; 3] {
-        [0, 1, 2].map(|place| self.0.values().map(|counters| counters[place]).sum())
-    }
 }
 
 fn start(world: &World) -> Relay {

@@ -271,3 +271,15 @@ async fn an_idle_daemon_with_default_settings_costs_next_to_nothing() {
     );
     assert!(kilobytes / 1024 <= IDLE_MEGABYTES_MOST, "{kilobytes} kB resident");
 }
+
+#[tokio::test]
+async fn a_look_that_finds_nothing_is_not_counted_as_a_mark() {
+    let world = World::new().await;
+    let relay = world.relay().start_ready().await;
+    eventually(SOON, "lanes and rows without one to be looked at", async || {
+        (relay.metric("outboxd_claim_seconds_count")? >= 2.0).then_some(())
+    })
+    .await;
+    world.keeper_goes_round().await;
+    assert_eq!(relay.metric("outboxd_mark_seconds_count").unwrap_or(0.0), 0.0);
+}

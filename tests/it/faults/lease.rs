@@ -172,6 +172,54 @@ async fn a_renewal_under_way_keeps_the_lanes_from_being_taken() {
     assert_eq!(new.take(64).await, [], "renewed");
 }
 
+/// The same with a real process as the one that takes: it has read "expired", the renewal commits, and it goes on.
+#[tokio::test]
+async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
+    let fault = Fault::new(
+        45,
+        "a renewal commits between \"expired\" and the take",
+        "one owner at any time",
+    );
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 500, 100).await;
+    let old = Worker::register(&world, 1.0).await;
+    assert_eq!(old.take(64).await.len(), 64);
+    old.db.batch_execute("BEGIN").await.expect("begun");
+    assert_eq!(old.renew().await, 1);
+    expired(&world, &old).await;
+    let relay = world.relay().failpoint("before_recovery").start_ready().await;
+    relay.at_failpoint("before_recovery").await;
+    let taken_from_it = format!(
+        "SELECT count(*) FROM outbox.lane WHERE lane >= 0 AND owner <> '{}'",
+        old.id
+    );
+    // It takes while the renewal is under way, and again when that has committed.
+    relay.continue_from("before_recovery");
+    world.keeper_goes_round().await;
+    old.db.batch_execute("COMMIT").await.expect("committed");
+    world.keeper_goes_round().await;
+    assert_eq!(world.count(&taken_from_it).await, 0);
+    assert_eq!(old.renew().await, 1, "it was not stamped stopped");
+    assert!(
+        !relay.logged("cannot survey"),
+        "what is locked is skipped, not waited for"
+    );
+    assert_eq!(relay.metric("outboxd_rows_claimed_total"), Some(0.0));
+
+    let lease_ends = format!(
+        "UPDATE outbox.worker SET lease_until = clock_timestamp() WHERE id = '{}'",
+        old.id
+    );
+    world.execute(&lease_ends).await;
+    let recovered = fault.over().until_drained(&world).await;
+    assert_eq!(old.renew().await, 0);
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    history.assert_admitted_by(&[&relay]);
+    recovered.record(history.repeats);
+}
+
 /// What a take leaves behind whose answer was lost: the database names an owner that knows nothing of it.
 #[tokio::test]
 async fn lanes_that_a_worker_owns_without_knowing_it_are_not_lost() {

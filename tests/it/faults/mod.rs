@@ -12,6 +12,7 @@ mod parked;
 mod pause;
 mod producer;
 mod refused;
+mod renewal;
 mod retention;
 mod stop;
 mod table;

@@ -1,12 +1,26 @@
 //! A worker is paused past its lease and wakes up when others have its rows.
 
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::Client;
+use uuid::Uuid;
+
 use crate::support::*;
 
-const LIVE_LEASES: &str = "SELECT (SELECT count(*) FROM outbox.worker WHERE lease_until > clock_timestamp())
-                                + (SELECT count(*) FROM outbox.message WHERE lease_until > clock_timestamp())";
+const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
+const MARK_KEYLESS: &str = include_str!("../../../src/outbox/mark_keyless_keep.sql");
 
-/// Which rows are marked, and when each was.
-const MARKS: &str = "SELECT coalesce(string_agg(id || ' ' || published_at, ',' ORDER BY id), '') FROM outbox.message";
+const NO_LIVE_LEASE: &str = "NOT EXISTS (SELECT FROM outbox.worker WHERE lease_until > clock_timestamp())
+                         AND NOT EXISTS (SELECT FROM outbox.message WHERE lease_until > clock_timestamp())";
+
+/// Keeps a list of rows whose mark was changed or taken back.
+const WATCH_MARKS: &str = "
+    CREATE TABLE public.mark_changed (id bigint);
+    CREATE FUNCTION public.note_mark() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO public.mark_changed VALUES (OLD.id); RETURN NULL; END $$;
+    CREATE TRIGGER note_mark AFTER UPDATE ON outbox.message FOR EACH ROW
+        WHEN (OLD.published_at IS NOT NULL AND NEW.published_at IS DISTINCT FROM OLD.published_at)
+        EXECUTE FUNCTION public.note_mark();";
 
 struct Paused {
     world: World,
@@ -28,10 +42,7 @@ impl Paused {
         let in_flight = world.records(&topic).await.len();
         assert_eq!(in_flight, 30, "all were sent, none is marked");
         assert_eq!(world.pending().await, 30);
-        eventually(SOON, "its lease to end", async || {
-            (world.count(LIVE_LEASES).await == 0).then_some(())
-        })
-        .await;
+        world.until(NO_LIVE_LEASE).await;
         Paused {
             world,
             topic,
@@ -41,13 +52,9 @@ impl Paused {
         }
     }
 
-    async fn marks(&self) -> String {
-        self.world.db.query_one(MARKS, &[]).await.expect(MARKS).get(0)
-    }
-
     /// Wakes it up; its mark must change nothing.
     async fn resume_and_be_refused(&self) {
-        let marks = self.marks().await;
+        let marks = self.world.marks().await;
         self.relay.continue_from(self.failpoint);
         self.relay.signal("CONT");
         eventually(SOON, "the late mark to be refused", async || {
@@ -55,36 +62,71 @@ impl Paused {
             (fenced == Some(self.in_flight as f64)).then_some(())
         })
         .await;
-        assert_eq!(self.marks().await, marks, "a stale owner changes no row");
+        assert_eq!(self.world.marks().await, marks, "a stale owner changes no row");
     }
 
-    async fn assert_repeated_once_and_flagged(&self) {
+    async fn assert_repeated_once_and_flagged(&self, successor: &Relay) -> History {
         let history = self.world.history(&self.topic).await;
-        history.assert_sound();
-        assert_eq!(history.repeats, self.in_flight);
-        assert_eq!(history.unflagged_repeats, 0);
+        history.assert_repeats_at_most(self.in_flight);
+        history.assert_admitted_by(&[&self.relay, successor]);
+        assert_eq!(
+            history.repeats, self.in_flight,
+            "nothing was marked, so all of it came again"
+        );
+        history
+    }
+
+    /// The mark it is about to write, as shipped, in a transaction that has yet to commit.
+    async fn late_mark(&self) -> Client {
+        let session = self.world.session().await;
+        session.batch_execute("BEGIN").await.expect("begun");
+        let server = session.query_one("SELECT incarnation FROM outbox.server", &[]).await;
+        let incarnation: SystemTime = server.expect("a server").get(0);
+        let ids: Vec<i64> = (1..=30).collect();
+        let leased = "SELECT DISTINCT claim_token FROM outbox.message WHERE claim_token IS NOT NULL";
+        let marked = if let Some(row) = session.query_opt(leased, &[]).await.expect(leased) {
+            let token: Uuid = row.get(0);
+            session.execute(MARK_KEYLESS, &[&ids, &token, &incarnation]).await
+        } else {
+            let held = "SELECT owner, array_agg(lane), array_agg(epoch) FROM outbox.lane
+                        WHERE owner IS NOT NULL GROUP BY owner";
+            let row = session.query_one(held, &[]).await.expect(held);
+            let (owner, lanes, epochs): (Uuid, Vec<i16>, Vec<i64>) = (row.get(0), row.get(1), row.get(2));
+            session
+                .execute(MARK, &[&owner, &lanes, &epochs, &incarnation, &ids])
+                .await
+        };
+        assert_eq!(marked.expect("answered"), 30);
+        session
     }
 }
 
 /// It wakes up when its successor has claimed the rows and marked none of them.
-async fn wakes_up_before_its_successor_marks(failpoint: &'static str, successor_stops: &str, keys: usize) {
+async fn wakes_up_before_its_successor_marks(
+    failpoint: &'static str,
+    successor_stops: &str,
+    keys: usize,
+) -> (Recovered, History) {
+    let fault = Fault::new(
+        6,
+        "paused past its lease, then resumed",
+        "its mark touches no row, and that is counted",
+    );
     let paused = Paused::past_its_lease(failpoint, keys).await;
-    let successor = paused
-        .world
-        .relay()
-        .args(&["--tasks", "1"])
-        .failpoint(successor_stops)
-        .start();
+    let one_task = paused.world.relay().args(&["--tasks", "1"]);
+    let successor = one_task.failpoint(successor_stops).start();
     successor.at_failpoint(successor_stops).await;
+    let over = fault.over();
     paused.resume_and_be_refused().await;
     successor.continue_from(successor_stops);
-    paused.world.drained(SOON).await;
-    paused.assert_repeated_once_and_flagged().await;
+    let recovered = over.until_drained(&paused.world).await;
+    (recovered, paused.assert_repeated_once_and_flagged(&successor).await)
 }
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_marks_nothing_of_what_its_successor_claimed() {
-    wakes_up_before_its_successor_marks("after_publish", "after_claim", 10).await;
+    let (recovered, history) = wakes_up_before_its_successor_marks("after_publish", "after_claim", 10).await;
+    recovered.record(history.repeats);
 }
 
 #[tokio::test]
@@ -95,7 +137,7 @@ async fn a_worker_paused_past_its_lease_marks_no_keyless_row_that_its_successor_
 /// It wakes up when its successor is done with the rows; then it registers anew and is as good as before.
 async fn wakes_up_after_its_successor_marked(failpoint: &'static str, keys: usize) {
     let paused = Paused::past_its_lease(failpoint, keys).await;
-    let mut successor = paused.world.relay().start_ready().await;
+    let successor = paused.world.relay().start_ready().await;
     paused.world.drained(SOON).await;
     paused.resume_and_be_refused().await;
     eventually(SOON, "each to own half of the lanes", async || {
@@ -103,10 +145,11 @@ async fn wakes_up_after_its_successor_marked(failpoint: &'static str, keys: usiz
     })
     .await;
     assert_eq!(paused.relay.metric("outboxd_terms_lost_total"), Some(1.0));
-    successor.stop();
+    paused.assert_repeated_once_and_flagged(&successor).await;
+    drop(successor);
     paused.world.fill(&paused.topic, 100, keys).await;
     paused.world.drained(SOON).await;
-    paused.assert_repeated_once_and_flagged().await;
+    paused.world.history(&paused.topic).await.assert_sound();
 }
 
 #[tokio::test]
@@ -117,4 +160,121 @@ async fn a_worker_paused_past_its_lease_leaves_its_successors_marks_alone_and_wo
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_leaves_marks_of_keyless_rows_alone_and_works_again() {
     wakes_up_after_its_successor_marked("after_publish_keyless", 0).await;
+}
+
+/// Its successor takes over while its mark is about to commit: the rows stay as marked and are not sent again.
+async fn late_mark_meets_recovery(failpoint: &'static str, keys: usize) -> (Recovered, History) {
+    let fault = Fault::new(8, "recovery meets a late mark", "a published row never goes back");
+    let paused = Paused::past_its_lease(failpoint, keys).await;
+    let world = &paused.world;
+    world.execute(WATCH_MARKS).await;
+    let late_mark = paused.late_mark().await;
+    let successor = world.relay().failpoint("before_recovery").start_ready().await;
+    successor.at_failpoint("before_recovery").await;
+    successor.continue_from("before_recovery");
+    world.keeper_goes_round().await;
+    assert!(!successor.logged("cannot"), "what is locked is skipped, not waited for");
+    late_mark.batch_execute("COMMIT").await.expect("committed");
+    let over = fault.over();
+    world.fill(&paused.topic, 300, keys).await;
+    let recovered = over.until_drained(world).await;
+    paused.resume_and_be_refused().await;
+    assert_eq!(world.count("SELECT count(*) FROM public.mark_changed").await, 0);
+    let history = world.history(&paused.topic).await;
+    history.assert_exact();
+    history.assert_admitted_by(&[&paused.relay, &successor]);
+    (recovered, history)
+}
+
+#[tokio::test]
+async fn a_mark_that_commits_while_a_successor_recovers_stays_and_its_rows_are_not_sent_again() {
+    let (recovered, history) = late_mark_meets_recovery("after_publish", 10).await;
+    recovered.record(history.repeats);
+}
+
+#[tokio::test]
+async fn a_mark_of_keyless_rows_that_commits_while_a_successor_recovers_stays() {
+    late_mark_meets_recovery("after_publish_keyless", 0).await;
+}
+
+#[tokio::test]
+async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
+    let fault = Fault::new(
+        7,
+        "paused with sends queued in the client",
+        "they expire before the lease does: nothing of it is sent when it wakes up",
+    )
+    .with_lease(Duration::from_secs(10));
+    let kafka = OwnKafka::start();
+    let world = World::on(&Stack::get().database_url, &kafka.address).await;
+    let topic = world.topic("orders", 1, &[]).await;
+    // Five requests are under way at most: with five records each, most of the batch is queued behind them.
+    let small = ["--tasks", "1", "--kafka-property", "batch.num.messages=5"];
+    let timing = ["--batch-deadline", "5s", "--lease", "10s"];
+    let paused = world.relay().args(&small).args(&timing).start_ready().await;
+    world.fill(&topic, 10, 10).await;
+    world.drained(SOON).await;
+
+    kafka.freeze();
+    world.fill(&topic, 100, 10).await;
+    eventually(SOON, "sends to be queued", async || {
+        paused.metric("outboxd_in_flight_rows").filter(|rows| *rows > 0.0)
+    })
+    .await;
+    paused.signal("STOP");
+    assert!(!paused.logged("replaced the Kafka producer"), "they are queued still");
+    world.until(NO_LIVE_LEASE).await;
+    kafka.thaw();
+    let over = fault.over();
+    let successor = world.relay().start_ready().await;
+    let recovered = over.until_drained(&world).await;
+
+    let arrived = world.records(&topic).await.len();
+    paused.signal("CONT");
+    eventually(SOON, "it to have learned that its lease is over", async || {
+        (paused.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
+    })
+    .await;
+    eventually(SOON, "its batch to be over", async || {
+        (paused.metric("outboxd_in_flight_rows")? == 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(world.records(&topic).await.len(), arrived, "it has sent nothing more");
+    let history = world.history(&topic).await;
+    history.assert_repeats_at_most(25);
+    history.assert_admitted_by(&[&paused, &successor]);
+    recovered.record(history.repeats);
+}
+
+/// It sleeps between the claim and the send.
+async fn wakes_up_with_nothing_sent(failpoint: &'static str, keys: usize) {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 30, keys).await;
+    let paused = world.relay().args(&["--tasks", "1"]).failpoint(failpoint).start();
+    paused.at_failpoint(failpoint).await;
+    paused.signal("STOP");
+    world.until(NO_LIVE_LEASE).await;
+    let successor = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    paused.continue_from(failpoint);
+    paused.signal("CONT");
+    eventually(SOON, "each to own half of the lanes", async || {
+        (world.lanes_per_worker().await == [32, 32]).then_some(())
+    })
+    .await;
+    assert_eq!(paused.metric("outboxd_rows_claimed_total"), Some(30.0));
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    history.assert_admitted_by(&[&paused, &successor]);
+}
+
+#[tokio::test]
+async fn a_worker_paused_before_it_sends_sends_nothing_when_its_lease_is_over() {
+    wakes_up_with_nothing_sent("after_claim", 10).await;
+}
+
+#[tokio::test]
+async fn a_worker_paused_before_it_sends_keyless_rows_sends_nothing_when_their_lease_is_over() {
+    wakes_up_with_nothing_sent("after_claim_keyless", 0).await;
 }

@@ -4,6 +4,7 @@ use crate::support::*;
 
 #[tokio::test]
 async fn retention_removes_old_published_rows_and_never_a_pending_or_dead_one() {
+    let fault = Fault::new(41, "retention meets an unpublished row", "never removed");
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let missing = format!("{}.missing", world.name);
@@ -39,11 +40,15 @@ async fn retention_removes_old_published_rows_and_never_a_pending_or_dead_one() 
     assert_eq!(kept, ["2", "3", "4", "5", "6", "8"]);
 
     world.topic("missing", 1, &[]).await;
-    world.drained(SOON).await;
+    let recovered = fault.over().until_drained(&world).await;
+    let history = world.history(&missing).await;
+    history.assert_exact();
+    history.assert_admitted_by(&[&relay]);
     assert_eq!(
         world.records(&missing).await.len(),
         2,
         "old, and published all the same"
     );
     assert_eq!(relay.metric("outboxd_rows_purged_total"), Some(2.0));
+    recovered.record(history.repeats);
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::consumer::Record;
+use super::relay::Relay;
 
 /// A row that committed.
 #[derive(Clone, Debug)]
@@ -76,6 +77,29 @@ impl History {
             offenders.len(),
             offenders.first()
         );
+    }
+
+    /// Sound; at most so many rows came again, and each of those says so.
+    pub fn assert_repeats_at_most(&self, in_flight: usize) {
+        self.assert_sound();
+        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
+        let repeats = self.repeats;
+        assert!(repeats <= in_flight, "{repeats} repeats of {in_flight} rows in flight");
+    }
+
+    /// Those that live admit to every copy that says it may be a repeat, and no row needed the safety net.
+    pub fn assert_admitted_by(&self, relays: &[&Relay]) {
+        let sum = |name: &str| -> f64 {
+            let counted = relays.iter().map(|relay| relay.metric(name).expect("it lives"));
+            counted.sum()
+        };
+        let admitted = sum("outboxd_possible_duplicates_total");
+        assert!(
+            admitted >= self.flagged as f64,
+            "{} flagged, {admitted} admitted",
+            self.flagged
+        );
+        assert_eq!(sum("outboxd_rows_forgotten_total"), 0.0, "no row needed the safety net");
     }
 
     /// Sound, and every row exactly once.

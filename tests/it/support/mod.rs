@@ -1,6 +1,7 @@
 //! What tests stand on: an isolated world each, real processes, and waiting on conditions.
 
 mod consumer;
+mod counters;
 mod fault;
 mod history;
 mod relay;
@@ -13,6 +14,7 @@ mod world;
 use std::time::{Duration, Instant};
 
 pub use consumer::{Record, read_topic, read_until, scan_topic};
+pub use counters::Counters;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};

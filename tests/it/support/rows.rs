@@ -93,6 +93,12 @@ impl World {
         .await
     }
 
+    /// Which rows are marked, and when each was.
+    pub async fn marks(&self) -> String {
+        self.text("SELECT coalesce(string_agg(id || ' ' || published_at, ',' ORDER BY id), '') FROM outbox.message")
+            .await
+    }
+
     /// Nobody is dead, and no attempt of anybody was counted.
     pub async fn assert_nobody_blamed(&self) {
         let blamed = "SELECT count(*) FROM outbox.message WHERE attempts > 0 OR dead_at IS NOT NULL";

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
+use super::LEASE;
 use super::relay::RelayBuilder;
 use super::stack::Stack;
 use super::topics::create_topic;
@@ -140,6 +141,17 @@ impl World {
                    WHERE w.stopped_at IS NULL GROUP BY w.id ORDER BY 1";
         let rows = self.db.query(sql, &[]).await.expect(sql);
         rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Waits until the worker that registered last has gone round twice: renewed its lease, surveyed, taken what it could.
+    pub async fn keeper_goes_round(&self) {
+        let lease = "SELECT (extract(epoch FROM lease_until) * 1000)::bigint FROM outbox.worker
+                     ORDER BY started_at DESC LIMIT 1";
+        let goal = self.count(lease).await + LEASE.as_millis() as i64 / 3;
+        super::eventually(super::SOON, "two renewals", async || {
+            (self.count(lease).await >= goal).then_some(())
+        })
+        .await;
     }
 
     /// How often a lane has changed hands so far.
