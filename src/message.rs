@@ -92,7 +92,7 @@ impl Row {
     pub fn place(&self) -> Place {
         match self.partition {
             Some(partition) => Place::Explicit(partition),
-            None => Place::Hashed(murmur2(self.record_key().as_bytes())),
+            None => Place::of_key(self.record_key().as_bytes()),
         }
     }
 
@@ -173,6 +173,10 @@ pub enum Place {
 }
 
 impl Place {
+    pub fn of_key(key: &[u8]) -> Self {
+        Place::Hashed(murmur2(key))
+    }
+
     /// The partition, in a topic of so many: for a key the one the Java client's default partitioner would choose. `None`:
     /// it does not exist.
     pub fn partition(self, count: i32) -> Option<i32> {
@@ -325,7 +329,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_key_lands_on_a_partition_that_exists(key: Vec<u8>, count in 1i32..1000) {
-            let partition = Place::Hashed(murmur2(&key)).partition(count);
+            let partition = Place::of_key(&key).partition(count);
             prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
         }
 

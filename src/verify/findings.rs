@@ -82,6 +82,12 @@ pub enum Verdict {
 impl Findings {
     /// The verdict, and the reason for it in one sentence.
     pub fn verdict(&self) -> (Verdict, String) {
+        // Without them every record would look like a phantom.
+        if self.published == 0 {
+            let reason = "nothing to compare: no published row is kept in this window. With --on-published delete there never is; \
+                          keep or archive rows to verify them";
+            return (Verdict::Undecided, reason.to_owned());
+        }
         let broken = listed(&[
             (self.missing.count, "missing"),
             (self.phantom.count, "phantom"),
@@ -92,11 +98,6 @@ impl Findings {
         ]);
         if !broken.is_empty() {
             return (Verdict::Broken, broken);
-        }
-        if self.published == 0 {
-            let reason = "nothing to compare: no published row is kept in this window. With --on-published delete there never is; \
-                          keep or archive rows to verify them";
-            return (Verdict::Undecided, reason.to_owned());
         }
         let undecided = listed(&[
             (

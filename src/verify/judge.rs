@@ -324,3 +324,223 @@ fn first_copy(row: &Expected, copy: &Arrived, unit: u64) -> First {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::entry::Content;
+    use proptest::prelude::*;
+    use uuid::Uuid;
+
+    const CONTENT: Content = Content {
+        key: 1,
+        payload: 2,
+        headers: 3,
+    };
+    const UNITS: i64 = 5;
+
+    /// What is done to one row of a sound history.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Plant {
+        Nothing,
+        Lost,
+        Pending,
+        Dead,
+        Phantom,
+        Flagged,
+        Unflagged,
+        Misplaced,
+        Altered,
+        /// It changes places with the next row of its unit.
+        Swapped,
+    }
+
+    fn row(id: i64) -> Expected {
+        Expected {
+            message_id: Uuid::from_u128(id as u128),
+            id,
+            topic: 0,
+            place: Place::Explicit(0),
+            unit: Some((id % UNITS) as u64),
+            version: None,
+            created: id,
+            state: Fate::Published(1_000_000),
+            content: CONTENT,
+        }
+    }
+
+    fn record(id: i64, offset: i64) -> Arrived {
+        Arrived {
+            message_id: Uuid::from_u128(id as u128),
+            topic: 0,
+            partition: 0,
+            offset,
+            timestamp: 500_000,
+            flagged: false,
+            content: CONTENT,
+        }
+    }
+
+    fn circumstances() -> Circumstances {
+        Circumstances {
+            topics: vec![Topic {
+                name: "orders".to_owned(),
+                partitions: vec![Partition::default(); 2],
+                compacted: false,
+            }],
+            phantoms_from: 0,
+            serialized_keys: true,
+        }
+    }
+
+    fn judged(circumstances: Circumstances, rows: Vec<Expected>, records: Vec<Arrived>) -> Findings {
+        let mut judge = Judge::new(circumstances);
+        let mut firsts = Vec::new();
+        let strangers = judge.compare(rows, records, |first| firsts.push(first));
+        judge.phantoms(&strangers);
+        judge.order(firsts);
+        judge.findings
+    }
+
+    /// A history with these defects: rows, records.
+    fn planted(plants: &[Plant]) -> (Vec<Expected>, Vec<Arrived>) {
+        let (mut rows, mut records) = (Vec::new(), Vec::new());
+        let last = plants.len() as i64;
+        for (id, plant) in (0..).zip(plants) {
+            let (mut row, mut record) = (row(id), record(id, id));
+            let mut repeat = Arrived {
+                offset: last + id,
+                ..record.clone()
+            };
+            match plant {
+                Plant::Pending => row.state = Fate::Pending,
+                Plant::Dead => row.state = Fate::Dead,
+                Plant::Misplaced => record.partition = 1,
+                Plant::Altered => record.content.payload = 9,
+                Plant::Swapped => record.offset = id + UNITS,
+                _ if id >= UNITS && plants[(id - UNITS) as usize] == Plant::Swapped => record.offset = id - UNITS,
+                _ => {}
+            }
+            if *plant != Plant::Phantom {
+                rows.push(row);
+            }
+            if matches!(plant, Plant::Flagged | Plant::Unflagged) {
+                repeat.flagged = *plant == Plant::Flagged;
+                records.push(repeat);
+            }
+            if !matches!(plant, Plant::Lost | Plant::Pending | Plant::Dead) {
+                records.push(record);
+            }
+        }
+        (rows, records)
+    }
+
+    fn plants() -> impl Strategy<Value = Vec<Plant>> {
+        let plant = prop_oneof![
+            20 => Just(Plant::Nothing),
+            1 => Just(Plant::Lost),
+            1 => Just(Plant::Pending),
+            1 => Just(Plant::Dead),
+            1 => Just(Plant::Phantom),
+            1 => Just(Plant::Flagged),
+            1 => Just(Plant::Unflagged),
+            1 => Just(Plant::Misplaced),
+            1 => Just(Plant::Altered),
+            1 => Just(Plant::Swapped),
+        ];
+        proptest::collection::vec(plant, 0..200).prop_map(|mut plants| {
+            // A swap needs an undisturbed partner behind it.
+            for place in 0..plants.len() {
+                if plants[place] == Plant::Swapped {
+                    match plants.get_mut(place + UNITS as usize) {
+                        Some(partner) => *partner = Plant::Nothing,
+                        None => plants[place] = Plant::Nothing,
+                    }
+                }
+            }
+            plants
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_planted_defect_is_found_and_nothing_else(plants in plants()) {
+            let count = |plant: Plant| plants.iter().filter(|p| **p == plant).count() as u64;
+            let (rows, records) = planted(&plants);
+            let findings = judged(circumstances(), rows, records);
+            prop_assert_eq!(findings.missing.count, count(Plant::Lost));
+            prop_assert_eq!(findings.pending, count(Plant::Pending));
+            prop_assert_eq!(findings.dead, count(Plant::Dead));
+            prop_assert_eq!(findings.phantom.count, count(Plant::Phantom));
+            prop_assert_eq!(findings.duplicated.flagged, count(Plant::Flagged));
+            prop_assert_eq!(findings.duplicated.unflagged, count(Plant::Unflagged));
+            prop_assert_eq!(findings.wrong_partition.count, count(Plant::Misplaced));
+            prop_assert_eq!(findings.altered.count, count(Plant::Altered));
+            prop_assert_eq!(findings.out_of_order.count, count(Plant::Swapped));
+            prop_assert_eq!(findings.may_overlap.count + findings.cannot_tell.count, 0);
+        }
+
+        #[test]
+        fn without_serialized_keys_no_inversion_is_passed_over_or_called_wrong(order in Just((0..40i64).collect::<Vec<_>>()).prop_shuffle()) {
+            let rows: Vec<Expected> = (0..40).map(|id| Expected { unit: Some(1), ..row(id) }).collect();
+            let records = (0..).zip(&order).map(|(offset, id)| record(*id, offset)).collect();
+            let findings = judged(Circumstances { serialized_keys: false, ..circumstances() }, rows, records);
+            let behind = (0..order.len()).filter(|place| order[..*place].iter().any(|id| id > &order[*place])).count();
+            prop_assert_eq!((findings.may_overlap.count, findings.out_of_order.count), (behind as u64, 0));
+        }
+    }
+
+    #[test]
+    fn a_second_copy_at_the_beginning_of_a_cut_topic_is_not_taken_for_the_first() {
+        let mut cut = circumstances();
+        cut.topics[0].partitions[0].begins = Some(100);
+        // Row 5 came first, before the cut; what is left is row 10, and the repeat of row 5.
+        let findings = judged(cut.clone(), vec![row(5), row(10)], vec![record(10, 7), record(5, 8)]);
+        assert_eq!(findings.out_of_order.count, 0);
+        let young = |id: i64| Expected {
+            created: 100 + id,
+            ..row(id)
+        };
+        let findings = judged(cut, vec![young(5), young(10)], vec![record(10, 7), record(5, 8)]);
+        assert_eq!(findings.out_of_order.count, 1);
+    }
+
+    #[test]
+    fn a_record_with_the_id_of_a_row_of_another_topic_was_passed_on_by_somebody() {
+        let mut two = circumstances();
+        two.topics.push(two.topics[0].clone());
+        let passed_on = Arrived {
+            topic: 1,
+            ..record(1, 0)
+        };
+        let findings = judged(two, vec![row(1)], vec![record(1, 0), passed_on]);
+        assert_eq!(
+            (
+                findings.foreign,
+                findings.duplicated.copies.count,
+                findings.phantom.count
+            ),
+            (1, 0, 0)
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_all_awry_is_judged_in_bounded_time_and_stays_undecided() {
+        let rows: Vec<Expected> = (0..20_000)
+            .map(|id| Expected {
+                unit: Some(1),
+                ..row(id)
+            })
+            .collect();
+        let records = (0..20_000).map(|id| record(id, 20_000 - id)).collect();
+        let findings = judged(
+            Circumstances {
+                serialized_keys: false,
+                ..circumstances()
+            },
+            rows,
+            records,
+        );
+        assert_eq!(findings.may_overlap.count, 19_999);
+    }
+}

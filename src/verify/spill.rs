@@ -226,3 +226,87 @@ impl Entry for First {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn content() -> impl Strategy<Value = Content> {
+        any::<[u64; 3]>().prop_map(|[key, payload, headers]| Content { key, payload, headers })
+    }
+
+    fn version() -> impl Strategy<Value = Option<(u64, i64)>> {
+        proptest::option::of((any::<u64>(), NONE + 1..))
+    }
+
+    prop_compose! {
+        fn expected()(id: u128, row: i64, topic: u32, explicit: bool, place in 0..i32::MAX, unit: Option<u64>,
+                      version in version(), created: i64, fate in 0..3usize, at in DEAD + 1.., content in content()) -> Expected {
+            Expected {
+                message_id: Uuid::from_u128(id),
+                id: row,
+                topic,
+                place: if explicit { Place::Explicit(place) } else { Place::Hashed(place as u32) },
+                unit,
+                version,
+                created,
+                state: [Fate::Pending, Fate::Dead, Fate::Published(at)][fate],
+                content,
+            }
+        }
+    }
+
+    prop_compose! {
+        fn arrived()(id: u128, topic: u32, partition in 0..i32::MAX, offset in 0..i64::MAX, timestamp: i64, flagged: bool,
+                     content in content()) -> Arrived {
+            Arrived { message_id: Uuid::from_u128(id), topic, partition, offset, timestamp, flagged, content }
+        }
+    }
+
+    prop_compose! {
+        fn first()(unit: u64, message: u128, id: i64, topic: u32, partition in 0..i32::MAX, offset in 0..i64::MAX,
+                   version in version(), created: i64, published in proptest::option::of(NONE + 1..)) -> First {
+            First { unit, message_id: Uuid::from_u128(message), id, topic, partition, offset, version, created, published }
+        }
+    }
+
+    fn survives<E: Entry + PartialEq + std::fmt::Debug>(entry: &E) {
+        let mut words = Vec::new();
+        entry.write(&mut words);
+        assert_eq!(words.len(), E::WORDS);
+        assert_eq!(&E::read(&words), entry);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(expected in expected(), arrived in arrived(), first in first()) {
+            survives(&expected);
+            survives(&arrived);
+            survives(&first);
+        }
+    }
+
+    #[test]
+    fn a_spill_gives_back_all_it_took_each_in_one_heap_and_leaves_no_file() {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let mut spill = Spill::new(folder.path()).expect("files");
+        let first = |unit| First {
+            unit,
+            message_id: Uuid::nil(),
+            id: unit as i64,
+            topic: 0,
+            partition: 0,
+            offset: 0,
+            version: None,
+            created: 0,
+            published: None,
+        };
+        (0..10_000).for_each(|unit| spill.push(&first(unit)).expect("written"));
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+        let heaps: Vec<Vec<First>> = (0..HEAPS).map(|heap| spill.heap(heap).expect("read")).collect();
+        let mut units: Vec<u64> = heaps.iter().flatten().map(|first| first.unit).collect();
+        units.sort_unstable();
+        assert_eq!(units, (0..10_000).collect::<Vec<_>>());
+    }
+}
