@@ -234,7 +234,8 @@ impl Reading {
         let cut = (extent.low > 0 && extent.from == extent.low).then(|| first.unwrap_or(Micros::MAX));
         Partition {
             begins: cut.max(asked),
-            first,
+            // Where offsets do not begin at 0 there were records before.
+            first: if extent.from > 0 { Some(Micros::MIN) } else { first },
         }
     }
 }

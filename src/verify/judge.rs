@@ -32,7 +32,7 @@ pub struct Topic {
 pub struct Partition {
     /// What was written before was not read, or is not there any more. `None`: it was read from its first record on.
     pub begins: Option<Micros>,
-    /// When the first record that was read was written.
+    /// When its first record ever was written, or earlier.
     pub first: Option<Micros>,
 }
 
@@ -123,10 +123,16 @@ impl Judge {
                 self.findings.altered.add(|| offender);
             }
         }
-        let begins = self.partition_at(first).and_then(|partition| partition.begins);
-        // Of an older row this may be the second copy.
-        let is_first = begins.is_none_or(|begins| row.created >= begins);
-        row.unit.filter(|_| is_first).map(|unit| first_copy(row, first, unit))
+        row.unit
+            .filter(|_| self.is_surely_first(row, first))
+            .map(|unit| first_copy(row, first, unit))
+    }
+
+    /// Or may an earlier copy have been removed from the topic, or not been read?
+    fn is_surely_first(&self, row: &Expected, copy: &Arrived) -> bool {
+        let topic = &self.circumstances.topics[copy.topic as usize];
+        let begins = topic.partitions.get(copy.partition as usize).and_then(|p| p.begins);
+        begins.is_none_or(|begins| row.created >= begins) && !(topic.compacted && copy.flagged)
     }
 
     fn absent(&mut self, row: &Expected) {
@@ -258,11 +264,6 @@ impl Judge {
             (Some(late), Some(early)) if late.0 == early.0 && late.1 > early.1 => Inversion::Right,
             _ => Inversion::MayOverlap,
         }
-    }
-
-    fn partition_at(&self, record: &Arrived) -> Option<&Partition> {
-        let topic = self.circumstances.topics.get(record.topic as usize)?;
-        topic.partitions.get(record.partition as usize)
     }
 
     fn at_record(&self, id: Option<i64>, record: &Arrived, what: String) -> Offender {
@@ -503,6 +504,25 @@ mod tests {
         };
         let findings = judged(cut, vec![young(5), young(10)], vec![record(10, 7), record(5, 8)]);
         assert_eq!(findings.out_of_order.count, 1);
+    }
+
+    #[test]
+    fn a_repeat_that_compaction_left_is_not_taken_for_the_first_copy() {
+        let repeat = Arrived {
+            flagged: true,
+            ..record(5, 8)
+        };
+        let mut compacted = circumstances();
+        compacted.topics[0].compacted = true;
+        let records = vec![record(10, 7), repeat];
+        let findings = judged(compacted, vec![row(5), row(10)], records.clone());
+        assert_eq!(findings.out_of_order.count, 0);
+        assert_eq!(
+            judged(circumstances(), vec![row(5), row(10)], records)
+                .out_of_order
+                .count,
+            1
+        );
     }
 
     #[test]

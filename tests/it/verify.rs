@@ -140,8 +140,9 @@ async fn relayed(args: &[&str]) -> World {
 }
 
 #[tokio::test]
-async fn what_the_relay_published_holds() {
-    let world = relayed(&[]).await;
+async fn what_the_relay_published_holds_and_an_operator_may_see_it() {
+    let mut world = relayed(&[]).await;
+    world.database_url = world.login("operator", &["outbox_operator"]).await;
     let verified = verify(&world, &["--serialized-keys"]);
     verified.assert_only("", None, 0);
     assert_eq!(
