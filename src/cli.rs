@@ -53,6 +53,15 @@ enum Command {
     /// Show what is pending, held, parked and dead, and what to do about it
     Status(status::StatusArgs),
     /// Compare the outbox with the topics: is anything missing, repeated, out of order?
+    ///
+    /// It only reads, and may run beside the relay. Rows that wait, and rows that retention has removed, are not judged; with
+    /// --on-published delete nothing is left to compare. Memory stays small: about 250 bytes a row go to temporary files
+    /// in $TMPDIR.
+    ///
+    /// Two transactions that overlap have no order: that rows of a key arrived against their ids cannot be told from a fault,
+    /// and the verdict is "undecided". If your application locks the aggregate before it writes, say --serialized-keys.
+    ///
+    /// Exit codes: 0 every promise held, 1 one was broken, 2 it could not be told, 64 bad usage.
     Verify(Box<verify::VerifyArgs>),
     /// Watch it work, without Kafka or a configured database
     Demo(demo::DemoArgs),

@@ -14,16 +14,6 @@ use crate::outbox::{OnPublished, Outbox, pool};
 use crate::verify::findings::{Finding, Findings, Verdict};
 use crate::verify::{self, Error, Settings};
 
-/// Compares the outbox with the topics: what is missing, phantom, duplicated, out of order, on the wrong partition, altered.
-///
-/// It only reads, and may run beside the relay. Rows that retention has removed, and rows that wait, are not judged; with
-/// --on-published delete nothing is left to compare. Memory stays small, whatever the size: entries of a few words are
-/// put into temporary files ($TMPDIR, about 250 bytes a row).
-///
-/// Two transactions that overlap have no order: if rows of a key arrived against their ids, that cannot be told from a fault,
-/// and the verdict is "undecided". If your application locks the aggregate before it writes, say --serialized-keys.
-///
-/// Exit codes: 0 every promise held, 1 one was broken, 2 it could not be told, 64 bad usage.
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
     #[command(flatten)]

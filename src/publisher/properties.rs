@@ -126,8 +126,11 @@ pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig 
         // An offset that is gone is an error, not a reason to start somewhere else.
         .set("auto.offset.reset", "error")
         .set("enable.partition.eof", "true")
-        .set("queued.max.messages.kbytes", "16384")
-        .set("fetch.max.bytes", "16777216")
+        // Counted before they are unpacked: a few compressed kilobytes may be many.
+        .set("fetch.message.max.bytes", "131072")
+        .set("fetch.max.bytes", "1048576")
+        .set("queued.min.messages", "10000")
+        .set("queued.max.messages.kbytes", "4096")
         .set("socket.keepalive.enable", "true");
     for (name, value) in own {
         config.set(name, value);
