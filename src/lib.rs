@@ -4,7 +4,8 @@
 //! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`hold`]
 //! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`janitor`] what
 //! is swept away. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
-//! speaks Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
+//! sends to Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
+//! [`verify`] compares afterwards what was committed with what a [`consumer`] finds.
 //!
 //! `ARCHITECTURE.md` is the map; read the modules in the order below.
 
@@ -26,6 +27,9 @@ pub mod relay;
 pub mod health;
 pub mod http;
 pub mod metrics;
+
+pub mod consumer;
+pub mod verify;
 
 pub mod cli;
 pub mod config;

@@ -9,4 +9,5 @@ mod record;
 mod scaling;
 mod schema;
 mod settings;
+mod verify;
 mod watching;

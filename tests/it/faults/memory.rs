@@ -1,6 +1,5 @@
 //! Rows that weigh much.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::support::*;
@@ -65,15 +64,9 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     assert!(grown < 10 * BUDGET, "grew by {} MB", grown >> 20);
 
     for topic in [&keyed, &keyless] {
-        let order: HashMap<String, i64> = world
-            .committed(topic)
-            .await
-            .into_iter()
-            .map(|row| (row.message_id, row.sequence))
-            .collect();
-        let (kafka, topic, has_key) = (world.kafka.clone(), topic.clone(), topic == &keyed);
-        let count = tokio::task::spawn_blocking(move || check_large(&kafka, &topic, &order, has_key, SIZE)).await;
-        assert_eq!(count.expect("reads"), ROWS);
+        let history = world.history(topic).await;
+        history.assert_exact();
+        assert_eq!(history.findings.published, ROWS as u64);
     }
 }
 
@@ -112,18 +105,4 @@ async fn a_light_row_does_not_wait_behind_a_lane_full_of_heavy_ones() {
     );
     let earlier = world.count(&earlier).await;
     assert!(earlier < HEAVY / 3, "{earlier} of {HEAVY} heavy rows went first");
-}
-
-/// Every record is whole and, where it has a key, in order. Answers how many there are.
-fn check_large(kafka: &str, topic: &str, order: &HashMap<String, i64>, has_key: bool, size: usize) -> usize {
-    let mut last: HashMap<String, i64> = HashMap::new();
-    let mut count = 0;
-    scan_topic(kafka, topic, |record| {
-        assert_eq!(record.payload.as_ref().map(Vec::len), Some(size));
-        let id = order[&record.message_id()];
-        let before = last.insert(record.key_text(), id).unwrap_or(0);
-        assert!(!has_key || before < id, "row {id} came after row {before}");
-        count += 1;
-    });
-    count
 }

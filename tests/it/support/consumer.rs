@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{Offset, TopicPartitionList};
 
 /// A record as read back.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Record {
     pub partition: i32,
     pub offset: i64,
@@ -32,10 +33,6 @@ impl Record {
         String::from_utf8_lossy(self.header("message-id").expect("every record has one")).into_owned()
     }
 
-    pub fn is_flagged(&self) -> bool {
-        self.header("possible-duplicate").is_some()
-    }
-
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(self.payload.as_deref().unwrap_or_default()).expect("a JSON payload")
     }
@@ -44,13 +41,6 @@ impl Record {
 /// Everything in the topic now, in partition and offset order. Blocks: call it from a blocking thread or a short test.
 pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
     let mut records = Vec::new();
-    scan_topic(kafka, topic, |record| records.push(record));
-    records.sort_by_key(|record| (record.partition, record.offset));
-    records
-}
-
-/// Hands everything in the topic now to `each`, in offset order within a partition, and keeps nothing. Blocks.
-pub fn scan_topic(kafka: &str, topic: &str, mut each: impl FnMut(Record)) {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", kafka)
         .set("group.id", "unused")
@@ -75,17 +65,19 @@ pub fn scan_topic(kafka: &str, topic: &str, mut each: impl FnMut(Record)) {
         }
     }
     if left == 0 {
-        return;
+        return records;
     }
     consumer.assign(&assignment).expect("assigned");
     let deadline = Instant::now() + Duration::from_secs(60);
     while left > 0 {
         assert!(Instant::now() < deadline, "{left} records of {topic} are still unread");
         if let Some(message) = consumer.poll(Duration::from_millis(200)) {
-            each(record(&message.expect("a record")));
+            records.push(record(&message.expect("a record")));
             left -= 1;
         }
     }
+    records.sort_by_key(|record| (record.partition, record.offset));
+    records
 }
 
 /// Reads the topic again and again until it holds at least `count` records.
@@ -99,6 +91,31 @@ pub async fn read_until(kafka: &str, topic: &str, count: usize, within: Duration
         (records.len() >= count).then_some(records)
     })
     .await
+}
+
+/// Puts a record into a topic, as somebody else might: partition, key, payload, headers and time are the record's.
+pub async fn plant(kafka: &str, topic: &str, record: &Record) {
+    let producer: FutureProducer = ClientConfig::new()
+        .set("bootstrap.servers", kafka)
+        .create()
+        .expect("a producer");
+    let headers = record
+        .headers
+        .iter()
+        .fold(OwnedHeaders::new(), |headers, (key, value)| {
+            headers.insert(Header {
+                key,
+                value: value.as_ref(),
+            })
+        });
+    let mut planted = FutureRecord::to(topic).partition(record.partition).headers(headers);
+    planted.key = record.key.as_deref();
+    planted.payload = record.payload.as_deref();
+    planted.timestamp = record.timestamp_ms;
+    producer
+        .send(planted, Duration::from_secs(20))
+        .await
+        .expect("Kafka takes it");
 }
 
 fn record(message: &BorrowedMessage<'_>) -> Record {

@@ -1,82 +1,59 @@
-//! What was committed against what arrived: loss, phantoms, order, repeats.
+//! What was committed against what arrived: the oracle of `outboxd verify`, and what a test asks of its findings.
 
-use std::collections::{HashMap, HashSet};
+use indicatif::ProgressBar;
+use outboxd::config::KafkaArgs;
+use outboxd::outbox::Database;
+use outboxd::verify::findings::{Finding, Findings};
+use outboxd::verify::{Settings, verify};
 
-use super::consumer::Record;
 use super::relay::Relay;
+use super::World;
 
-/// A row that committed.
-#[derive(Clone, Debug)]
-pub struct Committed {
-    pub message_id: String,
-    pub key: Option<String>,
-    /// The writer's own count within the key: later rows have higher ones.
-    pub sequence: i64,
-}
-
-/// The verdict on one topic's history.
-#[derive(Debug, Default)]
+/// The findings on one topic's history.
+#[derive(Debug)]
 pub struct History {
-    pub missing: Vec<String>,
-    pub phantom: Vec<String>,
-    /// Keys with the two sequence numbers that arrived the wrong way round.
-    pub out_of_order: Vec<(String, i64, i64)>,
     pub repeats: usize,
     pub unflagged_repeats: usize,
     pub flagged: usize,
+    pub findings: Findings,
+}
+
+impl World {
+    /// What is in the topic against what the table says should be. Rows of a key must be there in the order of their ids.
+    pub async fn history(&self, topic: &str) -> History {
+        let kafka = KafkaArgs {
+            kafka_brokers: Some(self.kafka.clone()),
+            kafka_properties: Vec::new(),
+        };
+        let settings = Settings {
+            database: Database::parse(&self.database_url, None).expect("a URL"),
+            schema: "outbox".to_owned(),
+            kafka: kafka.consumer().expect("brokers"),
+            topics: Some(vec![topic.to_owned()]),
+            since: None,
+            serialized_keys: true,
+        };
+        let findings = verify(&settings, &ProgressBar::hidden()).await.expect("both answer");
+        History {
+            repeats: findings.duplicated.copies.count as usize,
+            unflagged_repeats: findings.duplicated.unflagged as usize,
+            flagged: findings.flagged as usize,
+            findings,
+        }
+    }
 }
 
 impl History {
-    /// Compares; records must be in partition and offset order.
-    pub fn check(committed: &[Committed], records: &[Record]) -> Self {
-        let expected: HashMap<&str, &Committed> = committed.iter().map(|row| (row.message_id.as_str(), row)).collect();
-        let mut history = History::default();
-        let mut seen = HashSet::new();
-        let mut last: HashMap<&str, i64> = HashMap::new();
-        for record in records {
-            history.flagged += usize::from(record.is_flagged());
-            let id = record.message_id();
-            let Some(row) = expected.get(id.as_str()) else {
-                history.phantom.push(id);
-                continue;
-            };
-            if !seen.insert(id) {
-                history.repeats += 1;
-                history.unflagged_repeats += usize::from(!record.is_flagged());
-                continue;
-            }
-            let Some(key) = &row.key else { continue };
-            let before = last.insert(key, row.sequence).unwrap_or(i64::MIN);
-            if before > row.sequence {
-                history.out_of_order.push((key.clone(), before, row.sequence));
-            }
-        }
-        let missing = committed.iter().filter(|row| !seen.contains(&row.message_id));
-        history.missing = missing.map(|row| row.message_id.clone()).collect();
-        history
-    }
-
-    /// Nothing missing, nothing phantom, nothing out of order.
+    /// Nothing missing or still waiting, nothing phantom, out of order, misplaced or altered.
     pub fn assert_sound(&self) {
-        assert!(
-            self.missing.is_empty(),
-            "{} missing: {:?}",
-            self.missing.len(),
-            self.missing.first()
-        );
-        assert!(
-            self.phantom.is_empty(),
-            "{} phantoms: {:?}",
-            self.phantom.len(),
-            self.phantom.first()
-        );
-        let offenders = &self.out_of_order;
-        assert!(
-            offenders.is_empty(),
-            "{} out of order: {:?}",
-            offenders.len(),
-            offenders.first()
-        );
+        let findings = &self.findings;
+        assert_eq!(findings.waiting, 0, "rows that have not arrived");
+        assert_none("missing", &findings.missing);
+        assert_none("missing, perhaps", &findings.cannot_tell);
+        assert_none("phantom", &findings.phantom);
+        assert_none("out of order", &findings.out_of_order);
+        assert_none("on the wrong partition", &findings.wrong_partition);
+        assert_none("altered", &findings.altered);
     }
 
     /// Sound; at most so many rows came again, and each of those says so.
@@ -107,4 +84,14 @@ impl History {
         self.assert_sound();
         assert_eq!(self.repeats, 0, "no crash, so no repeat");
     }
+}
+
+fn assert_none(what: &str, finding: &Finding) {
+    assert_eq!(
+        finding.count,
+        0,
+        "{} {what}: {:?}",
+        finding.count,
+        finding.first.first()
+    );
 }

@@ -13,14 +13,13 @@ mod world;
 
 use std::time::{Duration, Instant};
 
-pub use consumer::{Record, read_topic, read_until, scan_topic};
+pub use consumer::{Record, plant, read_topic, read_until};
 pub use counters::Counters;
 pub use fault::{Fault, Recovered, cells, documented_faults};
-pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
-pub use topics::{alter_topic, create_topic, delete_topic};
+pub use topics::{alter_topic, create_topic, delete_topic, forget_records, grow_topic};
 pub use trickle::Trickle;
 pub use world::{World, connect, outboxd, with_database};
 

@@ -1,6 +1,5 @@
 //! Rows put into the outbox, and what the outbox says of them.
 
-use super::history::{Committed, History};
 use super::world::World;
 use super::{Record, read_topic};
 
@@ -41,29 +40,6 @@ impl World {
             .await
             .expect("rows are inserted");
         inserted.iter().map(|row| row.get(0)).collect()
-    }
-
-    /// Every row of the topic that is still in the table and not dead.
-    pub async fn committed(&self, topic: &str) -> Vec<Committed> {
-        let rows = self
-            .db
-            .query(
-                "SELECT message_id::text, key, id FROM outbox.message WHERE topic = $1 AND dead_at IS NULL",
-                &[&topic],
-            )
-            .await
-            .expect("rows are read");
-        let committed = rows.iter().map(|row| Committed {
-            message_id: row.get(0),
-            key: row.get(1),
-            sequence: row.get(2),
-        });
-        committed.collect()
-    }
-
-    /// What is in the topic against what the table says should be.
-    pub async fn history(&self, topic: &str) -> History {
-        History::check(&self.committed(topic).await, &self.records(topic).await)
     }
 
     /// What is in the topic now.

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 fn admin(kafka: &str) -> (AdminClient<DefaultClientContext>, AdminOptions) {
     let admin = ClientConfig::new().set("bootstrap.servers", kafka).create();
@@ -34,4 +36,22 @@ pub async fn delete_topic(kafka: &str, topic: &str) {
     let (admin, options) = admin(kafka);
     let deleted = admin.delete_topics(&[topic], &options).await.expect("Kafka answers");
     assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
+}
+
+/// Gives a topic more partitions.
+pub async fn grow_topic(kafka: &str, topic: &str, partitions: usize) {
+    let (admin, options) = admin(kafka);
+    let more = NewPartitions::new(topic, partitions);
+    let grown = admin.create_partitions([&more], &options).await.expect("Kafka answers");
+    assert!(grown.iter().all(Result::is_ok), "{grown:?}");
+}
+
+/// Removes what lies before this offset, as the topic's retention would.
+pub async fn forget_records(kafka: &str, topic: &str, partition: i32, before: i64) {
+    let (admin, options) = admin(kafka);
+    let mut offsets = TopicPartitionList::new();
+    offsets
+        .add_partition_offset(topic, partition, Offset::Offset(before))
+        .expect("valid");
+    admin.delete_records(&offsets, &options).await.expect("Kafka answers");
 }
