@@ -17,71 +17,91 @@ async fn mocked() -> (Mock, World, String) {
     (mock, world, topic)
 }
 
-/// Fifty rows of five keys.
-fn some_rows() -> Vec<(Option<&'static str>, Vec<u8>)> {
-    const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
-    (0..50u8).map(|n| (Some(KEYS[n as usize % 5]), vec![n])).collect()
-}
-
-async fn assert_arrived(world: &World, topic: &str) {
+/// Everything has arrived, in order, and nobody is blamed. Answers what the topic holds.
+async fn assert_arrived(world: &World, relay: &Relay, topic: &str) -> History {
     world.drained(SOON).await;
     world.assert_nobody_blamed().await;
+    world.held(0).await;
     let history = world.history(topic).await;
-    history.assert_sound();
-    assert_eq!(history.unflagged_repeats, 0, "a repeat says that it is one");
+    history.assert_admitted_by(relay);
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.log().matches("outboxd starts").count(), 1, "no restart");
+    history
 }
 
 #[tokio::test]
 async fn a_producer_with_a_fatal_error_is_replaced_and_its_rows_arrive_in_order() {
+    let fault = Fault::new(
+        30,
+        "fatal idempotence error (OUT_OF_ORDER_SEQUENCE, from a mock: a sound broker does not answer so)",
+        "the producer is replaced and its unacknowledged rows are sent again, in order",
+    );
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
-    world.insert(&topic, &some_rows()).await;
+    world.fill(&topic, 50, 5).await;
     world.drained(SOON).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(0.0));
 
     let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
     mock.request_errors(RDKafkaApiKey::Produce, &[error]);
-    world.insert(&topic, &some_rows()).await;
-    assert_arrived(&world, &topic).await;
+    world.fill(&topic, 50, 5).await;
+    let recovered = fault.over().until_drained(&world).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(1.0));
-    assert_eq!(relay.log().matches("outboxd starts").count(), 1, "no restart");
+    recovered.record(assert_arrived(&world, &relay, &topic).await.repeats);
 }
 
 #[tokio::test]
-async fn too_few_replicas_for_a_while_defer_rows_and_count_no_attempt() {
+async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so() {
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
-    world.insert(&topic, &some_rows()).await;
+    world.fill(&topic, 50, 5).await;
     world.drained(SOON).await;
 
-    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS;
+    // The broker gave up waiting for its replicas: the record may be there. The client puts it back into its queue.
+    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT;
     mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
-    world.insert(&topic, &some_rows()).await;
-    // Each row twice: more than one batch deadline has passed.
-    eventually(SOON, "the rows to be deferred", async || {
-        (relay.metric("outboxd_rows_deferred_total") >= Some(100.0)).then_some(())
-    })
-    .await;
-    world.assert_nobody_blamed().await;
-    assert_eq!(world.pending().await, 50);
+    world.fill(&topic, 50, 5).await;
+    deferred(&relay, 50.0).await;
     mock.clear_request_errors(RDKafkaApiKey::Produce);
-    assert_arrived(&world, &topic).await;
-    world.held(0).await;
+    let history = assert_arrived(&world, &relay, &topic).await;
+    assert_eq!(history.flagged, 50, "each of them may be a second copy");
 }
 
 #[tokio::test]
-async fn order_holds_while_partition_leaders_move() {
+async fn a_topic_that_refuses_our_clock_is_parked_and_no_row_is_blamed() {
     let (mock, world, topic) = mocked().await;
-    let _relay = world.relay().start_ready().await;
+    let relay = world.relay().start_ready().await;
+    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_TIMESTAMP;
+    mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
+    world.fill(&topic, 50, 5).await;
+    world
+        .until("SELECT count(DISTINCT lane) = 5 FROM outbox.hold WHERE unit = ''")
+        .await;
+    world.assert_nobody_blamed().await;
+    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    assert_arrived(&world, &relay, &topic).await;
+}
+
+async fn deferred(relay: &Relay, rows: f64) {
+    eventually(SOON, "the rows to be deferred", async || {
+        (relay.metric("outboxd_rows_deferred_total") >= Some(rows)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn order_holds_while_partition_leaders_move_between_brokers() {
+    let (mock, world, topic) = mocked().await;
+    let relay = world.relay().start_ready().await;
     for round in 0..10 {
-        world.insert(&topic, &some_rows()).await;
+        world.fill(&topic, 50, 5).await;
         for partition in 0..2 {
             let leader = 1 + (round + partition) % 2;
             mock.partition_leader(&topic, partition, Some(leader))
                 .expect("a leader");
         }
     }
-    assert_arrived(&world, &topic).await;
+    assert_arrived(&world, &relay, &topic).await;
 }
 
 #[tokio::test]
