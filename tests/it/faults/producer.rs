@@ -61,10 +61,32 @@ async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so(
     let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT;
     mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
     world.fill(&topic, 50, 5).await;
-    deferred(&relay, 50.0).await;
+    deferred(&relay, 100.0).await;
     mock.clear_request_errors(RDKafkaApiKey::Produce);
     let history = assert_arrived(&world, &relay, &topic).await;
     assert_eq!(history.flagged, 50, "each of them may be a second copy");
+}
+
+#[tokio::test]
+async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_up_afterwards() {
+    let (mock, world, topic) = mocked().await;
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 50, 0).await;
+    world.drained(SOON).await;
+    let fail_with = |error| {
+        mock.clear_request_errors(RDKafkaApiKey::Produce);
+        mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
+    };
+    fail_with(RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT);
+    world.fill(&topic, 20, 0).await;
+    deferred(&relay, 20.0).await;
+    // The second time they certainly do not land. That says nothing about the first.
+    fail_with(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS);
+    let before = relay.metric("outboxd_rows_deferred_total").expect("it runs");
+    deferred(&relay, before + 40.0).await;
+    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    let history = assert_arrived(&world, &relay, &topic).await;
+    assert_eq!(history.flagged, 20, "each of them may be a second copy");
 }
 
 #[tokio::test]
