@@ -1,5 +1,7 @@
 //! Answers a healthy broker does not give. librdkafka's mock cluster gives them: a real broker cannot be made to.
 
+use std::time::Duration;
+
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
@@ -47,6 +49,33 @@ async fn a_producer_with_a_fatal_error_is_replaced_and_its_rows_arrive_in_order(
     world.fill(&topic, 50, 5).await;
     let recovered = fault.over().until_drained(&world).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(1.0));
+    recovered.record(assert_arrived(&world, &relay, &topic).await.repeats);
+}
+
+#[tokio::test]
+async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
+    let fault = Fault::new(
+        35,
+        "too few in-sync replicas for long (15 s: several message timeouts; from a mock: a lone broker is enough for itself)",
+        "rows are deferred, no attempt is counted",
+    );
+    let (mock, world, topic) = mocked().await;
+    let relay = world.relay().start_ready().await;
+    let trickle = Trickle::start(&world, &topic);
+    world
+        .until("SELECT count(*) > 100 FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS;
+    mock.request_errors(RDKafkaApiKey::Produce, &[error; 100_000]);
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    deferred(&relay, 100.0).await;
+    assert!(world.pending().await > 100, "nothing gets through");
+    world.assert_nobody_blamed().await;
+
+    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    let over = fault.over();
+    trickle.stop();
+    let recovered = over.until_drained(&world).await;
     recovered.record(assert_arrived(&world, &relay, &topic).await.repeats);
 }
 
