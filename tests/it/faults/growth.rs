@@ -105,3 +105,21 @@ async fn a_topic_that_grows_goes_on_though_the_producer_has_not_heard_of_it() {
     let partitions: BTreeSet<i32> = world.records(&topic).await.iter().map(|r| r.partition).collect();
     assert_eq!(partitions, (0..5).collect(), "all are in use");
 }
+
+#[tokio::test]
+async fn a_topic_made_anew_with_fewer_partitions_flows_again() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 5, &[]).await;
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 100, 50).await;
+    world.drained(SOON).await;
+    delete_topic(&world.kafka, &topic).await;
+    create_topic(&world.kafka, &topic, 1, &[]).await;
+    world.fill(&topic, 100, 50).await;
+    world.drained(SOON).await;
+    world.held(0).await;
+    world.assert_nobody_blamed().await;
+    let mut committed = world.committed(&topic).await;
+    committed.retain(|row| row.sequence > 100);
+    History::check(&committed, &world.records(&topic).await).assert_admitted_by(&relay);
+}

@@ -19,6 +19,19 @@ async fn mocked() -> (Mock, World, String) {
     (mock, world, topic)
 }
 
+/// From now on produce requests are answered so, and properly again afterwards.
+fn fail(mock: &Mock, errors: &[RDKafkaRespErr]) {
+    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    mock.request_errors(RDKafkaApiKey::Produce, errors);
+}
+
+async fn deferred(relay: &Relay, rows: f64) {
+    eventually(SOON, "the rows to be deferred", async || {
+        (relay.metric("outboxd_rows_deferred_total") >= Some(rows)).then_some(())
+    })
+    .await;
+}
+
 /// Everything has arrived, in order, and nobody is blamed. Answers what the topic holds.
 async fn assert_arrived(world: &World, relay: &Relay, topic: &str) -> History {
     world.drained(SOON).await;
@@ -44,8 +57,7 @@ async fn a_producer_with_a_fatal_error_is_replaced_and_its_rows_arrive_in_order(
     world.drained(SOON).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(0.0));
 
-    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
-    mock.request_errors(RDKafkaApiKey::Produce, &[error]);
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER]);
     world.fill(&topic, 50, 5).await;
     let recovered = fault.over().until_drained(&world).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(1.0));
@@ -65,14 +77,13 @@ async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
     world
         .until("SELECT count(*) > 100 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
-    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS;
-    mock.request_errors(RDKafkaApiKey::Produce, &[error; 100_000]);
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS; 100_000]);
     tokio::time::sleep(Duration::from_secs(15)).await;
     deferred(&relay, 100.0).await;
     assert!(world.pending().await > 100, "nothing gets through");
     world.assert_nobody_blamed().await;
 
-    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    fail(&mock, &[]);
     let over = fault.over();
     trickle.stop();
     let recovered = over.until_drained(&world).await;
@@ -87,11 +98,10 @@ async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so(
     world.drained(SOON).await;
 
     // The broker gave up waiting for its replicas: the record may be there. The client puts it back into its queue.
-    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT;
-    mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT; 10_000]);
     world.fill(&topic, 50, 5).await;
     deferred(&relay, 100.0).await;
-    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    fail(&mock, &[]);
     let history = assert_arrived(&world, &relay, &topic).await;
     assert_eq!(history.flagged, 50, "each of them may be a second copy");
 }
@@ -102,42 +112,46 @@ async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_
     let relay = world.relay().start_ready().await;
     world.fill(&topic, 50, 0).await;
     world.drained(SOON).await;
-    let fail_with = |error| {
-        mock.clear_request_errors(RDKafkaApiKey::Produce);
-        mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
-    };
-    fail_with(RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT);
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT; 10_000]);
     world.fill(&topic, 20, 0).await;
     deferred(&relay, 20.0).await;
     // The second time they certainly do not land. That says nothing about the first.
-    fail_with(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS);
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS; 10_000]);
     let before = relay.metric("outboxd_rows_deferred_total").expect("it runs");
     deferred(&relay, before + 40.0).await;
-    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    fail(&mock, &[]);
     let history = assert_arrived(&world, &relay, &topic).await;
     assert_eq!(history.flagged, 20, "each of them may be a second copy");
+}
+
+#[tokio::test]
+async fn a_keyless_record_that_may_have_landed_says_so_though_it_is_refused_afterwards() {
+    let (mock, world, topic) = mocked().await;
+    let relay = world.relay().start_ready().await;
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT; 10_000]);
+    world.fill(&topic, 1, 0).await;
+    deferred(&relay, 1.0).await;
+    // Once in a batch and once alone: that is one attempt.
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE; 2]);
+    world.drained(SOON).await;
+    assert_eq!(world.count("SELECT attempts::bigint FROM outbox.message").await, 1);
+    let history = world.history(&topic).await;
+    history.assert_admitted_by(&relay);
+    assert_eq!(history.flagged, 1, "it may be a second copy");
 }
 
 #[tokio::test]
 async fn a_topic_that_refuses_our_clock_is_parked_and_no_row_is_blamed() {
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
-    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_TIMESTAMP;
-    mock.request_errors(RDKafkaApiKey::Produce, &[error; 10_000]);
+    fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_TIMESTAMP; 10_000]);
     world.fill(&topic, 50, 5).await;
     world
         .until("SELECT count(DISTINCT lane) = 5 FROM outbox.hold WHERE unit = ''")
         .await;
     world.assert_nobody_blamed().await;
-    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    fail(&mock, &[]);
     assert_arrived(&world, &relay, &topic).await;
-}
-
-async fn deferred(relay: &Relay, rows: f64) {
-    eventually(SOON, "the rows to be deferred", async || {
-        (relay.metric("outboxd_rows_deferred_total") >= Some(rows)).then_some(())
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -164,8 +178,8 @@ async fn a_key_is_not_held_for_ever_by_a_fatal_error_of_the_producer_that_retrie
         .start_ready()
         .await;
     // Refused once, and the retry meets the fatal error.
-    mock.request_errors(
-        RDKafkaApiKey::Produce,
+    fail(
+        &mock,
         &[
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER,
