@@ -52,7 +52,9 @@ async fn a_producer_with_a_fatal_error_is_replaced_and_its_rows_arrive_in_order(
         "the producer is replaced and its unacknowledged rows are sent again, in order",
     );
     let (mock, world, topic) = mocked().await;
-    let relay = world.relay().start_ready().await;
+    // In one request: the mock would take a second one behind the one it refuses, which no broker does.
+    let in_one_request = ["--kafka-property", "linger.ms=200"];
+    let relay = world.relay().args(&in_one_request).start_ready().await;
     world.fill(&topic, 50, 5).await;
     world.drained(SOON).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(0.0));
