@@ -64,8 +64,11 @@ impl History {
         assert!(repeats <= in_flight, "{repeats} repeats of {in_flight} rows in flight");
     }
 
-    /// Those that live admit to every copy that says it may be a repeat, and no row needed the safety net.
+    /// Sound; every repeat says that it is one, those that live admit to every copy that says so, and no row needed the
+    /// safety net.
     pub fn assert_admitted_by(&self, relays: &[&Relay]) {
+        self.assert_sound();
+        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
         let sum = |name: &str| -> f64 {
             let counted = relays.iter().map(|relay| relay.metric(name).expect("it lives"));
             counted.sum()

@@ -32,6 +32,17 @@ pub async fn alter_topic(kafka: &str, topic: &str, name: &str, value: &str) {
     assert!(altered.iter().all(Result::is_ok), "{altered:?}");
 }
 
+/// Gives the topic more partitions; answers once Kafka says so.
+pub async fn grow_topic(kafka: &str, topic: &str, partitions: usize) {
+    let (admin, options) = admin(kafka);
+    let growth = NewPartitions::new(topic, partitions);
+    let grown = admin
+        .create_partitions([&growth], &options)
+        .await
+        .expect("Kafka answers");
+    assert!(grown.iter().all(Result::is_ok), "{grown:?}");
+}
+
 pub async fn delete_topic(kafka: &str, topic: &str) {
     let (admin, options) = admin(kafka);
     let deleted = admin.delete_topics(&[topic], &options).await.expect("Kafka answers");
