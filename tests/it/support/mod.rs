@@ -3,11 +3,14 @@
 mod consumer;
 mod fault;
 mod history;
+mod promises;
+mod proxy;
 mod relay;
 mod rows;
 mod stack;
 mod topics;
 mod trickle;
+mod wiretap;
 mod world;
 
 use std::time::{Duration, Instant};
@@ -15,6 +18,7 @@ use std::time::{Duration, Instant};
 pub use consumer::{Record, read_topic, read_until, scan_topic};
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::{Committed, History};
+pub use proxy::{Line, Proxy, Then};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};

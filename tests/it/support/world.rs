@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
+use super::proxy::Proxy;
 use super::relay::RelayBuilder;
 use super::stack::Stack;
 use super::topics::create_topic;
@@ -87,6 +88,11 @@ impl World {
     /// A relay process of this world, not yet started. Leases are short, so that recovery is quick.
     pub fn relay(&self) -> RelayBuilder {
         RelayBuilder::new(&self.database_url, &self.kafka)
+    }
+
+    /// The same, with a proxy before its PostgreSQL.
+    pub fn relay_through(&self, proxy: &Proxy) -> RelayBuilder {
+        RelayBuilder::new(&proxy.url(&self.database_url), &self.kafka)
     }
 
     /// One number from the database.
