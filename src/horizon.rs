@@ -55,7 +55,7 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
         if let Err(error) = done {
             metrics::database_error();
             warn!(%error, "cannot move the scan floor; claims read more than they need to");
-            wait = Duration::from_secs(1);
+            wait = Duration::from_secs(1).mul_f64(0.5 + fastrand::f64());
         }
         wait = wait.max(began.elapsed() * SHARE_OF_TIME);
     }

@@ -20,8 +20,8 @@ use crate::publisher::Publisher;
 use crate::relay::Relay;
 use crate::{horizon, janitor, metrics, wakeup};
 
-/// Longer than the server's own statement timeout, so that this one only fires for a dead connection.
-const PATIENCE: Duration = Duration::from_secs(25);
+/// The longest a statement may take, however long the lease.
+const PATIENCE_MAX: Duration = Duration::from_secs(25);
 
 /// What a row weighs until we have seen some.
 const ROW_BYTES_GUESS: usize = 1000;
@@ -100,8 +100,10 @@ async fn start_and_run(
 }
 
 fn open(config: &Config) -> Result<Outbox, Failure> {
-    let pool = outbox::pool(&config.database, pool_size(config)).map_err(Failure::Unavailable)?;
-    Ok(Outbox::new(pool, &config.schema, config.on_published, PATIENCE))
+    // An answer that comes after the lease is of no use to anybody.
+    let patience = config.lease.duration.min(PATIENCE_MAX);
+    let pool = outbox::pool(&config.database, pool_size(config), patience).map_err(Failure::Unavailable)?;
+    Ok(Outbox::new(pool, &config.schema, config.on_published, patience))
 }
 
 /// Waits for a database that cannot be reached; gives up on one that is permanently wrong.

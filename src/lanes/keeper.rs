@@ -25,12 +25,25 @@ pub struct Lease {
 /// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
 const STORE_FLOORS_EVERY: Duration = Duration::from_secs(10);
 
+/// Before registration is tried again.
+const REGISTER_AGAIN: Duration = Duration::from_secs(1);
+
 /// While lanes wait to be given up, look this often whether their batch is done.
 const LEAVING_LOOK: Duration = Duration::from_millis(50);
 
 impl Lease {
     fn renew_every(&self) -> Duration {
         self.duration / 6
+    }
+
+    /// When to try again after a failure: soon, to save the lease; when it is over there is no hurry.
+    fn renew_again(&self, term: &Term) -> Duration {
+        let soon = self.renew_every() / 4;
+        jittered(if Instant::now() < term.ends {
+            soon
+        } else {
+            soon.max(REGISTER_AGAIN)
+        })
     }
 
     /// How often to look who is there; sooner when somebody's lease may run out.
@@ -60,7 +73,7 @@ pub async fn keep(
                 }
                 Err(error) => {
                     warn!(%error, "cannot register with the database; trying again");
-                    pause(jittered(Duration::from_secs(1)), stop).await;
+                    pause(jittered(REGISTER_AGAIN), stop).await;
                     continue;
                 }
             }
@@ -127,7 +140,9 @@ async fn hold_term(
                 }
                 Err(error) => {
                     warn!(%error, "cannot renew the lease; trying again");
-                    renew_at = now + jittered(lease.renew_every() / 4);
+                    renew_at = Instant::now() + lease.renew_again(&term);
+                    // Lanes are of no use without a lease.
+                    survey_at = survey_at.max(renew_at);
                 }
             }
         }
@@ -137,7 +152,7 @@ async fn hold_term(
                 Ok(soonest_expiry) => Instant::now() + lease.survey_every().min(soonest_expiry),
                 Err(error) => {
                     warn!(%error, "cannot survey the lanes; trying again");
-                    Instant::now() + jittered(lease.survey_every() / 4)
+                    Instant::now() + lease.renew_again(&term)
                 }
             };
         }

@@ -1,5 +1,6 @@
 //! What is broken on purpose, a file a theme; after each, nothing is lost, nothing is out of order.
 
+mod blackhole;
 mod connections;
 mod database;
 mod death;

@@ -3,7 +3,7 @@
 //! It runs on a thread of its own: a test that blocks does not hold up the traffic.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -62,9 +62,20 @@ struct Shared {
     /// Every connection of now; cutting them leaves a fresh one for those to come.
     alive: Mutex<CancellationToken>,
     accepted: Mutex<Vec<Instant>>,
+    /// So many of them are silent.
+    forgotten: AtomicUsize,
     /// The answer to the next statement with this text is to be swallowed.
     wanted: Mutex<Option<(String, Then)>>,
     swallowed: AtomicBool,
+}
+
+impl Shared {
+    /// Counts a client in; answers its number.
+    fn admit(&self) -> usize {
+        let mut accepted = self.accepted.lock().expect("a list");
+        accepted.push(Instant::now());
+        accepted.len()
+    }
 }
 
 /// One direction, and when a throttled one is free again.
@@ -130,6 +141,11 @@ impl Proxy {
         self.to_client(line);
     }
 
+    /// Every connection of now goes silent, for good; new ones get through.
+    pub fn forget(&self) {
+        self.shared.forgotten.store(self.accepted().len(), Ordering::Relaxed);
+    }
+
     /// Ends every connection of now.
     pub fn cut(&self) {
         std::mem::take(&mut *self.shared.alive.lock().expect("a token")).cancel();
@@ -170,12 +186,12 @@ fn host_of(url: &str) -> &str {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         let (client, _) = listener.accept().await.expect("a client");
-        shared.accepted.lock().expect("a list").push(Instant::now());
+        let number = shared.admit();
         let alive = shared.alive.lock().expect("a token").clone();
         let shared = shared.clone();
         tokio::spawn(async move {
             tokio::select! {
-                () = carry(client, &shared) => {}
+                () = carry(client, number, &shared) => {}
                 () = alive.cancelled() => {}
             }
         });
@@ -183,22 +199,25 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// One connection, until either side ends it. A server that is away ends it at once.
-async fn carry(client: TcpStream, shared: &Shared) {
+async fn carry(client: TcpStream, number: usize, shared: &Shared) {
     let Ok(server) = TcpStream::connect(shared.server.get().expect("a server")).await else {
         return;
     };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let connection = Connection::default();
+    let connection = Connection {
+        number,
+        ..Connection::default()
+    };
     let requests = pump(from_client, to_server, &shared.to_server, |bytes| {
         if shared.speaks_postgres.load(Ordering::Relaxed) {
             connection.request(shared, bytes);
         }
-        connection.passes(&shared.to_server)
+        connection.passes(shared, &shared.to_server)
     });
     let answers = pump(from_server, to_client, &shared.to_client, |bytes| {
-        !connection.answer(shared, bytes) && connection.passes(&shared.to_client)
+        !connection.answer(shared, bytes) && connection.passes(shared, &shared.to_client)
     });
     tokio::select! {
         () = requests => {}
@@ -214,6 +233,8 @@ async fn carry(client: TcpStream, shared: &Shared) {
 /// What has happened to one connection.
 #[derive(Default)]
 struct Connection {
+    /// The first client is number 1.
+    number: usize,
     tap: Mutex<Wiretap>,
     swallowing: Mutex<Option<Then>>,
     lost: AtomicBool,
@@ -226,8 +247,9 @@ impl Connection {
     }
 
     /// May bytes go on, that way?
-    fn passes(&self, way: &Way) -> bool {
-        if way.line.lock().expect("a line").is_hole {
+    fn passes(&self, shared: &Shared, way: &Way) -> bool {
+        let is_forgotten = self.number <= shared.forgotten.load(Ordering::Relaxed);
+        if is_forgotten || way.line.lock().expect("a line").is_hole {
             self.lost.store(true, Ordering::Relaxed);
         }
         !self.is_lost()

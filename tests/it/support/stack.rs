@@ -65,8 +65,18 @@ pub struct OwnKafka {
 
 impl OwnKafka {
     pub fn start() -> Self {
+        OwnKafka::start_with(&[])
+    }
+
+    /// It tells its clients to come to this port: a proxy's.
+    pub fn advertising(port: u16) -> Self {
+        OwnKafka::start_with(&["", &port.to_string()])
+    }
+
+    fn start_with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let address = stack(&["kafka-start", &dir.path().display().to_string()]);
+        let path = dir.path().display().to_string();
+        let address = stack(&[&["kafka-start", &path], args].concat());
         OwnKafka { dir, address }
     }
 
