@@ -1,6 +1,7 @@
 //! What is broken on purpose, a file a theme; after each, nothing is lost, nothing is out of order.
 
 mod blackhole;
+mod clock;
 mod connections;
 mod database;
 mod death;
@@ -8,6 +9,7 @@ mod holds;
 mod kafka;
 mod late_commit;
 mod lease;
+mod locks;
 mod memory;
 mod parked;
 mod pause;

@@ -1,0 +1,49 @@
+//! A worker's wall clock is wrong. Leases are the database's clock and a monotonic one: they do not care.
+
+use crate::support::*;
+
+/// A relay whose wall clock is off; its monotonic clock is right, as that of a machine without time service is.
+fn with_clock(world: &World, offset: &str) -> RelayBuilder {
+    world
+        .relay()
+        .env("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+        .env("FAKETIME", offset)
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+}
+
+#[tokio::test]
+async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
+    let fault = Fault::new(25, "workers' clocks are hours off", "no lease ends early or late");
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let mut dying = with_clock(&world, "-1h").start_ready().await;
+    let others = [
+        with_clock(&world, "+1h").start_ready().await,
+        with_clock(&world, "+2h").start_ready().await,
+    ];
+    let trickle = Trickle::start(&world, &topic);
+    eventually(SOON, "the lanes to be shared", async || {
+        (world.lanes_per_worker().await == [21, 21, 22]).then_some(())
+    })
+    .await;
+    let takes = world.takes().await;
+    // Two leases: had any ended early, lanes would have changed hands.
+    tokio::time::sleep(2 * LEASE).await;
+    assert_eq!(world.takes().await, takes, "nobody lost a lane");
+    let clocks = "SELECT count(*) FROM outbox.worker WHERE stopped_at IS NULL
+                  AND lease_until BETWEEN clock_timestamp() AND clock_timestamp() + interval '5 seconds'";
+    assert_eq!(world.count(clocks).await, 3, "every lease ends when it should");
+    dying.kill();
+    let over = fault.over();
+    trickle.stop();
+    let recovered = over.until_drained(&world).await;
+    assert!(
+        world.takes().await > takes,
+        "the dead worker's lanes were taken when its lease had ended"
+    );
+    let history = world.assert_promises_kept(&topic, &[&others[0], &others[1]]).await;
+    for relay in &others {
+        assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
+    }
+    recovered.record(history.repeats);
+}
