@@ -1,6 +1,7 @@
 //! What tests stand on: an isolated world each, real processes, and waiting on conditions.
 
 mod consumer;
+mod disk;
 mod fault;
 mod history;
 mod promises;
@@ -16,6 +17,7 @@ mod world;
 use std::time::{Duration, Instant};
 
 pub use consumer::{Record, read_topic, read_until, scan_topic};
+pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::{Committed, History};
 pub use proxy::{Line, Proxy, Then};

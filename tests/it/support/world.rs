@@ -158,6 +158,11 @@ impl World {
     pub async fn session(&self) -> Client {
         connect(&self.database_url).await
     }
+
+    /// The same, if the server is there.
+    pub async fn try_session(&self) -> Option<Client> {
+        try_connect(&self.database_url).await.ok()
+    }
 }
 
 impl Drop for World {
@@ -193,9 +198,13 @@ pub fn outboxd() -> Command {
 }
 
 pub async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
+    try_connect(url).await.expect("PostgreSQL answers")
+}
+
+async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
-    client
+    Ok(client)
 }
 
 pub fn with_database(url: &str, database: &str) -> String {
