@@ -11,6 +11,7 @@
 pub mod message;
 pub mod verdict;
 
+pub mod clock;
 pub mod floor;
 pub mod lanes;
 

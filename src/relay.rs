@@ -351,7 +351,7 @@ impl Relay {
     fn marked(&self, stream: Stream, rows: &[Row], count: u64) {
         metrics::rows_marked(count);
         if let Some(oldest) = rows.iter().map(|row| row.created_at).min() {
-            metrics::end_to_end(stream, self.lanes.age(oldest));
+            metrics::end_to_end(stream, self.lanes.clock.age(oldest));
         }
     }
 

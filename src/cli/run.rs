@@ -61,10 +61,13 @@ async fn start_and_run(
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Failure> {
+    let lanes = Arc::new(Lanes::default());
+    let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
+        .map_err(|error| Failure::Broken(format!("Kafka client: {error}")))?;
     let relay = Arc::new(Relay {
         outbox: Arc::new(open(config)?),
-        publisher: Publisher::new(&config.kafka).map_err(|error| Failure::Broken(format!("Kafka client: {error}")))?,
-        lanes: Arc::new(Lanes::default()),
+        publisher,
+        lanes,
         settings: config.relay.clone(),
         row_bytes: AtomicUsize::new(ROW_BYTES_GUESS),
     });

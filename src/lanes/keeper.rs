@@ -99,7 +99,8 @@ async fn begin(lanes: &Lanes, outbox: &Outbox, lease: &Lease, last: Option<Uuid>
     }
     let asked = Instant::now();
     let worker = Uuid::new_v4();
-    let incarnation = outbox.register(worker, lease).await?;
+    let (incarnation, now) = outbox.register(worker, lease).await?;
+    lanes.clock.set(now);
     let term = Term {
         worker,
         incarnation,
@@ -209,7 +210,7 @@ async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Re
 async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration> {
     let peers = outbox.survey().await?;
     if let Some(peer) = peers.first() {
-        lanes.set_clock(peer.now);
+        lanes.clock.set(peer.now);
     }
     let live: Vec<_> = peers
         .iter()

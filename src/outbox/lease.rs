@@ -19,8 +19,8 @@ pub struct Peer {
 }
 
 impl Outbox {
-    /// Registers a worker; answers the server incarnation its term belongs to.
-    pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<SystemTime> {
+    /// Registers a worker; answers the server incarnation its term belongs to, and the server's clock.
+    pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<(SystemTime, SystemTime)> {
         let row = self
             .query_one(
                 &self.statements.register,
@@ -33,7 +33,7 @@ impl Outbox {
                 ],
             )
             .await?;
-        Ok(row.try_get("incarnation")?)
+        Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
     pub async fn renew(&self, term: &Term, lease: Duration) -> Result<bool> {

@@ -1,6 +1,7 @@
 //! A worker's wall clock is wrong. Leases are the database's clock and a monotonic one: they do not care.
 
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::support::*;
 
@@ -64,6 +65,17 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
         "the dead worker's lanes were taken when its lease had ended"
     );
     let history = world.assert_promises_kept(&topic, &[&others[0], &others[1]]).await;
+    let now_ms = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970")
+        .as_millis() as i64;
+    for record in world.records(&topic).await {
+        let age_ms = now_ms - record.timestamp_ms.expect("stamped");
+        assert!(
+            (0..120_000).contains(&age_ms),
+            "stamped by the database's clock, not {age_ms} ms ago"
+        );
+    }
     for relay in &others {
         assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
     }

@@ -2,19 +2,12 @@
 
 use crate::support::*;
 
-/// Commits rows until PostgreSQL cannot write them any more.
-async fn fill_until_refused(world: &World, topic: &str) -> String {
-    let insert = format!(
-        "INSERT INTO outbox.message (topic, key, payload)
-         SELECT '{topic}', 'k' || n % 50, jsonb_build_object('noise', repeat(md5(random()::text), 20))
-         FROM generate_series(1, 500) n"
-    );
-    for _ in 0..1000 {
-        if let Err(error) = world.db.batch_execute(&insert).await {
-            return format!("{error:?}");
-        }
-    }
-    panic!("the disk does not fill up");
+/// Does it again and again, until PostgreSQL has no space for it.
+async fn until_refused(world: &World, sql: &str) {
+    eventually(SOON, "the disk to be full", async || {
+        world.db.batch_execute(sql).await.err()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -27,13 +20,30 @@ async fn a_full_disk_costs_time_but_no_attempt_and_no_row() {
     let relay = world.relay().start_ready().await;
     world.fill(&topic, 500, 50).await;
     world.drained(SOON).await;
+    // It must not be done with the rows before the disk is full.
+    relay.signal("STOP");
+    let rows = format!(
+        "INSERT INTO outbox.message (topic, key, payload)
+         SELECT '{topic}', 'k' || n % 50, jsonb_build_object('noise', repeat(md5(random()::text), 20))
+         FROM generate_series(1, 500) n"
+    );
     disk.fill();
-    println!("refused: {}", fill_until_refused(&world, &topic).await);
+    until_refused(&world, &rows).await;
+    until_refused(
+        &world,
+        "SELECT pg_logical_emit_message(false, 'noise', repeat('x', 1000000))",
+    )
+    .await;
+    relay.signal("CONT");
     let cpu = relay.cpu();
     tokio::time::sleep(LEASE).await;
     relay.assert_alive();
     let cpu = relay.cpu() - cpu;
     assert!(cpu < LEASE / 4, "it backs off: {cpu:?} of processor time");
+    assert!(
+        relay.metric("outboxd_database_errors_total") > Some(0.0),
+        "it met the full disk"
+    );
     disk.free();
     // Out of space for its log, PostgreSQL gives up and has to be started by hand.
     postgres.restart();

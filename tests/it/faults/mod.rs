@@ -21,3 +21,4 @@ mod slow;
 mod standby;
 mod stop;
 mod table;
+mod vacuum;
