@@ -88,9 +88,9 @@ async fn a_claim_whose_answer_is_lost_leaves_leases_that_expire() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    proxy.swallow_answer("SET claim_token", Then::Cut);
+    proxy.spoil_answer("SET claim_token", Answer::Cut);
     world.fill(&topic, 500, 0).await;
-    proxy.swallowed().await;
+    proxy.spoiled().await;
     let over = fault.over();
     let orphans = world
         .count("SELECT count(*) FROM outbox.message WHERE claim_token IS NOT NULL AND published_at IS NULL")
@@ -109,16 +109,16 @@ async fn lanes_taken_by_a_take_whose_answer_is_lost_come_back_into_use() {
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 500, 50).await;
     let proxy = Proxy::to_postgres(&world.database_url);
-    proxy.swallow_answer("SET owner = $1", Then::Cut);
+    proxy.spoil_answer("SET owner = $1", Answer::Cut);
     let relay = world.relay_through(&proxy).start();
-    proxy.swallowed().await;
+    proxy.spoiled().await;
     fault.over().until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(history.repeats, 0, "nothing was sent under the take nobody knew of");
 }
 
 /// A mark commits and its answer is lost, with the connection or in silence.
-async fn mark_answered_by_silence(then: Then, mark: &str, keys: usize) -> Recovered {
+async fn mark_answered_by_silence(answer: Answer, mark: &str, keys: usize) -> Recovered {
     let fault = Fault::new(
         16,
         "a mark commits, its answer is lost",
@@ -128,9 +128,9 @@ async fn mark_answered_by_silence(then: Then, mark: &str, keys: usize) -> Recove
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    proxy.swallow_answer(mark, then);
+    proxy.spoil_answer(mark, answer);
     world.fill(&topic, 500, keys).await;
-    proxy.swallowed().await;
+    proxy.spoiled().await;
     let over = fault.over();
     world.fill(&topic, 500, keys).await;
     let recovered = over.until_drained(&world).await;
@@ -143,15 +143,64 @@ const MARK_LANES: &str = "ORDER BY l.lane FOR SHARE OF l\n)\nUPDATE outbox.messa
 
 #[tokio::test]
 async fn a_mark_whose_answer_is_lost_is_repeated_without_harm() {
-    mark_answered_by_silence(Then::Cut, MARK_LANES, 50).await.record(0);
+    mark_answered_by_silence(Answer::Cut, MARK_LANES, 50).await.record(0);
 }
 
 #[tokio::test]
 async fn a_mark_answered_by_silence_is_repeated_without_harm() {
-    mark_answered_by_silence(Then::Silence, MARK_LANES, 50).await;
+    mark_answered_by_silence(Answer::Silenced, MARK_LANES, 50).await;
 }
 
 #[tokio::test]
 async fn a_mark_of_keyless_rows_whose_answer_is_lost_is_repeated_without_harm() {
-    mark_answered_by_silence(Then::Cut, "SET published_at", 0).await;
+    mark_answered_by_silence(Answer::Cut, "SET published_at", 0).await;
+}
+
+/// What is left of the lease when the answer comes does not cover a send.
+#[tokio::test]
+async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let proxy = Proxy::to_postgres(&world.database_url);
+    let relay = world.relay_through(&proxy).start_ready().await;
+    proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
+    world.fill(&topic, 20, 0).await;
+    proxy.spoiled().await;
+    world.drained(SOON).await;
+    world.assert_promises_kept(&topic, &[&relay]).await;
+    let history = world.history(&topic).await;
+    assert_eq!(
+        (history.repeats, history.flagged),
+        (0, 0),
+        "given back unsent, then sent once"
+    );
+    assert_eq!(
+        relay.metric("outboxd_rows_deferred_total"),
+        Some(20.0),
+        "not sent at first"
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[SMALL]).await;
+    let proxy = Proxy::to_postgres(&world.database_url);
+    let patient = ["--retry-backoff-min", "60s", "--retry-backoff-max", "60s"];
+    let relay = world.relay_through(&proxy).args(&patient).start_ready().await;
+    proxy.spoil_answer("COMMIT", Answer::Cut);
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.message (topic, key, payload_bytes) VALUES ('{topic}', 'a', {TOO_LARGE})"
+        ))
+        .await;
+    proxy.spoiled().await;
+    assert_eq!(world.count("SELECT sum(attempts) FROM outbox.message").await, 1);
+    // The lane goes on once the refusal is written again.
+    let neighbour = &world.neighbours("a", 1).await[0];
+    let behind = world.insert(&topic, &[(Some(neighbour.as_str()), vec![1])]).await[0];
+    world.published(behind).await;
+    assert!(relay.logged("cannot write what became of a batch"));
+    assert_eq!(world.count("SELECT sum(attempts) FROM outbox.message").await, 1);
+    world.held(1).await;
 }

@@ -22,13 +22,8 @@ async fn a_full_disk_costs_time_but_no_attempt_and_no_row() {
     world.drained(SOON).await;
     // It must not be done with the rows before the disk is full.
     relay.signal("STOP");
-    let rows = format!(
-        "INSERT INTO outbox.message (topic, key, payload)
-         SELECT '{topic}', 'k' || n % 50, jsonb_build_object('noise', repeat(md5(random()::text), 20))
-         FROM generate_series(1, 500) n"
-    );
+    world.fill(&topic, 2000, 50).await;
     disk.fill();
-    until_refused(&world, &rows).await;
     until_refused(
         &world,
         "SELECT pg_logical_emit_message(false, 'noise', repeat('x', 1000000))",
@@ -40,6 +35,10 @@ async fn a_full_disk_costs_time_but_no_attempt_and_no_row() {
     relay.assert_alive();
     let cpu = relay.cpu() - cpu;
     assert!(cpu < LEASE / 4, "it backs off: {cpu:?} of processor time");
+    assert!(
+        relay.metric("outboxd_database_errors_total") > Some(0.0),
+        "it met the full disk"
+    );
     assert!(
         relay.metric("outboxd_database_errors_total") > Some(0.0),
         "it met the full disk"

@@ -20,7 +20,7 @@ pub use consumer::{Record, read_topic, read_until, scan_topic};
 pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::{Committed, History};
-pub use proxy::{Line, Proxy, Then};
+pub use proxy::{Answer, Line, Proxy};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};

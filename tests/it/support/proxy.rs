@@ -40,11 +40,14 @@ impl Line {
     };
 }
 
-/// What follows an answer that was swallowed.
+/// What becomes of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum Answer {
+    /// It is lost, and the connection ends.
     Cut,
-    Silence,
+    /// It is lost, and nothing is heard any more.
+    Silenced,
+    Late(Duration),
 }
 
 pub struct Proxy {
@@ -59,14 +62,12 @@ struct Shared {
     speaks_postgres: AtomicBool,
     to_server: Way,
     to_client: Way,
-    /// Every connection of now; cutting them leaves a fresh one for those to come.
-    alive: Mutex<CancellationToken>,
     accepted: Mutex<Vec<Instant>>,
     /// So many of them are silent.
     forgotten: AtomicUsize,
-    /// The answer to the next statement with this text is to be swallowed.
-    wanted: Mutex<Option<(String, Then)>>,
-    swallowed: AtomicBool,
+    /// What is to become of the answer to the next statement with this text.
+    wanted: Mutex<Option<(String, Answer)>>,
+    answered: AtomicBool,
 }
 
 impl Shared {
@@ -146,26 +147,21 @@ impl Proxy {
         self.shared.forgotten.store(self.accepted().len(), Ordering::Relaxed);
     }
 
-    /// Ends every connection of now.
-    pub fn cut(&self) {
-        std::mem::take(&mut *self.shared.alive.lock().expect("a token")).cancel();
-    }
-
     /// When each client came, refused or not.
     pub fn accepted(&self) -> Vec<Instant> {
         self.shared.accepted.lock().expect("a list").clone()
     }
 
-    /// PostgreSQL will execute the next statement with this text; its answer will not arrive.
-    pub fn swallow_answer(&self, text: &str, then: Then) {
-        self.shared.swallowed.store(false, Ordering::SeqCst);
-        *self.shared.wanted.lock().expect("a wish") = Some((text.to_owned(), then));
+    /// PostgreSQL will execute the next statement with this text; its answer will not arrive, or late.
+    pub fn spoil_answer(&self, text: &str, answer: Answer) {
+        self.shared.answered.store(false, Ordering::SeqCst);
+        *self.shared.wanted.lock().expect("a wish") = Some((text.to_owned(), answer));
     }
 
-    /// Waits until that has happened.
-    pub async fn swallowed(&self) {
-        super::eventually(super::SOON, "an answer to be swallowed", async || {
-            self.shared.swallowed.load(Ordering::SeqCst).then_some(())
+    /// Waits until that has happened: PostgreSQL has answered.
+    pub async fn spoiled(&self) {
+        super::eventually(super::SOON, "an answer to be spoiled", async || {
+            self.shared.answered.load(Ordering::SeqCst).then_some(())
         })
         .await;
     }
@@ -187,14 +183,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         let (client, _) = listener.accept().await.expect("a client");
         let number = shared.admit();
-        let alive = shared.alive.lock().expect("a token").clone();
         let shared = shared.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = carry(client, number, &shared) => {}
-                () = alive.cancelled() => {}
-            }
-        });
+        tokio::spawn(async move { carry(client, number, &shared).await });
     }
 }
 
@@ -214,10 +204,11 @@ async fn carry(client: TcpStream, number: usize, shared: &Shared) {
         if shared.speaks_postgres.load(Ordering::Relaxed) {
             connection.request(shared, bytes);
         }
-        connection.passes(shared, &shared.to_server)
+        connection.delay(shared, &shared.to_server)
     });
     let answers = pump(from_server, to_client, &shared.to_client, |bytes| {
-        !connection.answer(shared, bytes) && connection.passes(shared, &shared.to_client)
+        let late = connection.spoil(shared, bytes)?;
+        Some(late + connection.delay(shared, &shared.to_client)?)
     });
     tokio::select! {
         () = requests => {}
@@ -236,7 +227,7 @@ struct Connection {
     /// The first client is number 1.
     number: usize,
     tap: Mutex<Wiretap>,
-    swallowing: Mutex<Option<Then>>,
+    spoiling: Mutex<Option<Answer>>,
     lost: AtomicBool,
     cut: CancellationToken,
 }
@@ -246,53 +237,59 @@ impl Connection {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// May bytes go on, that way?
-    fn passes(&self, shared: &Shared, way: &Way) -> bool {
+    /// How long bytes take that way; `None`: they never arrive.
+    fn delay(&self, shared: &Shared, way: &Way) -> Option<Duration> {
         let is_forgotten = self.number <= shared.forgotten.load(Ordering::Relaxed);
-        if is_forgotten || way.line.lock().expect("a line").is_hole {
+        let line = *way.line.lock().expect("a line");
+        if is_forgotten || line.is_hole {
             self.lost.store(true, Ordering::Relaxed);
         }
-        !self.is_lost()
+        (!self.is_lost()).then_some(line.delay)
     }
 
     /// Listens for the statement whose answer is wanted.
     fn request(&self, shared: &Shared, bytes: &[u8]) {
         let mut wanted = shared.wanted.lock().expect("a wish");
         let executed = self.tap.lock().expect("a tap").hear(bytes);
-        if let Some((text, then)) = &*wanted
+        if let Some((text, answer)) = &*wanted
             && executed.iter().any(|sql| sql.contains(text))
         {
-            *self.swallowing.lock().expect("a wish") = Some(*then);
+            *self.spoiling.lock().expect("a wish") = Some(*answer);
             *wanted = None;
         }
     }
 
-    /// True: swallowed.
-    fn answer(&self, shared: &Shared, bytes: &[u8]) -> bool {
-        let swallowing = self.swallowing.lock().expect("a wish");
-        let Some(then) = *swallowing else { return false };
-        if ends_an_answer(bytes) {
-            match then {
-                Then::Cut => self.cut.cancel(),
-                Then::Silence => self.lost.store(true, Ordering::Relaxed),
-            }
-            shared.swallowed.store(true, Ordering::SeqCst);
+    /// How much later an answer comes for being spoiled; `None`: never.
+    fn spoil(&self, shared: &Shared, bytes: &[u8]) -> Option<Duration> {
+        let mut spoiling = self.spoiling.lock().expect("a wish");
+        let Some(answer) = *spoiling else {
+            return Some(Duration::ZERO);
+        };
+        let is_whole = ends_an_answer(bytes);
+        if is_whole {
+            *spoiling = None;
+            shared.answered.store(true, Ordering::SeqCst);
         }
-        true
+        match answer {
+            Answer::Late(delay) => return Some(delay),
+            Answer::Cut if is_whole => self.cut.cancel(),
+            Answer::Silenced if is_whole => self.lost.store(true, Ordering::Relaxed),
+            Answer::Cut | Answer::Silenced => {}
+        }
+        None
     }
 }
 
 /// Carries bytes one way until their sender ends and all is delivered, or nobody receives.
-async fn pump(mut from: OwnedReadHalf, to: OwnedWriteHalf, way: &Way, passes: impl Fn(&[u8]) -> bool) {
+/// `delay` says how long bytes are under way, if they arrive at all.
+async fn pump(mut from: OwnedReadHalf, to: OwnedWriteHalf, way: &Way, delay: impl Fn(&[u8]) -> Option<Duration>) {
     let (queue, arrivals) = mpsc::channel(WINDOW);
     let reading = async move {
         let mut buffer = vec![0; CHUNK];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
             let bytes = &buffer[..count];
-            if !passes(bytes) {
-                continue;
-            }
-            let due = Instant::now() + way.line.lock().expect("a line").delay;
+            let Some(delay) = delay(bytes) else { continue };
+            let due = Instant::now() + delay;
             if queue.send((due, bytes.to_vec())).await.is_err() {
                 return;
             }
