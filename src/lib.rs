@@ -22,6 +22,7 @@ pub mod wakeup;
 
 pub mod hold;
 pub mod janitor;
+pub mod pace;
 pub mod relay;
 
 pub mod health;

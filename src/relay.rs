@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -16,6 +15,7 @@ use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Outbox, Result};
+use crate::pace::Pace;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Verdict, judge};
 
@@ -39,16 +39,8 @@ impl Settings {
         self.batch_deadline + OVERRUN + MARK_MARGIN
     }
 
-    /// As many rows as fit into the byte budget, if they weigh what the last ones did.
-    fn appetite(&self, row_bytes: usize) -> Appetite {
-        Appetite {
-            rows: self.batch_rows.min(self.bytes_per_task() / row_bytes.max(1)).max(1),
-            tasks: self.tasks,
-            lease_left: self.lease_needed(),
-        }
-    }
-
-    fn bytes_per_task(&self) -> usize {
+    /// What one task may have in memory.
+    pub fn bytes_per_task(&self) -> usize {
         self.in_flight_bytes / self.tasks
     }
 }
@@ -59,8 +51,7 @@ pub struct Relay {
     pub publisher: Arc<Publisher>,
     pub lanes: Arc<Lanes>,
     pub settings: Settings,
-    /// What a row weighed lately, on average.
-    pub row_bytes: AtomicUsize,
+    pub pace: Pace,
 }
 
 /// After an error, before the same lanes are tried again.
@@ -77,8 +68,7 @@ impl Relay {
                 () = draining.cancelled() => return,
             }
             let changed = self.lanes.changed();
-            let appetite = self.settings.appetite(self.row_bytes.load(Ordering::Relaxed));
-            match self.lanes.checkout(&appetite) {
+            match self.lanes.checkout(&self.appetite()) {
                 Some(checkout) => self.relay(checkout).await,
                 None => tokio::select! {
                     () = changed => {}
@@ -87,6 +77,14 @@ impl Relay {
                     () = draining.cancelled() => return,
                 },
             }
+        }
+    }
+
+    fn appetite(&self) -> Appetite {
+        Appetite {
+            rows: self.settings.batch_rows.min(self.pace.rows()),
+            tasks: self.settings.tasks,
+            lease_left: self.settings.lease_needed(),
         }
     }
 
@@ -108,7 +106,7 @@ impl Relay {
 
     async fn relay_lanes(&self, term: &Term, settled: i64, held: &[Held]) -> Vec<Seen> {
         let began = Instant::now();
-        let bytes = self.settings.bytes_per_task();
+        let bytes = self.pace.bytes();
         let claim = match self
             .outbox
             .claim_lanes(term, held, self.settings.batch_rows, bytes)
@@ -196,7 +194,7 @@ impl Relay {
     async fn relay_keyless(&self, term: &Term, floor: i64, most: usize, has_holds: bool) -> Seen {
         let began = Instant::now();
         let token = Uuid::new_v4();
-        let bytes = self.settings.bytes_per_task();
+        let bytes = self.pace.bytes();
         let claimed = self
             .outbox
             .claim_keyless(term, floor, most, has_holds, token, self.settings.lease, bytes)
@@ -306,14 +304,14 @@ impl Relay {
         metrics::rows_claimed(rows.len());
         metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
-        let average = (3 * self.row_bytes.load(Ordering::Relaxed) + bytes / rows.len()) / 4;
-        self.row_bytes.store(average, Ordering::Relaxed);
+        self.pace.weigh(rows.len(), bytes);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
         let latest = lease_end.checked_sub(OVERRUN + MARK_MARGIN).unwrap_or(sending);
         let deadline = latest.min(sending + self.settings.batch_deadline);
         let outcomes = self.publisher.publish(rows, deadline).await;
         metrics::publish_took(stream, sending.elapsed());
+        self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
         self.report(rows, &verdict);

@@ -1,7 +1,6 @@
 //! `outboxd run`: start, run, stop in two phases.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
@@ -16,15 +15,13 @@ use crate::health::Health;
 use crate::http;
 use crate::lanes::{Lanes, keeper};
 use crate::outbox::{self, Outbox, connect, migrate};
+use crate::pace::Pace;
 use crate::publisher::Publisher;
 use crate::relay::Relay;
 use crate::{horizon, janitor, metrics, wakeup};
 
 /// The longest a statement may take, however long the lease.
 const PATIENCE_MAX: Duration = Duration::from_secs(25);
-
-/// What a row weighs until we have seen some.
-const ROW_BYTES_GUESS: usize = 1000;
 
 pub async fn run(args: &RunArgs) -> Result<(), Failure> {
     let config = args.validate()?;
@@ -69,7 +66,7 @@ async fn start_and_run(
         publisher,
         lanes,
         settings: config.relay.clone(),
-        row_bytes: AtomicUsize::new(ROW_BYTES_GUESS),
+        pace: Pace::new(config.relay.bytes_per_task()),
     });
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,

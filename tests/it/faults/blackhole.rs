@@ -9,7 +9,7 @@ use crate::support::*;
 async fn a_black_hole_before_postgresql_is_noticed_before_the_lease_ends() {
     let fault = Fault::new(
         36,
-        "a silent black hole to PostgreSQL, then to Kafka",
+        "a silent black hole to PostgreSQL, or to Kafka",
         "noticed within the configured timeouts",
     );
     let world = World::new().await;

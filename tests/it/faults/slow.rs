@@ -36,7 +36,7 @@ async fn crosses_a_slow_line(world: &World, proxy: &Proxy, builder: RelayBuilder
     proxy.both_ways(SLOW);
     let slow = Instant::now();
     commit_heavy_rows(world, &topic).await;
-    eventually(4 * DEFAULT_LEASE, "a thousand rows to cross the line", async || {
+    eventually(6 * DEFAULT_LEASE, "a thousand rows to cross the line", async || {
         (relay.metric("outboxd_rows_marked_total")? >= 1000.0).then_some(())
     })
     .await;
