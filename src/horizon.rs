@@ -79,7 +79,7 @@ impl Watch<'_> {
         if let Err(error) = self.step(&term).await {
             metrics::database_error();
             warn!(%error, "cannot move the scan floor; claims read more than they need to");
-            return Duration::from_secs(1);
+            return Duration::from_secs(1).mul_f64(0.5 + fastrand::f64());
         }
         if self.lanes.settled().hard > before.hard {
             self.settled_at = Instant::now();

@@ -11,13 +11,14 @@ pub mod keeper;
 pub mod share;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use crate::clock::Clock;
 use crate::floor::{Floor, Horizon, Settled, Sight};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
@@ -71,8 +72,7 @@ pub struct Lanes {
     changed: Notify,
     /// Checkouts under way, whatever their term.
     outstanding: AtomicUsize,
-    /// The database's clock minus ours, in microseconds.
-    clock_offset: AtomicI64,
+    pub clock: Arc<Clock>,
 }
 
 /// One lane of a checkout.
@@ -308,27 +308,6 @@ impl Lanes {
     /// How many checkouts are under way.
     pub fn outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Acquire)
-    }
-
-    /// How old something is by the database's clock, which also stamped it.
-    pub fn age(&self, created_at: SystemTime) -> Duration {
-        let offset = self.clock_offset.load(Ordering::Relaxed);
-        let shift = Duration::from_micros(offset.unsigned_abs());
-        let now = if offset < 0 {
-            SystemTime::now() - shift
-        } else {
-            SystemTime::now() + shift
-        };
-        now.duration_since(created_at).unwrap_or_default()
-    }
-
-    /// The database's clock was read at about this moment.
-    pub fn set_clock(&self, database_now: SystemTime) {
-        let offset = match database_now.duration_since(SystemTime::now()) {
-            Ok(ahead) => ahead.as_micros() as i64,
-            Err(behind) => -(behind.duration().as_micros() as i64),
-        };
-        self.clock_offset.store(offset, Ordering::Relaxed);
     }
 
     /// A hold of a checked-out lane was released: look again from where it began.

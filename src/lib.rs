@@ -12,6 +12,7 @@
 pub mod message;
 pub mod verdict;
 
+pub mod clock;
 pub mod floor;
 pub mod lanes;
 
@@ -22,6 +23,7 @@ pub mod wakeup;
 
 pub mod hold;
 pub mod janitor;
+pub mod pace;
 pub mod relay;
 
 pub mod health;

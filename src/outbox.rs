@@ -127,6 +127,10 @@ pub struct Outbox {
     patience: Duration,
 }
 
+/// The lease's own statements have this part of the patience: one silent connection must not cost the lease while others
+/// would answer.
+const LEASE_SHARE: u32 = 4;
+
 impl Outbox {
     pub fn new(pool: Pool, schema: &str, on_published: OnPublished, patience: Duration) -> Self {
         Outbox {
@@ -156,13 +160,24 @@ impl Outbox {
             Ok(done) => done,
             Err(_) => {
                 drop(Object::take(client));
+                // Whatever silenced it has silenced those beside it: nobody should have to find out one by one.
+                self.pool.retain(|_, _| false);
                 Err(Error::Silent(patience))
             }
         }
     }
 
     async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
-        self.on_connection(async |client| {
+        self.query_within(self.patience, sql, params).await
+    }
+
+    async fn query_within(
+        &self,
+        patience: Duration,
+        sql: &str,
+        params: Params<'_>,
+    ) -> Result<Vec<tokio_postgres::Row>> {
+        self.on_connection_within(patience, async |client| {
             let statement = client.prepare_cached(sql).await?;
             Ok(client.query(&statement, params).await?)
         })
@@ -175,7 +190,11 @@ impl Outbox {
     }
 
     async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.on_connection(async |client| {
+        self.execute_within(self.patience, sql, params).await
+    }
+
+    async fn execute_within(&self, patience: Duration, sql: &str, params: Params<'_>) -> Result<u64> {
+        self.on_connection_within(patience, async |client| {
             let statement = client.prepare_cached(sql).await?;
             Ok(client.execute(&statement, params).await?)
         })

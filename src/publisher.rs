@@ -26,6 +26,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::clock::Clock;
 use crate::message::{Outcome, Row, TopicFault};
 use crate::metrics;
 use producer::{Producer, Wave};
@@ -62,6 +63,7 @@ type Turn = Arc<tokio::sync::Mutex<()>>;
 
 pub struct Publisher {
     config: ClientConfig,
+    clock: Arc<Clock>,
     main: RwLock<Arc<Producer>>,
     spare: Mutex<Option<Arc<Producer>>>,
     quarantine: Mutex<Arc<Producer>>,
@@ -76,12 +78,14 @@ pub struct Publisher {
 
 impl Publisher {
     /// Connects lazily: an unreachable Kafka is found out by the first batch, not here.
-    pub fn new(config: &ClientConfig) -> Result<Arc<Self>, rdkafka::error::KafkaError> {
-        let main = Producer::new(config, true)?;
-        let spare = Producer::new(config, true)?;
-        let quarantine = Producer::new(config, false)?;
+    /// Records are stamped by `clock`.
+    pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, rdkafka::error::KafkaError> {
+        let main = Producer::new(config, true, &clock)?;
+        let spare = Producer::new(config, true, &clock)?;
+        let quarantine = Producer::new(config, false, &clock)?;
         Ok(Arc::new(Publisher {
             config: config.clone(),
+            clock,
             main: RwLock::new(main),
             spare: Mutex::new(Some(spare)),
             topics: Topics::new(config, quarantine.clone()),
@@ -405,7 +409,7 @@ impl Publisher {
     fn quarantine(&self) -> Arc<Producer> {
         let mut quarantine = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner);
         if quarantine.is_fatal() {
-            match Producer::new(&self.config, false) {
+            match Producer::new(&self.config, false, &self.clock) {
                 Ok(next) => {
                     *quarantine = next;
                     metrics::producer_rebuilt();
@@ -425,7 +429,7 @@ impl Publisher {
             return;
         }
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let next = match spare.map_or_else(|| Producer::new(&self.config, true), Ok) {
+        let next = match spare.map_or_else(|| Producer::new(&self.config, true, &self.clock), Ok) {
             Ok(next) => next,
             Err(error) => {
                 // The settings made a producer before; whatever is short now (memory, threads) may be back next time.
@@ -438,7 +442,7 @@ impl Publisher {
         metrics::producer_rebuilt();
         warn!(why, "replaced the Kafka producer");
         let publisher = self.clone();
-        tokio::task::spawn_blocking(move || match Producer::new(&publisher.config, true) {
+        tokio::task::spawn_blocking(move || match Producer::new(&publisher.config, true, &publisher.clock) {
             Ok(spare) => {
                 *publisher.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(spare);
             }

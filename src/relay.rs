@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -16,6 +15,7 @@ use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Seen, Term, Wor
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Outbox, Result};
+use crate::pace::Pace;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
 
@@ -39,16 +39,8 @@ impl Settings {
         self.batch_deadline + OVERRUN + MARK_MARGIN
     }
 
-    /// As many rows as fit into the byte budget, if they weigh what the last ones did.
-    fn appetite(&self, row_bytes: usize) -> Appetite {
-        Appetite {
-            rows: self.batch_rows.min(self.bytes_per_task() / row_bytes.max(1)).max(1),
-            tasks: self.tasks,
-            lease_left: self.lease_needed(),
-        }
-    }
-
-    fn bytes_per_task(&self) -> usize {
+    /// What one task may have in memory.
+    pub fn bytes_per_task(&self) -> usize {
         self.in_flight_bytes / self.tasks
     }
 }
@@ -59,8 +51,7 @@ pub struct Relay {
     pub publisher: Arc<Publisher>,
     pub lanes: Arc<Lanes>,
     pub settings: Settings,
-    /// What a row weighed lately, on average.
-    pub row_bytes: AtomicUsize,
+    pub pace: Pace,
 }
 
 /// After an error, before the same lanes are tried again.
@@ -77,8 +68,7 @@ impl Relay {
                 () = draining.cancelled() => return,
             }
             let changed = self.lanes.changed();
-            let appetite = self.settings.appetite(self.row_bytes.load(Ordering::Relaxed));
-            match self.lanes.checkout(&appetite) {
+            match self.lanes.checkout(&self.appetite()) {
                 Some(checkout) => self.relay(checkout).await,
                 None => tokio::select! {
                     () = changed => {}
@@ -87,6 +77,14 @@ impl Relay {
                     () = draining.cancelled() => return,
                 },
             }
+        }
+    }
+
+    fn appetite(&self) -> Appetite {
+        Appetite {
+            rows: self.settings.batch_rows.min(self.pace.rows()),
+            tasks: self.settings.tasks,
+            lease_left: self.settings.lease_needed(),
         }
     }
 
@@ -134,7 +132,7 @@ impl Relay {
     /// that floor, older than those claimed: what was claimed must not go out before it.
     async fn claim_lanes(&self, checkout: &Checkout, held: &[Held]) -> Result<Option<Claim>> {
         let Checkout { term, holders, .. } = checkout;
-        let bytes = self.settings.bytes_per_task();
+        let bytes = self.pace.bytes();
         let rows = self.settings.batch_rows;
         if held.iter().any(|held| held.start > held.floor) {
             failpoint::hit("before_soft_claim").await;
@@ -205,7 +203,7 @@ impl Relay {
     async fn relay_keyless(&self, term: &Term, held: &HeldKeyless) -> Seen {
         let began = Instant::now();
         let token = Uuid::new_v4();
-        let bytes = self.settings.bytes_per_task();
+        let bytes = self.pace.bytes();
         let claimed = self
             .outbox
             .claim_keyless(term, held, token, self.settings.lease, bytes)
@@ -313,14 +311,14 @@ impl Relay {
         metrics::rows_claimed(rows.len());
         metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
-        let average = (3 * self.row_bytes.load(Ordering::Relaxed) + bytes / rows.len()) / 4;
-        self.row_bytes.store(average, Ordering::Relaxed);
+        self.pace.weigh(rows.len(), bytes);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
         let latest = lease_end.checked_sub(OVERRUN + MARK_MARGIN).unwrap_or(sending);
         let deadline = latest.min(sending + self.settings.batch_deadline);
         let outcomes = self.publisher.publish(rows, deadline).await;
         metrics::publish_took(stream, sending.elapsed());
+        self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
         self.report(rows, &verdict);
@@ -350,7 +348,7 @@ impl Relay {
     fn marked(&self, stream: Stream, rows: &[Row], count: u64) {
         metrics::rows_marked(count);
         if let Some(oldest) = rows.iter().map(|row| row.created_at).min() {
-            metrics::end_to_end(stream, self.lanes.age(oldest));
+            metrics::end_to_end(stream, self.lanes.clock.age(oldest));
         }
     }
 

@@ -1,7 +1,6 @@
 //! `outboxd run`: start, run, stop in two phases.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
@@ -16,15 +15,13 @@ use crate::health::Health;
 use crate::http;
 use crate::lanes::{Lanes, keeper};
 use crate::outbox::{self, Outbox, connect, migrate};
+use crate::pace::Pace;
 use crate::publisher::Publisher;
 use crate::relay::Relay;
 use crate::{horizon, janitor, metrics, wakeup};
 
-/// Longer than the server's own statement timeout, so that this one only fires for a dead connection.
-const PATIENCE: Duration = Duration::from_secs(25);
-
-/// What a row weighs until we have seen some.
-const ROW_BYTES_GUESS: usize = 1000;
+/// The longest a statement may take, however long the lease.
+const PATIENCE_MAX: Duration = Duration::from_secs(25);
 
 pub async fn run(args: &RunArgs) -> Result<(), Failure> {
     let config = args.validate()?;
@@ -61,12 +58,15 @@ async fn start_and_run(
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Failure> {
+    let lanes = Arc::new(Lanes::default());
+    let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
+        .map_err(|error| Failure::Broken(format!("Kafka client: {error}")))?;
     let relay = Arc::new(Relay {
         outbox: Arc::new(open(config)?),
-        publisher: Publisher::new(&config.kafka).map_err(|error| Failure::Broken(format!("Kafka client: {error}")))?,
-        lanes: Arc::new(Lanes::default()),
+        publisher,
+        lanes,
         settings: config.relay.clone(),
-        row_bytes: AtomicUsize::new(ROW_BYTES_GUESS),
+        pace: Pace::new(config.relay.bytes_per_task()),
     });
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
@@ -100,8 +100,10 @@ async fn start_and_run(
 }
 
 fn open(config: &Config) -> Result<Outbox, Failure> {
-    let pool = outbox::pool(&config.database, pool_size(config)).map_err(Failure::Unavailable)?;
-    Ok(Outbox::new(pool, &config.schema, config.on_published, PATIENCE))
+    // An answer that comes after the lease is of no use to anybody.
+    let patience = config.lease.duration.min(PATIENCE_MAX);
+    let pool = outbox::pool(&config.database, pool_size(config), patience).map_err(Failure::Unavailable)?;
+    Ok(Outbox::new(pool, &config.schema, config.on_published, patience))
 }
 
 /// Waits for a database that cannot be reached; gives up on one that is permanently wrong.

@@ -20,10 +20,13 @@ pub struct StatusArgs {
     json: bool,
 }
 
+/// An operator waits no longer than this for one answer.
+const PATIENCE: Duration = Duration::from_secs(25);
+
 pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let (database, schema) = args.database.validate()?;
-    let pool = pool(&database, 1).map_err(Failure::Unavailable)?;
-    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, Duration::from_secs(30));
+    let pool = pool(&database, 1, PATIENCE).map_err(Failure::Unavailable)?;
+    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
     outbox.verify_schema().await?;
     let status = outbox.status().await?;
     if args.json {

@@ -25,12 +25,25 @@ pub struct Lease {
 /// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
 const STORE_FLOORS_EVERY: Duration = Duration::from_secs(10);
 
+/// Before registration is tried again.
+const REGISTER_AGAIN: Duration = Duration::from_secs(1);
+
 /// While lanes wait to be given up, look this often whether their batch is done.
 const LEAVING_LOOK: Duration = Duration::from_millis(50);
 
 impl Lease {
     fn renew_every(&self) -> Duration {
         self.duration / 6
+    }
+
+    /// When to try again after a failure: soon, to save the lease; when it is over there is no hurry.
+    fn renew_again(&self, term: &Term) -> Duration {
+        let soon = self.renew_every() / 4;
+        jittered(if Instant::now() < term.ends {
+            soon
+        } else {
+            soon.max(REGISTER_AGAIN)
+        })
     }
 
     /// How often to look who is there; sooner when somebody's lease may run out.
@@ -60,7 +73,7 @@ pub async fn keep(
                 }
                 Err(error) => {
                     warn!(%error, "cannot register with the database; trying again");
-                    pause(jittered(Duration::from_secs(1)), stop).await;
+                    pause(jittered(REGISTER_AGAIN), stop).await;
                     continue;
                 }
             }
@@ -86,7 +99,8 @@ async fn begin(lanes: &Lanes, outbox: &Outbox, lease: &Lease, last: Option<Uuid>
     }
     let asked = Instant::now();
     let worker = Uuid::new_v4();
-    let incarnation = outbox.register(worker, lease).await?;
+    let (incarnation, now) = outbox.register(worker, lease).await?;
+    lanes.clock.set(now);
     let term = Term {
         worker,
         incarnation,
@@ -127,7 +141,9 @@ async fn hold_term(
                 }
                 Err(error) => {
                     warn!(%error, "cannot renew the lease; trying again");
-                    renew_at = now + jittered(lease.renew_every() / 4);
+                    renew_at = Instant::now() + lease.renew_again(&term);
+                    // Lanes are of no use without a lease.
+                    survey_at = survey_at.max(renew_at);
                 }
             }
         }
@@ -137,7 +153,7 @@ async fn hold_term(
                 Ok(soonest_expiry) => Instant::now() + lease.survey_every().min(soonest_expiry),
                 Err(error) => {
                     warn!(%error, "cannot survey the lanes; trying again");
-                    Instant::now() + jittered(lease.survey_every() / 4)
+                    Instant::now() + lease.renew_again(&term)
                 }
             };
         }
@@ -194,7 +210,7 @@ async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Re
 async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration> {
     let peers = outbox.survey().await?;
     if let Some(peer) = peers.first() {
-        lanes.set_clock(peer.now);
+        lanes.clock.set(peer.now);
     }
     let live: Vec<_> = peers
         .iter()

@@ -24,10 +24,11 @@ pub struct Database {
     pub ca_file: Option<PathBuf>,
 }
 
-/// Longest wait for a TCP connect, for a lock, for a statement.
+/// Longest wait for a TCP connect, and for a session on it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const LOCK_TIMEOUT_MS: u32 = 4_000;
-const STATEMENT_TIMEOUT_MS: u32 = 20_000;
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for a lock; less where a statement has less.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Database {
     /// Reads a libpq-style URL or key=value string. The client library knows no `verify-full`, so that is ours.
@@ -54,12 +55,15 @@ impl Database {
     }
 
     /// Session settings: nothing waits for ever, and plans do not flip to a walk over the whole table because
-    /// statistics were taken while it was empty.
-    fn session(&self) -> Config {
+    /// statistics were taken while it was empty. The server gives a statement up before we do (`patience`), so that none
+    /// runs on for nobody.
+    fn session(&self, patience: Duration) -> Config {
         let mut config = self.config.clone();
+        let statement_ms = patience.mul_f64(0.8).as_millis();
+        let lock_ms = LOCK_TIMEOUT.min(patience / 2).as_millis();
         let own = format!(
-            "-c lock_timeout={LOCK_TIMEOUT_MS} -c statement_timeout={STATEMENT_TIMEOUT_MS} \
-             -c idle_in_transaction_session_timeout={STATEMENT_TIMEOUT_MS} \
+            "-c lock_timeout={lock_ms} -c statement_timeout={statement_ms} \
+             -c idle_in_transaction_session_timeout={statement_ms} \
              -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
         );
         let options = match self.config.get_options() {
@@ -86,10 +90,10 @@ fn with_patience(mut config: Config) -> Config {
     config
 }
 
-/// A pool for the daemon.
-pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, String> {
+/// A pool of sessions whose statements may take as long as `patience`.
+pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result::Result<Pool, String> {
     let manager = Manager::from_config(
-        database.session(),
+        database.session(patience),
         tls(database)?,
         ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
@@ -98,7 +102,8 @@ pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, Strin
     Pool::builder(manager)
         .max_size(size)
         .wait_timeout(Some(Duration::from_secs(10)))
-        .create_timeout(Some(CONNECT_TIMEOUT * 2))
+        // A server that accepts and then says nothing is given up in time to try again under the same lease.
+        .create_timeout(Some(SESSION_TIMEOUT.min(patience / 2)))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .runtime(Runtime::Tokio1)
         .build()
@@ -108,7 +113,9 @@ pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, Strin
 /// One plain connection, without the daemon's session settings: for migrations and for `status`.
 pub async fn connect(database: &Database) -> Result<Client> {
     let tls = tls(database).map_err(super::Error::Schema)?;
-    let (client, connection) = with_patience(database.config.clone()).connect(tls).await?;
+    let config = with_patience(database.config.clone());
+    let connected = tokio::time::timeout(SESSION_TIMEOUT, config.connect(tls)).await;
+    let (client, connection) = connected.map_err(|_| super::Error::Silent(SESSION_TIMEOUT))??;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "connection closed");

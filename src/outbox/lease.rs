@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::{Outbox, Result};
+use super::{LEASE_SHARE, Outbox, Result};
 use crate::lanes::keeper::Lease;
 use crate::lanes::{KeylessStored, Taken, Term};
 
@@ -19,8 +19,8 @@ pub struct Peer {
 }
 
 impl Outbox {
-    /// Registers a worker; answers the server incarnation its term belongs to.
-    pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<SystemTime> {
+    /// Registers a worker; answers the server incarnation its term belongs to, and the server's clock.
+    pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<(SystemTime, SystemTime)> {
         let row = self
             .query_one(
                 &self.statements.register,
@@ -33,23 +33,28 @@ impl Outbox {
                 ],
             )
             .await?;
-        Ok(row.try_get("incarnation")?)
+        Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
-    /// With little patience: one silent connection must not cost the lease while others would answer.
     pub async fn renew(&self, term: &Term, lease: Duration) -> Result<bool> {
-        self.on_connection_within(lease / 4, async |client| {
-            let statement = client.prepare_cached(&self.statements.renew).await?;
-            let renewed = client
-                .execute(&statement, &[&term.worker, &lease.as_secs_f64(), &term.incarnation])
-                .await?;
-            Ok(renewed == 1)
-        })
-        .await
+        let renewed = self
+            .execute_within(
+                self.lease_patience(),
+                &self.statements.renew,
+                &[&term.worker, &lease.as_secs_f64(), &term.incarnation],
+            )
+            .await?;
+        Ok(renewed == 1)
+    }
+
+    fn lease_patience(&self) -> Duration {
+        self.patience / LEASE_SHARE
     }
 
     pub async fn survey(&self) -> Result<Vec<Peer>> {
-        let rows = self.query(&self.statements.survey, &[]).await?;
+        let rows = self
+            .query_within(self.lease_patience(), &self.statements.survey, &[])
+            .await?;
         rows.iter()
             .map(|row| {
                 Ok(Peer {
@@ -64,7 +69,8 @@ impl Outbox {
 
     pub async fn take(&self, term: &Term, count: usize) -> Result<Vec<Taken>> {
         let rows = self
-            .query(
+            .query_within(
+                self.lease_patience(),
                 &self.statements.take,
                 &[&term.worker, &(count as i64), &term.incarnation],
             )
@@ -85,7 +91,8 @@ impl Outbox {
 
     pub async fn give_up(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
         let (lanes, epochs, floors, suspects) = unzip4(given);
-        self.execute(
+        self.execute_within(
+            self.lease_patience(),
             &self.statements.give_up,
             &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
         )
@@ -124,7 +131,8 @@ impl Outbox {
         let epochs: Vec<i64> = floors.iter().map(|f| f.1).collect();
         let values: Vec<i64> = floors.iter().map(|f| f.2).collect();
         let rows = self
-            .query(
+            .query_within(
+                self.lease_patience(),
                 &self.statements.store_floors,
                 &[&term.worker, &lanes, &epochs, &values, &term.incarnation],
             )
@@ -136,7 +144,9 @@ impl Outbox {
 
     /// `None`: the server is another one.
     pub async fn keyless(&self, incarnation: SystemTime) -> Result<Option<KeylessStored>> {
-        let rows = self.query(&self.statements.keyless, &[&incarnation]).await?;
+        let rows = self
+            .query_within(self.lease_patience(), &self.statements.keyless, &[&incarnation])
+            .await?;
         rows.first()
             .map(|row| {
                 Ok(KeylessStored {
@@ -149,7 +159,8 @@ impl Outbox {
     }
 
     pub async fn store_floor_keyless(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
-        self.execute(
+        self.execute_within(
+            self.lease_patience(),
             &self.statements.store_floor_keyless,
             &[&floor, &epoch, &term.incarnation],
         )

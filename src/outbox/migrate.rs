@@ -72,7 +72,9 @@ impl Outbox {
         let row = self.query_one(&self.statements.schema_version, &[]).await?;
         if row.try_get("read_only")? {
             return Err(Error::Schema(
-                "this server is a read-only standby. Point --database-url at the primary".to_owned(),
+                "this server is a read-only standby. Point --database-url at the primary, or name every server in it \
+                 and add target_session_attrs=read-write"
+                    .to_owned(),
             ));
         }
         self.verify_schema().await?;

@@ -13,6 +13,7 @@ use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig,
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::Notify;
 
+use crate::clock::Clock;
 use crate::failpoint;
 use crate::message::Row;
 
@@ -158,13 +159,14 @@ pub struct Producer {
     /// `None` only while being dropped.
     client: Option<ThreadedProducer<Context>>,
     reports: Arc<Reports>,
+    clock: Arc<Clock>,
     /// Partitions that have acknowledged something from this very producer, and when last.
     known: Mutex<HashMap<String, HashMap<i32, Instant>>>,
     retired: AtomicBool,
 }
 
 impl Producer {
-    pub fn new(config: &ClientConfig, gapless: bool) -> KafkaResult<Arc<Self>> {
+    pub fn new(config: &ClientConfig, gapless: bool, clock: &Arc<Clock>) -> KafkaResult<Arc<Self>> {
         let mut config = config.clone();
         config.set("enable.gapless.guarantee", if gapless { "true" } else { "false" });
         let reports = Arc::new(Reports::default());
@@ -172,6 +174,7 @@ impl Producer {
         Ok(Arc::new(Producer {
             client: Some(client),
             reports,
+            clock: clock.clone(),
             known: Mutex::default(),
             retired: AtomicBool::new(false),
         }))
@@ -186,6 +189,7 @@ impl Producer {
     pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
         let (number, wave) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
+        let now_ms = self.clock.now_ms();
         for (slot, (index, partition)) in picked.iter().enumerate() {
             let row = &rows[*index];
             if stopped.contains(&(row.topic.as_str(), *partition)) {
@@ -197,6 +201,7 @@ impl Producer {
             let mut record = BaseRecord::with_opaque_to(&row.topic, opaque)
                 .partition(*partition)
                 .key(key.as_bytes())
+                .timestamp(now_ms)
                 .headers(headers(row));
             if let Some(body) = row.body.as_bytes() {
                 record = record.payload(body);

@@ -80,6 +80,7 @@ pub fn client_config(
     own: &[(String, String)],
 ) -> ClientConfig {
     let mut config = ClientConfig::new();
+    let longest_send = (deadline + OVERRUN).as_millis().to_string();
     config
         .set("bootstrap.servers", brokers)
         .set("client.id", "outboxd")
@@ -105,6 +106,11 @@ pub fn client_config(
             (bytes / 1024).clamp(128 * 1024, 2_000_000).to_string(),
         )
         .set("socket.keepalive.enable", "true")
+        // A broker that is silent for longer than any send may take is connected to anew. The client's own defaults, up to a
+        // minute, would let publishing stand still long after a silent network has mended.
+        .set("socket.timeout.ms", &longest_send)
+        .set("socket.connection.setup.timeout.ms", &longest_send)
+        .set("api.version.request.timeout.ms", &longest_send)
         .set("reconnect.backoff.max.ms", "2000")
         .set("topic.metadata.refresh.interval.ms", "60000");
     for (name, value) in own {

@@ -2,20 +2,27 @@
 
 mod consumer;
 mod counters;
+mod disk;
 mod fault;
 mod history;
+mod promises;
+mod proxy;
 mod relay;
 mod rows;
 mod stack;
 mod topics;
 mod trickle;
+mod wiretap;
 mod world;
 
 use std::time::{Duration, Instant};
 
 pub use consumer::{Record, plant, read_topic, read_until};
 pub use counters::Counters;
+pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
+pub use history::History;
+pub use proxy::{Answer, Line, Proxy};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};

@@ -146,6 +146,23 @@ impl Relay {
         (!values.is_empty()).then(|| values.iter().sum())
     }
 
+    /// It never stopped, and its loops turn.
+    pub fn assert_alive(&self) {
+        let answer = self.get("/livez").expect("it answers");
+        assert!(answer.contains(" 200 "), "{answer}");
+        assert_eq!(self.log().matches("outboxd starts").count(), 1, "no restart");
+    }
+
+    /// Processor time it has used so far.
+    pub fn cpu(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it lives");
+        let (_, fields) = stat.rsplit_once(')').expect("a name");
+        // User and system time, in hundredths of a second on every Linux there is.
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let total: u64 = ticks.map(|field| field.parse::<u64>().expect("a number")).sum();
+        Duration::from_millis(total * 10)
+    }
+
     pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill")
             .args([&format!("-{signal}"), &self.pid().to_string()])

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
+use super::SmallDisk;
+
 /// Where the shared PostgreSQL and Kafka are.
 pub struct Stack {
     pub database_url: String,
@@ -74,6 +76,11 @@ impl OwnKafka {
             "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "allow.everyone.if.no.acl.found=true",
         ])
+    }
+
+    /// One that tells its clients to come to this port: a proxy's.
+    pub fn advertising(port: u16) -> Self {
+        OwnKafka::with_properties(&[&format!("advertised.listeners=BROKER://127.0.0.1:{port}")])
     }
 
     fn with_properties(properties: &[&str]) -> Self {
@@ -164,9 +171,25 @@ pub struct OwnPostgres {
 
 impl OwnPostgres {
     pub fn start() -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory");
+        OwnPostgres::start_in(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    /// On a disk of the test's own.
+    pub fn start_on(disk: &SmallDisk) -> Self {
+        OwnPostgres::start_in(tempfile::tempdir_in(disk.path()).expect("a temporary directory"))
+    }
+
+    fn start_in(dir: tempfile::TempDir) -> Self {
         let url = stack(&["postgres-start", &dir.path().display().to_string()]);
         OwnPostgres { dir, url }
+    }
+
+    /// It stops and comes back as a standby that follows nobody, until it is promoted: a read-only node.
+    pub fn restart_as_standby(&self) {
+        stack(&["postgres-stop", &self.path()]);
+        let signal = self.dir.path().join("postgres/data/standby.signal");
+        std::fs::write(signal, "").expect("a file");
+        self.restart();
     }
 
     /// `pg_ctl stop -m immediate`: as if the machine had lost power.

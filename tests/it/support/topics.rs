@@ -49,14 +49,6 @@ pub async fn delete_topic(kafka: &str, topic: &str) {
     assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
 }
 
-/// Gives a topic more partitions.
-pub async fn grow_topic(kafka: &str, topic: &str, partitions: usize) {
-    let (admin, options) = admin(kafka);
-    let more = NewPartitions::new(topic, partitions);
-    let grown = admin.create_partitions([&more], &options).await.expect("Kafka answers");
-    assert!(grown.iter().all(Result::is_ok), "{grown:?}");
-}
-
 /// Removes what lies before this offset, as the topic's retention would.
 pub async fn forget_records(kafka: &str, topic: &str, partition: i32, before: i64) {
     let (admin, options) = admin(kafka);

@@ -8,6 +8,7 @@ use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
 use super::LEASE;
+use super::proxy::Proxy;
 use super::relay::RelayBuilder;
 use super::stack::Stack;
 use super::topics::create_topic;
@@ -90,6 +91,11 @@ impl World {
         RelayBuilder::new(&self.database_url, &self.kafka)
     }
 
+    /// The same, with a proxy before its PostgreSQL.
+    pub fn relay_through(&self, proxy: &Proxy) -> RelayBuilder {
+        RelayBuilder::new(&proxy.url(&self.database_url), &self.kafka)
+    }
+
     /// One number from the database.
     pub async fn count(&self, sql: &str) -> i64 {
         self.db.query_one(sql, &[]).await.expect(sql).get(0)
@@ -164,6 +170,11 @@ impl World {
     pub async fn session(&self) -> Client {
         connect(&self.database_url).await
     }
+
+    /// The same, if the server is there.
+    pub async fn try_session(&self) -> Option<Client> {
+        try_connect(&self.database_url).await.ok()
+    }
 }
 
 impl Drop for World {
@@ -199,9 +210,13 @@ pub fn outboxd() -> Command {
 }
 
 pub async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("PostgreSQL answers");
+    try_connect(url).await.expect("PostgreSQL answers")
+}
+
+async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
-    client
+    Ok(client)
 }
 
 pub fn with_database(url: &str, database: &str) -> String {

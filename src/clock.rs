@@ -1,0 +1,65 @@
+//! The database's clock, carried on by our monotonic one: ages and record timestamps go by it. A leaf.
+//!
+//! A worker's own wall clock may be hours off. Kafka refuses records from the future, and deletes those older than the
+//! topic's retention as soon as it has acknowledged them.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+#[derive(Debug)]
+pub struct Clock {
+    started: Instant,
+    /// What it showed when we started, in microseconds since 1970; our own clock until the database has told.
+    then_us: AtomicI64,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock {
+            started: Instant::now(),
+            then_us: AtomicI64::new(micros(SystemTime::now())),
+        }
+    }
+}
+
+impl Clock {
+    /// The database's clock was read at about this moment.
+    pub fn set(&self, now: SystemTime) {
+        let since = self.started.elapsed().as_micros() as i64;
+        self.then_us.store(micros(now) - since, Ordering::Relaxed);
+    }
+
+    pub fn now(&self) -> SystemTime {
+        let then = Duration::from_micros(self.then_us.load(Ordering::Relaxed).unsigned_abs());
+        UNIX_EPOCH + then + self.started.elapsed()
+    }
+
+    /// The same as Kafka counts it.
+    pub fn now_ms(&self) -> i64 {
+        micros(self.now()) / 1000
+    }
+
+    /// How old something is that the database has stamped.
+    pub fn age(&self, stamped: SystemTime) -> Duration {
+        self.now().duration_since(stamped).unwrap_or_default()
+    }
+}
+
+fn micros(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_by_what_the_database_told_and_not_by_our_own_clock() {
+        let clock = Clock::default();
+        let database = SystemTime::now() - Duration::from_secs(7200);
+        clock.set(database);
+        let drift = clock.now().duration_since(database).expect("it goes on");
+        assert!(drift < Duration::from_secs(60), "{drift:?}");
+        assert!(clock.age(database - Duration::from_secs(100)) >= Duration::from_secs(100));
+    }
+}

@@ -1,0 +1,97 @@
+//! How much goes into one batch: what memory allows, and what the line to Kafka carries within the batch deadline. A batch
+//! too large for its deadline would be given up half-way, sent again, and given up again. A leaf.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// What a row weighs until we have seen some.
+const ROW_BYTES_GUESS: usize = 1000;
+/// A batch of this size is never too large.
+const BYTES_MIN: usize = 16 << 10;
+
+#[derive(Debug)]
+pub struct Pace {
+    /// What memory allows.
+    bytes_max: usize,
+    /// What the line seems to carry.
+    bytes: AtomicUsize,
+    /// What a row weighed lately, on average.
+    row_bytes: AtomicUsize,
+}
+
+impl Pace {
+    pub fn new(bytes_max: usize) -> Self {
+        Pace {
+            bytes_max,
+            bytes: AtomicUsize::new(bytes_max),
+            row_bytes: AtomicUsize::new(ROW_BYTES_GUESS),
+        }
+    }
+
+    /// The most bytes of one batch.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// As many rows as fit, if they weigh what the last ones did.
+    pub fn rows(&self) -> usize {
+        (self.bytes() / self.row_bytes.load(Ordering::Relaxed).max(1)).max(1)
+    }
+
+    /// A batch of this weight is about to be sent.
+    pub fn weigh(&self, rows: usize, bytes: usize) {
+        let average = (3 * self.row_bytes.load(Ordering::Relaxed) + bytes / rows) / 4;
+        self.row_bytes.store(average, Ordering::Relaxed);
+    }
+
+    /// It took so long. Late: much less next time, since every try costs a deadline. In half the time: twice as much.
+    pub fn sent(&self, bytes: usize, took: Duration, deadline: Duration) {
+        let now = self.bytes();
+        let next = if took >= deadline {
+            (bytes / 4).clamp(BYTES_MIN.min(now), now)
+        } else if took < deadline / 2 && bytes > now / 4 {
+            (now * 2).min(self.bytes_max)
+        } else {
+            now
+        };
+        self.bytes.store(next, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(4);
+
+    #[test]
+    fn it_settles_where_a_slow_line_carries_a_batch_within_its_deadline() {
+        let pace = Pace::new(8 << 20);
+        let mut late = 0;
+        for _ in 0..20 {
+            let bytes = pace.bytes();
+            let took = Duration::from_secs_f64(bytes as f64 / 100_000.0);
+            late += u32::from(took >= DEADLINE);
+            pace.sent(bytes, took.min(DEADLINE), DEADLINE);
+        }
+        assert_eq!(late, 3, "found soon, and never late again");
+        assert!(
+            pace.bytes() > 100_000,
+            "and not less than the line carries: {}",
+            pace.bytes()
+        );
+    }
+
+    #[test]
+    fn it_forgets_an_outage_and_stays_within_memory() {
+        let pace = Pace::new(1 << 20);
+        for _ in 0..10 {
+            pace.sent(pace.bytes(), DEADLINE, DEADLINE);
+        }
+        assert_eq!(pace.bytes(), BYTES_MIN);
+        for _ in 0..10 {
+            pace.sent(pace.bytes(), Duration::ZERO, DEADLINE);
+        }
+        assert_eq!(pace.bytes(), 1 << 20);
+    }
+}

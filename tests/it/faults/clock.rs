@@ -1,0 +1,83 @@
+//! A worker's wall clock is wrong. Leases are the database's clock and a monotonic one: they do not care.
+
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::support::*;
+
+/// A library that, preloaded, sets a process's wall clock off. Its monotonic clock stays right, as that of a machine does
+/// whose time service is broken.
+struct WrongClock {
+    dir: tempfile::TempDir,
+}
+
+impl WrongClock {
+    fn build() -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/clock.c");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(dir.path().join("clock.so"))
+            .args([source, "-ldl"])
+            .status();
+        assert!(built.is_ok_and(|status| status.success()), "a C compiler");
+        WrongClock { dir }
+    }
+
+    fn relay(&self, world: &World, hours: i32) -> RelayBuilder {
+        let library = self.dir.path().join("clock.so").display().to_string();
+        world
+            .relay()
+            .env("LD_PRELOAD", &library)
+            .env("CLOCK_OFFSET", &(hours * 3600).to_string())
+    }
+}
+
+#[tokio::test]
+async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
+    let fault = Fault::new(25, "workers' clocks are hours off", "no lease ends early or late");
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let clock = WrongClock::build();
+    let mut dying = clock.relay(&world, -1).start_ready().await;
+    let others = [
+        clock.relay(&world, 1).start_ready().await,
+        clock.relay(&world, 2).start_ready().await,
+    ];
+    let trickle = Trickle::start(&world, &topic);
+    eventually(SOON, "the lanes to be shared", async || {
+        (world.lanes_per_worker().await == [21, 21, 22]).then_some(())
+    })
+    .await;
+    let takes = world.takes().await;
+    // Two leases: had any ended early, lanes would have changed hands.
+    tokio::time::sleep(2 * LEASE).await;
+    assert_eq!(world.takes().await, takes, "nobody lost a lane");
+    let clocks = "SELECT count(*) FROM outbox.worker WHERE stopped_at IS NULL
+                  AND lease_until BETWEEN clock_timestamp() AND clock_timestamp() + interval '5 seconds'";
+    assert_eq!(world.count(clocks).await, 3, "every lease ends when it should");
+    dying.kill();
+    let over = fault.over();
+    trickle.stop();
+    let recovered = over.until_drained(&world).await;
+    assert!(
+        world.takes().await > takes,
+        "the dead worker's lanes were taken when its lease had ended"
+    );
+    let history = world.assert_promises_kept(&topic, &[&others[0], &others[1]]).await;
+    let now_ms = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970")
+        .as_millis() as i64;
+    for record in world.records(&topic).await {
+        let age_ms = now_ms - record.timestamp_ms.expect("stamped");
+        assert!(
+            (0..120_000).contains(&age_ms),
+            "stamped by the database's clock, not {age_ms} ms ago"
+        );
+    }
+    for relay in &others {
+        assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
+    }
+    recovered.record(history.repeats);
+}
