@@ -123,27 +123,12 @@ impl Relay {
 
     /// The whole HTTP answer, or `None` if nobody answers.
     pub fn get(&self, path: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(self.address()?).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        )
-        .ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
+        http_get(&self.address()?, path, Duration::from_secs(5))
     }
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        let answer = self.get("/metrics")?;
-        let values: Vec<f64> = answer
-            .lines()
-            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
-            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
-            .collect();
-        (!values.is_empty()).then(|| values.iter().sum())
+        metric_in(&self.get("/metrics")?, name)
     }
 
     pub fn signal(&self, signal: &str) {
@@ -159,11 +144,16 @@ impl Relay {
         self.child.wait().expect("it ends");
     }
 
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it can be waited for")
+    }
+
     /// Waits for the process to end by itself.
     pub fn wait(&mut self, within: Duration) -> ExitStatus {
         let deadline = Instant::now() + within;
         loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+            if let Some(status) = self.ended() {
                 return status;
             }
             assert!(
@@ -207,4 +197,28 @@ impl Drop for Relay {
             eprintln!("── log of outboxd {} ──\n{}", self.pid(), self.log());
         }
     }
+}
+
+/// The whole HTTP answer, or `None` if nobody answers in time.
+pub fn http_get(address: &str, path: &str, patience: Duration) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(patience)).ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
+    .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+/// A metric's value in the answer of `/metrics`, summed over its labels.
+pub fn metric_in(answer: &str, name: &str) -> Option<f64> {
+    let values: Vec<f64> = answer
+        .lines()
+        .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    (!values.is_empty()).then(|| values.iter().sum())
 }

@@ -1,0 +1,283 @@
+//! The replicas: real processes, killed and started again, each life of each with its figures.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{fs, thread};
+
+use outboxd::config::{RunArgs, pool_size};
+
+use crate::support::{Relay, RelayBuilder, http_get, metric_in};
+
+pub const REPLICAS: usize = 4;
+
+const TASKS: usize = 2;
+/// Moderate, so that "at most the rows in flight" means something.
+const BATCH_ROWS: usize = 500;
+
+/// The most rows a replica can have in flight: its batches, and the heads of holds it tries again.
+pub const IN_FLIGHT_MAX: usize = TASKS * BATCH_ROWS + outboxd::hold::AT_ONCE;
+
+/// What a scrape says; the counters begin at 0 in each life.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Counters {
+    pub published: f64,
+    pub possible_duplicates: f64,
+    pub dead: f64,
+    pub fenced: f64,
+    pub forgotten: f64,
+    pub terms_lost: f64,
+    pub producers_rebuilt: f64,
+}
+
+impl Counters {
+    fn in_answer(answer: &str) -> Option<Self> {
+        Some(Counters {
+            published: metric_in(answer, "outboxd_rows_published_total")?,
+            possible_duplicates: metric_in(answer, "outboxd_possible_duplicates_total")?,
+            dead: metric_in(answer, "outboxd_rows_dead_total")?,
+            fenced: metric_in(answer, "outboxd_rows_fenced_total")?,
+            forgotten: metric_in(answer, "outboxd_rows_forgotten_total")?,
+            terms_lost: metric_in(answer, "outboxd_terms_lost_total")?,
+            producers_rebuilt: metric_in(answer, "outboxd_producer_rebuilds_total")?,
+        })
+    }
+
+    pub fn plus(self, other: Counters) -> Self {
+        Counters {
+            published: self.published + other.published,
+            possible_duplicates: self.possible_duplicates + other.possible_duplicates,
+            dead: self.dead + other.dead,
+            fenced: self.fenced + other.fenced,
+            forgotten: self.forgotten + other.forgotten,
+            terms_lost: self.terms_lost + other.terms_lost,
+            producers_rebuilt: self.producers_rebuilt + other.producers_rebuilt,
+        }
+    }
+}
+
+/// One process from its start to its end.
+#[derive(Clone, Debug)]
+pub struct Life {
+    pub replica: usize,
+    pid: u32,
+    address: String,
+    paused: bool,
+    /// As of the last scrape.
+    pub counters: Counters,
+    /// Resident memory in KiB, once a second.
+    pub memory_kib: Vec<u64>,
+    pub cpu_seconds: f64,
+    /// Ended without being told to: how.
+    pub ended_by_itself: Option<String>,
+}
+
+struct State {
+    relay: Relay,
+    lives: Vec<Life>,
+}
+
+pub struct Replica {
+    number: usize,
+    database_url: String,
+    kafka: String,
+    logs: PathBuf,
+    state: Mutex<State>,
+}
+
+fn builder(database_url: &str, kafka: &str) -> RelayBuilder {
+    let (tasks, rows) = (TASKS.to_string(), BATCH_ROWS.to_string());
+    RelayBuilder::new(database_url, kafka)
+        .args(&["--tasks", &tasks, "--batch-rows", &rows])
+        // A poison row is given up soon: its key waits for it.
+        .args(&["--max-attempts", "2", "--retry-backoff-min", "500ms"])
+}
+
+/// The most connections a replica may have.
+pub fn connections_max() -> usize {
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+    let tasks = TASKS.to_string();
+    let args = [
+        "",
+        "--database-url",
+        "postgres://h/d",
+        "--kafka-brokers",
+        "h:1",
+        "--tasks",
+        &tasks,
+    ];
+    let command = <Command as clap::Parser>::parse_from(args);
+    pool_size(&command.run.validate().expect("valid settings"))
+}
+
+impl Replica {
+    pub async fn start(number: usize, database_url: &str, kafka: &str, logs: &Path) -> Self {
+        let relay = builder(database_url, kafka).start_ready().await;
+        let lives = vec![Life::of(number, &relay)];
+        Replica {
+            number,
+            database_url: database_url.to_owned(),
+            kafka: kafka.to_owned(),
+            logs: logs.to_owned(),
+            state: Mutex::new(State { relay, lives }),
+        }
+    }
+
+    /// Its next life.
+    pub async fn start_again(&self) {
+        let relay = builder(&self.database_url, &self.kafka).start_ready().await;
+        let mut state = self.state();
+        state.lives.push(Life::of(self.number, &relay));
+        state.relay = relay;
+    }
+
+    pub fn kill(&self) {
+        self.scrape();
+        let mut state = self.state();
+        state.life().paused = true;
+        state.relay.kill();
+        self.keep_log(&state);
+    }
+
+    /// SIGTERM, and wait for its end; what it counts until then is still scraped.
+    pub fn stop(&self) {
+        self.state().relay.signal("TERM");
+        for _ in 0..600 {
+            self.scrape();
+            let mut state = self.state();
+            state.life().paused = true;
+            if let Some(status) = state.relay.ended() {
+                self.keep_log(&state);
+                assert!(status.success(), "replica {} did not stop well: {status}", self.number);
+                return;
+            }
+            state.life().paused = false;
+            drop(state);
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("replica {} does not stop", self.number);
+    }
+
+    pub fn pause(&self) {
+        self.scrape();
+        let mut state = self.state();
+        state.life().paused = true;
+        state.relay.signal("STOP");
+    }
+
+    pub fn resume(&self) {
+        let mut state = self.state();
+        state.relay.signal("CONT");
+        state.life().paused = false;
+    }
+
+    /// Looks at it from outside: memory, processor time, counters. Answers the rows it has in flight.
+    pub fn scrape(&self) -> Option<f64> {
+        let (life, address) = {
+            let mut state = self.state();
+            let count = state.lives.len();
+            let life = state.life();
+            if life.paused {
+                return None;
+            }
+            (count, life.address.clone())
+        };
+        // Not under the lock: whoever wants to wake it up must not wait for its answer.
+        let answer = http_get(&address, "/metrics", Duration::from_millis(500));
+        let mut state = self.state();
+        if state.lives.len() != life || state.life().paused {
+            return None;
+        }
+        if let Some(status) = state.relay.ended() {
+            state.life().ended_by_itself = Some(status.to_string());
+        }
+        let answer = answer?;
+        state.life().counters = Counters::in_answer(&answer)?;
+        metric_in(&answer, "outboxd_in_flight_rows")
+    }
+
+    /// Notes memory and processor time.
+    pub fn weigh(&self) {
+        self.state().life().weigh();
+    }
+
+    pub fn lives(&self) -> Vec<Life> {
+        self.state().lives.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The logs outlive the processes: they tell what went wrong.
+    fn keep_log(&self, state: &State) {
+        let name = format!("replica-{}-life-{}.log", self.number, state.lives.len());
+        // A log that cannot be kept is no reason to end the soak.
+        drop(fs::write(self.logs.join(name), state.relay.log()));
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.keep_log(&self.state());
+    }
+}
+
+impl State {
+    fn life(&mut self) -> &mut Life {
+        self.lives.last_mut().expect("it has been started")
+    }
+}
+
+impl Life {
+    fn of(replica: usize, relay: &Relay) -> Self {
+        Life {
+            replica,
+            pid: relay.pid(),
+            address: relay.address().expect("it is ready"),
+            paused: false,
+            counters: Counters::default(),
+            memory_kib: Vec::new(),
+            cpu_seconds: 0.0,
+            ended_by_itself: None,
+        }
+    }
+
+    fn weigh(&mut self) {
+        let Some((memory_kib, cpu_seconds)) = weight(self.pid) else {
+            return;
+        };
+        self.memory_kib.push(memory_kib);
+        self.cpu_seconds = cpu_seconds;
+    }
+
+    /// The medians of the first and of the last third, in MiB: do they differ, something grows.
+    pub fn memory_thirds(&self) -> (f64, f64) {
+        let third = (self.memory_kib.len() / 3).max(1);
+        let last = self.memory_kib.len().saturating_sub(third);
+        (
+            median_mib(&self.memory_kib[..third.min(self.memory_kib.len())]),
+            median_mib(&self.memory_kib[last..]),
+        )
+    }
+}
+
+/// Resident memory in KiB and processor time in seconds.
+fn weight(pid: u32) -> Option<(u64, f64)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+    let ticks = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
+    Some((resident.split_whitespace().next()?.parse().ok()?, ticks / 100.0))
+}
+
+fn median_mib(kib: &[u64]) -> f64 {
+    let mut sorted = kib.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).map_or(0.0, |kib| *kib as f64 / 1024.0)
+}
