@@ -5,6 +5,7 @@ mod healthcheck;
 mod migrate;
 mod run;
 mod status;
+mod verify;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use crate::outbox;
 /// Applications INSERT into outbox.message in their own transaction; outboxd publishes the row once it commits: in
 /// order per key, at any number of replicas, losing none. Every setting has an environment twin, shown in brackets.
 ///
-/// Exit codes: 0 fine, 1 the demo saw a promise broken, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
+/// Exit codes: 0 fine, 1 demo or verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
 /// 77 login refused, 78 schema missing or of an unknown version, 79 permission missing, 130 the demo was interrupted.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
@@ -51,6 +52,8 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Show what is pending, held, parked and dead, and what to do about it
     Status(status::StatusArgs),
+    /// Compare the outbox with the topics: is anything missing, repeated, out of order?
+    Verify(Box<verify::VerifyArgs>),
     /// Watch it work, without Kafka or a configured database
     Demo(demo::DemoArgs),
     /// Ask a running outboxd whether it is alive; for container health checks
@@ -70,6 +73,8 @@ pub enum Failure {
     Broken(String),
     #[error("a promise was broken: {0}")]
     PromiseBroken(String),
+    #[error("undecided: {0}")]
+    Undecided(String),
     #[error("interrupted")]
     Interrupted,
 }
@@ -78,6 +83,7 @@ impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Failure::PromiseBroken(_) => 1,
+            Failure::Undecided(_) => 2,
             Failure::Interrupted => 130,
             Failure::Config(_) => 64,
             Failure::Unavailable(_) => 69,
@@ -129,6 +135,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(&args).await,
         Command::Migrate(args) => migrate::migrate(&args).await,
         Command::Status(args) => status::status(&args).await,
+        Command::Verify(args) => verify::verify(&args).await,
         Command::Demo(args) => demo::demo(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args).await,
     }

@@ -35,12 +35,9 @@ pub struct DatabaseArgs {
     pub schema: String,
 }
 
-/// The settings of `outboxd run`. A database URL and a broker list are enough.
+/// How to reach Kafka.
 #[derive(Args, Clone, Debug)]
-pub struct RunArgs {
-    #[command(flatten)]
-    pub database: DatabaseArgs,
-
+pub struct KafkaArgs {
     /// Kafka brokers, comma-separated host:port
     #[arg(long, env = "OUTBOXD_KAFKA_BROKERS", value_name = "LIST")]
     pub kafka_brokers: Option<String>,
@@ -54,6 +51,16 @@ pub struct RunArgs {
         value_delimiter = '\n'
     )]
     pub kafka_properties: Vec<String>,
+}
+
+/// The settings of `outboxd run`. A database URL and a broker list are enough.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+
+    #[command(flatten)]
+    pub kafka: KafkaArgs,
 
     /// Create or upgrade the schema before starting
     #[arg(long, env = "OUTBOXD_MIGRATE")]
@@ -204,6 +211,19 @@ impl Check {
         })
     }
 
+    /// Does the Kafka client accept these settings?
+    fn accepted(&mut self, config: &ClientConfig) {
+        let Err(error) = config.create_native_config() else {
+            return;
+        };
+        self.0.push(match error {
+            rdkafka::error::KafkaError::ClientConfig(_, reason, name, _) => {
+                format!("--kafka-property {name} is not accepted: {reason}")
+            }
+            other => format!("the Kafka client does not accept its settings: {other}"),
+        });
+    }
+
     fn ensure(&mut self, holds: bool, problem: impl FnOnce() -> String) {
         if !holds {
             self.0.push(problem());
@@ -266,6 +286,44 @@ impl DatabaseArgs {
     }
 }
 
+impl KafkaArgs {
+    /// The settings of a consumer, or every problem with them.
+    pub fn consumer(&self) -> Result<ClientConfig, Problems> {
+        let mut check = Check::default();
+        let (brokers, own) = self.checked(&mut check);
+        let config = properties::consumer_config(&brokers, &own);
+        check.accepted(&config);
+        if check.0.is_empty() {
+            Ok(config)
+        } else {
+            Err(Problems(check.0))
+        }
+    }
+
+    /// The brokers, and the user's own properties.
+    fn checked(&self, check: &mut Check) -> (String, Vec<(String, String)>) {
+        let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
+        check.ensure(!brokers.is_empty(), || {
+            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()
+        });
+        let mut own = Vec::new();
+        for property in self.kafka_properties.iter().filter(|p| !p.trim().is_empty()) {
+            // The value may be a secret: only the name is ever repeated.
+            let Some((name, value)) = property.trim().split_once('=') else {
+                check.0.push("--kafka-property needs the form name=value".to_owned());
+                continue;
+            };
+            match properties::refusal(name) {
+                Some(reason) => check
+                    .0
+                    .push(format!("--kafka-property {name} is not yours to set: {reason}")),
+                None => own.push((name.to_owned(), value.to_owned())),
+            }
+        }
+        (brokers.to_owned(), own)
+    }
+}
+
 impl RunArgs {
     /// Settings that hold together, or every problem at once.
     pub fn validate(&self) -> Result<Config, Problems> {
@@ -276,7 +334,9 @@ impl RunArgs {
         let bytes = check.bytes("--max-in-flight-bytes", &self.max_in_flight_bytes);
         let deadline = check.duration("--batch-deadline", &self.batch_deadline);
         let lease = check.duration("--lease", &self.lease);
-        let kafka = self.kafka(&mut check, deadline, batch_rows * tasks * 4, bytes * 4);
+        let (brokers, own) = self.kafka.checked(&mut check);
+        let kafka = properties::client_config(&brokers, deadline, batch_rows * tasks * 4, bytes * 4, &own);
+        check.accepted(&kafka);
         let policy = self.policy(&mut check);
         check_lease(&mut check, deadline, lease);
         let poll_interval_max = check.duration("--poll-interval-max", &self.poll_interval_max);
@@ -285,7 +345,7 @@ impl RunArgs {
         });
         let shutdown_grace = check.duration("--shutdown-grace", &self.shutdown_grace);
         let retention = check.duration("--retention", &self.retention);
-        check.ensure(retention >= Duration::from_secs(3600), || {
+        check.ensure(retention >= janitor::RETENTION_LEAST, || {
             "--retention must be at least 1h".to_owned()
         });
         let http_listen = self.http_listen.parse().unwrap_or_else(|_| {
@@ -341,37 +401,6 @@ impl RunArgs {
             )
         });
         policy
-    }
-
-    fn kafka(&self, check: &mut Check, deadline: Duration, rows: usize, bytes: usize) -> ClientConfig {
-        let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
-        check.ensure(!brokers.is_empty(), || {
-            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()
-        });
-        let mut own = Vec::new();
-        for property in self.kafka_properties.iter().filter(|p| !p.trim().is_empty()) {
-            // The value may be a secret: only the name is ever repeated.
-            let Some((name, value)) = property.trim().split_once('=') else {
-                check.0.push("--kafka-property needs the form name=value".to_owned());
-                continue;
-            };
-            match properties::refusal(name) {
-                Some(reason) => check
-                    .0
-                    .push(format!("--kafka-property {name} is not yours to set: {reason}")),
-                None => own.push((name.to_owned(), value.to_owned())),
-            }
-        }
-        let config = properties::client_config(brokers, deadline, rows, bytes, &own);
-        if let Err(error) = config.create_native_config() {
-            check.0.push(match error {
-                rdkafka::error::KafkaError::ClientConfig(_, reason, name, _) => {
-                    format!("--kafka-property {name} is not accepted: {reason}")
-                }
-                other => format!("the Kafka client does not accept its settings: {other}"),
-            });
-        }
-        config
     }
 }
 

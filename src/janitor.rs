@@ -10,6 +10,9 @@ use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{OnPublished, Outbox, Result};
 
+/// No row is removed sooner after it was published.
+pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
+
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
 const SAMPLE_WALK: i64 = 10_000;

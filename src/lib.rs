@@ -19,6 +19,9 @@ pub mod outbox;
 pub mod publisher;
 pub mod wakeup;
 
+pub mod consumer;
+pub mod verify;
+
 pub mod hold;
 pub mod janitor;
 pub mod relay;

@@ -10,6 +10,9 @@ pub const LANE_COUNT: usize = 64;
 /// The lane number that stands for rows without a lane.
 pub const KEYLESS: i16 = -1;
 
+/// Header every record carries: the key to deduplicate by.
+pub const MESSAGE_ID: &str = "message-id";
+
 /// Header on copies that may repeat one already sent.
 pub const POSSIBLE_DUPLICATE: &str = "possible-duplicate";
 
@@ -85,11 +88,19 @@ impl Row {
         }
     }
 
+    /// Which partition the record belongs on.
+    pub fn place(&self) -> Place {
+        match self.partition {
+            Some(partition) => Place::Explicit(partition),
+            None => Place::Hashed(murmur2(self.record_key().as_bytes())),
+        }
+    }
+
     /// Calls `each` for every header of the record, the relay's own first.
     pub fn each_header(&self, mut each: impl FnMut(&str, Option<&[u8]>)) {
         let mut buffer = Uuid::encode_buffer();
         let message_id = self.message_id.hyphenated().encode_lower(&mut buffer);
-        each("message-id", Some(message_id.as_bytes()));
+        each(MESSAGE_ID, Some(message_id.as_bytes()));
         let own = [
             ("event-type", &self.event_type),
             ("aggregate-type", &self.aggregate_type),
@@ -152,9 +163,24 @@ fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]
     }
 }
 
-/// The partition the Java client's default partitioner would choose.
-pub fn partition_for(key: &[u8], partition_count: i32) -> i32 {
-    (murmur2(key) & 0x7fff_ffff) as i32 % partition_count
+/// See [`Row::place`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The application named the partition.
+    Explicit(i32),
+    /// The hash of the record's key decides.
+    Hashed(u32),
+}
+
+impl Place {
+    /// The partition, in a topic of so many: for a key the one the Java client's default partitioner would choose. `None`:
+    /// it does not exist.
+    pub fn partition(self, count: i32) -> Option<i32> {
+        match self {
+            Place::Explicit(partition) => Some(partition).filter(|partition| *partition < count),
+            Place::Hashed(hash) => ((hash & 0x7fff_ffff) as i32).checked_rem(count),
+        }
+    }
 }
 
 /// Kafka's flavour of murmur2, as in the Java client's `Utils.murmur2`.
@@ -299,7 +325,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_key_lands_on_a_partition_that_exists(key: Vec<u8>, count in 1i32..1000) {
-            prop_assert!((0..count).contains(&partition_for(&key, count)));
+            let partition = Place::Hashed(murmur2(&key)).partition(count);
+            prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
         }
 
         #[test]

@@ -11,6 +11,7 @@ mod lease;
 mod mark;
 pub mod migrate;
 mod row;
+pub mod snapshot;
 pub mod status;
 mod sweep;
 

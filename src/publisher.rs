@@ -26,7 +26,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::message::{Outcome, Row, TopicFault, partition_for};
+use crate::message::{Outcome, Row, TopicFault};
 use crate::metrics;
 use producer::{Producer, Wave};
 use topics::{Topic, Topics};
@@ -452,18 +452,17 @@ fn purge_later(producer: Arc<Producer>) {
 }
 
 fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
-    let partition = match row.partition {
-        Some(partition) if partition < topic.partitions => partition,
-        Some(partition) => {
-            return Err(Outcome::Refused {
-                reason: format!(
-                    "partition {partition} does not exist: topic {} has {} partitions",
-                    row.topic, topic.partitions
-                ),
-            });
-        }
-        None => partition_for(row.record_key().as_bytes(), topic.partitions),
-    };
+    let partition = row
+        .place()
+        .partition(topic.partitions)
+        .ok_or_else(|| Outcome::Refused {
+            reason: format!(
+                "partition {} does not exist: topic {} has {} partitions",
+                row.partition.unwrap_or_default(),
+                row.topic,
+                topic.partitions
+            ),
+        })?;
     Ok(Route {
         partition,
         alone: topic.limit.is_some_and(|limit| row.size() > limit),

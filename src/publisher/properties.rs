@@ -113,6 +113,28 @@ pub fn client_config(
     config
 }
 
+/// The settings of a consumer that reads topics once, from where it is told to, and little at a time.
+pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config
+        .set("bootstrap.servers", brokers)
+        .set("client.id", "outboxd-verify")
+        // Never joined, nothing is committed; the client wants a name all the same.
+        .set("group.id", "outboxd-verify")
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        // An offset that is gone is an error, not a reason to start somewhere else.
+        .set("auto.offset.reset", "error")
+        .set("enable.partition.eof", "true")
+        .set("queued.max.messages.kbytes", "16384")
+        .set("fetch.max.bytes", "16777216")
+        .set("socket.keepalive.enable", "true");
+    for (name, value) in own {
+        config.set(name, value);
+    }
+    config
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

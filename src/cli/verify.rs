@@ -1,0 +1,253 @@
+//! `outboxd verify`: did everything arrive, once, unaltered, in order?
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::Failure;
+use crate::config::{DatabaseArgs, KafkaArgs, Problems};
+use crate::outbox::{OnPublished, Outbox, pool};
+use crate::verify::findings::{Finding, Findings, Verdict};
+use crate::verify::{self, Error, Settings};
+
+/// Compares the outbox with the topics: what is missing, phantom, duplicated, out of order, on the wrong partition, altered.
+///
+/// It only reads, and may run beside the relay. Rows that retention has removed, and rows that wait, are not judged; with
+/// --on-published delete nothing is left to compare. Memory stays small, whatever the size: entries of a few words are
+/// put into temporary files ($TMPDIR, about 250 bytes a row).
+///
+/// Two transactions that overlap have no order: if rows of a key arrived against their ids, that cannot be told from a fault,
+/// and the verdict is "undecided". If your application locks the aggregate before it writes, say --serialized-keys.
+///
+/// Exit codes: 0 every promise held, 1 one was broken, 2 it could not be told, 64 bad usage.
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+
+    #[command(flatten)]
+    kafka: KafkaArgs,
+
+    /// Only this topic; may be repeated [default: every topic that rows name]
+    #[arg(long = "topic", value_name = "TOPIC")]
+    topics: Vec<String>,
+
+    /// Only what was published since: 2h, 7days, or 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "DURATION|TIMESTAMP")]
+    since: Option<String>,
+
+    /// No two transactions of one key ever overlap, and no row is delayed: rows of a key must arrive in the order of ids
+    #[arg(long)]
+    serialized_keys: bool,
+
+    /// For programs: one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    verdict: Verdict,
+    reason: String,
+    #[serde(flatten)]
+    findings: Findings,
+    seconds: f64,
+}
+
+pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
+    let settings = args.settings()?;
+    let started = Instant::now();
+    let bar = bar();
+    let compared = compare(&settings, &bar).await;
+    bar.finish_and_clear();
+    let (verdict, reason, findings) = match compared {
+        Ok(findings) => {
+            let (verdict, reason) = findings.verdict();
+            (verdict, reason, findings)
+        }
+        Err(error) => (Verdict::Undecided, error.to_string(), Findings::default()),
+    };
+    let report = Report {
+        verdict,
+        reason,
+        findings,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    print(&report, args.json, &settings.schema)?;
+    match report.verdict {
+        Verdict::Holds => Ok(()),
+        Verdict::Broken => Err(Failure::PromiseBroken(report.reason)),
+        Verdict::Undecided => Err(Failure::Undecided(report.reason)),
+    }
+}
+
+async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
+    let pool = pool(&settings.database, 1).map_err(crate::outbox::Error::Schema)?;
+    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, Duration::from_secs(30));
+    outbox.verify_schema().await?;
+    verify::verify(settings, bar).await
+}
+
+impl VerifyArgs {
+    fn settings(&self) -> Result<Settings, Failure> {
+        let (database, schema) = self.database.validate()?;
+        let since = self.since.as_deref().map(parse_since).transpose();
+        Ok(Settings {
+            database,
+            schema,
+            kafka: self.kafka.consumer()?,
+            topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
+            since: since.map_err(|problem| Problems(vec![problem]))?,
+            serialized_keys: self.serialized_keys,
+        })
+    }
+}
+
+fn parse_since(text: &str) -> Result<std::time::SystemTime, String> {
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return Ok(std::time::SystemTime::now() - ago);
+    }
+    humantime::parse_rfc3339_weak(text)
+        .map_err(|_| format!("--since {text:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)"))
+}
+
+/// On stderr, and only in a terminal.
+fn bar() -> ProgressBar {
+    let template = "{prefix:<10} {bar:40.green} {pos}/{len} rows and records";
+    // The template is ours and known to be right; a plain bar is no reason to stop.
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0)
+        .with_style(style.progress_chars("━╸ "))
+        .with_prefix("verify")
+}
+
+fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {
+    let text = if json {
+        let json = serde_json::to_string_pretty(report).map_err(|error| Failure::Broken(error.to_string()))?;
+        json + "\n"
+    } else {
+        render(report, schema)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))
+}
+
+fn render(report: &Report, schema: &str) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_report(&mut out, report, schema);
+    out
+}
+
+fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Result {
+    let verdict = match report.verdict {
+        Verdict::Holds => "The promises held",
+        Verdict::Broken => "A promise was BROKEN",
+        Verdict::Undecided => "It cannot be told whether the promises held",
+    };
+    writeln!(out, "{verdict}: {}.\n", report.reason)?;
+    let findings = &report.findings;
+    let (pending, dead) = (findings.pending, findings.dead);
+    line(out, "Rows", findings.rows, &format!("{pending} pending, {dead} dead"))?;
+    let foreign = format!("and {} of somebody else", findings.foreign);
+    line(out, "Records", findings.records, &foreign)?;
+    for (name, finding, _) in sections(findings) {
+        line(out, name, finding.count, "")?;
+    }
+    let flagged = format!("{} flagged as possible duplicates", findings.duplicated.flagged);
+    line(out, "Duplicated", findings.duplicated.copies.count, &flagged)?;
+    line(
+        out,
+        "Outside",
+        findings.outside,
+        "records older than the rows still kept",
+    )?;
+    writeln!(out, "Seconds          {:>12.1}", report.seconds)?;
+    for topic in &findings.grown {
+        writeln!(
+            out,
+            "\nTopic {topic} got more partitions meanwhile: older records of a key lie where they belonged then."
+        )?;
+    }
+    for (name, finding, advice) in sections(findings) {
+        write_offenders(out, name, finding, advice)?;
+    }
+    if findings.duplicated.unflagged > 0 {
+        let advice = "An unflagged repeat is a bug of the relay, or somebody else wrote it. Report it.";
+        write_offenders(out, "Duplicated", &findings.duplicated.copies, advice)?;
+    }
+    if report.verdict != Verdict::Holds && findings.rows > 0 {
+        writeln!(
+            out,
+            "\nTo see a row: SELECT * FROM {schema}.message WHERE id = …, or {schema}.history where rows are archived."
+        )?;
+    }
+    Ok(())
+}
+
+/// Each finding with what to do about it.
+fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] {
+    [
+        (
+            "Missing",
+            &findings.missing,
+            "Send it again: UPDATE … SET published_at = NULL, available_at = now() WHERE id = …; and report it.",
+        ),
+        (
+            "Phantom",
+            &findings.phantom,
+            "Its row was rolled back, deleted by hand, or is in another database that writes to this topic.",
+        ),
+        (
+            "Out of order",
+            &findings.out_of_order,
+            "Was the row delayed or redriven? Then it joined the line when it was due. Otherwise report it.",
+        ),
+        (
+            "May overlap",
+            &findings.may_overlap,
+            "Right if their transactions overlapped, or if the row was delayed or redriven. See --serialized-keys.",
+        ),
+        (
+            "Wrong partition",
+            &findings.wrong_partition,
+            "Was the topic deleted and made anew with another count? Otherwise report it.",
+        ),
+        (
+            "Altered",
+            &findings.altered,
+            "Was the row changed after it was published? Otherwise report it.",
+        ),
+        (
+            "Cannot tell",
+            &findings.cannot_tell,
+            "The topic keeps less than the table, or is compacted: leave those rows out with --since.",
+        ),
+    ]
+}
+
+fn line(out: &mut String, name: &str, count: u64, rest: &str) -> std::fmt::Result {
+    writeln!(out, "{}", format!("{name:<16} {count:>12}  {rest}").trim_end())
+}
+
+fn write_offenders(out: &mut String, name: &str, finding: &Finding, advice: &str) -> std::fmt::Result {
+    if finding.count == 0 {
+        return Ok(());
+    }
+    writeln!(out, "\n{name} ({} of {})", finding.first.len(), finding.count)?;
+    for offender in &finding.first {
+        let row = offender.id.map_or("no row".to_owned(), |id| format!("row {id}"));
+        let partition = offender
+            .partition
+            .map_or("-".to_owned(), |partition| partition.to_string());
+        let offset = offender.offset.map_or("-".to_owned(), |offset| offset.to_string());
+        let (message, topic, what) = (&offender.message_id, &offender.topic, &offender.what);
+        writeln!(out, "  {row} message {message} at {topic}/{partition}/{offset}: {what}")?;
+    }
+    writeln!(out, "  → {advice}")
+}

@@ -1,0 +1,256 @@
+//! The oracle: what the outbox says was published against what is in the topics.
+//!
+//! Rows are read at one moment; topics up to where they ended just after it. Whatever was published by then is in both, so
+//! nothing is missing merely because it is young; a record whose row came later is looked up once more before it is called a
+//! phantom. Rows and records become entries of a few words ([`entry`]), are spilled to files by a hash of the message id
+//! ([`spill`]) and compared heap by heap ([`judge`]); first copies are spilled again by their line, to judge the order.
+
+pub mod entry;
+pub mod findings;
+pub mod judge;
+pub mod spill;
+
+use std::collections::HashMap;
+use std::env::temp_dir;
+use std::time::{Duration, SystemTime};
+
+use indicatif::ProgressBar;
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use uuid::Uuid;
+
+use crate::consumer::{self, Consumer, Extent};
+use crate::janitor::RETENTION_LEAST;
+use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
+use crate::outbox::snapshot::{Kept, Snapshot, Window};
+use crate::outbox::{self, Database};
+use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
+use findings::Findings;
+use judge::{Circumstances, Judge, Partition, SLACK, Topic};
+use spill::{HEAPS, Spill};
+
+/// Retention walks the table in steps: near the oldest row it may have taken younger ones.
+const RETENTION_STEP: Micros = span(Duration::from_secs(300));
+
+pub struct Settings {
+    pub database: Database,
+    pub schema: String,
+    pub kafka: ClientConfig,
+    /// None: all that rows name.
+    pub topics: Option<Vec<String>>,
+    pub since: Option<SystemTime>,
+    pub serialized_keys: bool,
+}
+
+/// Why no comparison was possible.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Database(#[from] outbox::Error),
+    #[error("Kafka cannot be read: {0}")]
+    Kafka(#[from] KafkaError),
+    #[error("temporary files cannot be used: {0}")]
+    Disk(#[from] std::io::Error),
+    #[error("reading the topics broke off: {0}")]
+    Broken(#[from] tokio::task::JoinError),
+}
+
+/// Compares everything; `bar` shows how far it is.
+pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
+    let snapshot = Snapshot::open(&settings.database, &settings.schema).await?;
+    let windows = snapshot.windows(settings.topics.as_deref(), settings.since).await?;
+    let names = match &settings.topics {
+        Some(topics) => topics.clone(),
+        None => windows.iter().map(|window| window.topic.clone()).collect(),
+    };
+    let reading = Reading::new(settings, names, bar)?;
+    let reading = on_thread(reading, Reading::measure).await?;
+    bar.inc_length(windows.iter().map(|window| window.rows as u64).sum());
+    let mut expected = Spill::new(&temp_dir())?;
+    let topics = &reading.names;
+    let places: HashMap<&str, u32> = topics.iter().map(String::as_str).zip(0..).collect();
+    snapshot
+        .each_row(topics, settings.since, |kept| {
+            bar.inc(1);
+            let topic = places[kept.row.topic.as_str()];
+            Ok::<_, Error>(expected.push(&Expected::of(&kept.row, topic, fate(&kept)))?)
+        })
+        .await?;
+    snapshot.close().await?;
+    let mut reading = on_thread(reading, Reading::read).await?;
+    let judge = Judge::new(Circumstances {
+        topics: reading.topics(&settings.kafka).await,
+        phantoms_from: phantoms_from(&windows, settings.since),
+        serialized_keys: settings.serialized_keys,
+    });
+    let mut findings = compare(judge, &snapshot, &mut expected, &mut reading.arrived).await?;
+    findings.foreign += reading.foreign;
+    Ok(findings)
+}
+
+/// Kafka's client blocks.
+async fn on_thread<T: Send + 'static>(
+    mut reading: Reading,
+    work: fn(&mut Reading) -> Result<T, Error>,
+) -> Result<Reading, Error> {
+    tokio::task::spawn_blocking(move || work(&mut reading).map(|_| reading)).await?
+}
+
+fn fate(kept: &Kept) -> Fate {
+    match (kept.state, kept.published_at) {
+        (State::Published, Some(at)) => Fate::Published(micros(at)),
+        (State::Dead, _) => Fate::Dead,
+        _ => Fate::Pending,
+    }
+}
+
+/// A record older than this may belong to a row that retention removed: retention keeps every row for an hour at least,
+/// and takes none younger than the oldest it leaves.
+fn phantoms_from(windows: &[Window], since: Option<SystemTime>) -> Micros {
+    let now = micros(SystemTime::now());
+    let youngest_removed = now - span(RETENTION_LEAST) + RETENTION_STEP;
+    let oldest_kept = windows
+        .iter()
+        .filter_map(|window| window.oldest)
+        .min()
+        .map_or(now, micros);
+    let kept = youngest_removed.min(oldest_kept + RETENTION_STEP);
+    since.map_or(kept, |since| kept.max(micros(since)))
+}
+
+async fn compare(
+    mut judge: Judge,
+    snapshot: &Snapshot,
+    expected: &mut Spill<Expected>,
+    arrived: &mut Spill<Arrived>,
+) -> Result<Findings, Error> {
+    let mut firsts: Spill<First> = Spill::new(&temp_dir())?;
+    for heap in 0..HEAPS {
+        let mut spilled = Ok(());
+        let mut strangers = judge.compare(expected.heap(heap)?, arrived.heap(heap)?, |first| {
+            if spilled.is_ok() {
+                spilled = firsts.push(&first);
+            }
+        });
+        spilled?;
+        if !strangers.is_empty() {
+            let messages: Vec<Uuid> = strangers.iter().map(|record| record.message_id).collect();
+            let known = snapshot.known(&messages).await?;
+            strangers.retain(|record| !known.contains(&record.message_id));
+            judge.phantoms(&strangers);
+        }
+    }
+    for heap in 0..HEAPS {
+        judge.order(firsts.heap(heap)?);
+    }
+    Ok(judge.findings)
+}
+
+/// The topics, being read.
+struct Reading {
+    consumer: Consumer,
+    names: Vec<String>,
+    since: Option<i64>,
+    extents: Vec<Vec<Extent>>,
+    /// Per topic and partition, when the first record read was written.
+    first: Vec<Vec<Option<Micros>>>,
+    /// Per topic, how many records were read.
+    read: Vec<u64>,
+    arrived: Spill<Arrived>,
+    foreign: u64,
+    bar: ProgressBar,
+}
+
+impl Reading {
+    fn new(settings: &Settings, names: Vec<String>, bar: &ProgressBar) -> Result<Self, Error> {
+        Ok(Reading {
+            consumer: Consumer::new(&settings.kafka)?,
+            // A record is written before its row is marked.
+            since: settings.since.map(|since| (micros(since) - SLACK) / 1000),
+            extents: Vec::new(),
+            first: Vec::new(),
+            read: vec![0; names.len()],
+            arrived: Spill::new(&temp_dir())?,
+            foreign: 0,
+            bar: bar.clone(),
+            names,
+        })
+    }
+
+    /// How far the topics go: asked right after the snapshot, so that little is in them which is not in the table.
+    fn measure(&mut self) -> Result<(), Error> {
+        for name in &self.names {
+            let extents = self.consumer.extents(name, self.since)?;
+            self.bar
+                .inc_length(extents.iter().map(|extent| (extent.to - extent.from) as u64).sum());
+            self.first.push(vec![None; extents.len()]);
+            self.extents.push(extents);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Error> {
+        for (topic, name) in self.names.iter().enumerate() {
+            let (first, read) = (&mut self.first[topic], &mut self.read[topic]);
+            self.consumer.read(name, &self.extents[topic], |message| {
+                self.bar.inc(1);
+                *read += 1;
+                let written = message.timestamp().to_millis().unwrap_or(0) * 1000;
+                first[message.partition() as usize].get_or_insert(written);
+                match arrived(topic as u32, written, message) {
+                    Some(record) => self.arrived.push(&record)?,
+                    None => self.foreign += 1,
+                }
+                Ok::<_, Error>(())
+            })?;
+        }
+        Ok(())
+    }
+
+    async fn topics(&self, kafka: &ClientConfig) -> Vec<Topic> {
+        let mut topics = Vec::new();
+        for (place, name) in self.names.iter().enumerate() {
+            let extents = &self.extents[place];
+            let span: i64 = extents.iter().map(|extent| extent.to - extent.from).sum();
+            let has_holes = self.read[place] < span as u64;
+            topics.push(Topic {
+                name: name.clone(),
+                partitions: extents
+                    .iter()
+                    .zip(&self.first[place])
+                    .map(|(e, f)| self.partition(e, *f))
+                    .collect(),
+                // Where we may not ask, holes speak for it.
+                compacted: consumer::is_compacted(kafka, name).await.unwrap_or(has_holes),
+            });
+        }
+        topics
+    }
+
+    fn partition(&self, extent: &Extent, first: Option<Micros>) -> Partition {
+        let asked = self.since.map(|since| since * 1000);
+        // Kafka removed what was before, or all there was.
+        let cut = (extent.low > 0 && extent.from == extent.low).then(|| first.unwrap_or(Micros::MAX));
+        Partition {
+            begins: cut.max(asked),
+            first,
+        }
+    }
+}
+
+/// `None`: the record is not ours.
+fn arrived(topic: u32, timestamp: Micros, message: &BorrowedMessage<'_>) -> Option<Arrived> {
+    let headers = message.headers()?;
+    let id = headers.iter().find(|header| header.key == MESSAGE_ID)?.value?;
+    let pairs = headers.iter().map(|header| (header.key, header.value));
+    Some(Arrived {
+        message_id: Uuid::try_parse_ascii(id).ok()?,
+        topic,
+        partition: message.partition(),
+        offset: message.offset(),
+        timestamp,
+        flagged: headers.iter().any(|header| header.key == POSSIBLE_DUPLICATE),
+        content: Content::of_record(message.key(), message.payload(), pairs),
+    })
+}

@@ -1,0 +1,124 @@
+//! What came of a comparison, and what it means.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+/// How many examples of each finding are kept.
+const EXAMPLES: usize = 10;
+
+/// One thing that is not as it should be.
+#[derive(Clone, Debug, Serialize)]
+pub struct Offender {
+    /// The row's id, where there is a row.
+    pub id: Option<i64>,
+    pub message_id: String,
+    pub topic: String,
+    pub partition: Option<i32>,
+    pub offset: Option<i64>,
+    pub what: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Finding {
+    pub count: u64,
+    pub first: Vec<Offender>,
+}
+
+impl Finding {
+    pub fn add(&mut self, offender: impl FnOnce() -> Offender) {
+        self.count += 1;
+        if self.first.len() < EXAMPLES {
+            self.first.push(offender());
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Duplicated {
+    #[serde(flatten)]
+    pub copies: Finding,
+    pub flagged: u64,
+    pub unflagged: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Findings {
+    pub rows: u64,
+    pub published: u64,
+    pub pending: u64,
+    /// Pending rows without a record: the rest of the pending ones are about to be marked.
+    pub waiting: u64,
+    pub dead: u64,
+    /// Records that carry a message id.
+    pub records: u64,
+    /// Of these, so many say that they may be repeats.
+    pub flagged: u64,
+    /// Records of somebody else.
+    pub foreign: u64,
+    /// Records from before the window: their rows may have been removed by retention.
+    pub outside: u64,
+    pub missing: Finding,
+    pub phantom: Finding,
+    pub duplicated: Duplicated,
+    pub out_of_order: Finding,
+    pub may_overlap: Finding,
+    pub wrong_partition: Finding,
+    pub altered: Finding,
+    /// Published rows whose record the topic need not have any more.
+    pub cannot_tell: Finding,
+    /// Topics that got more partitions meanwhile: older records of a key lie elsewhere.
+    pub grown: BTreeSet<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Holds,
+    Broken,
+    Undecided,
+}
+
+impl Findings {
+    /// The verdict, and the reason for it in one sentence.
+    pub fn verdict(&self) -> (Verdict, String) {
+        let broken = listed(&[
+            (self.missing.count, "missing"),
+            (self.phantom.count, "phantom"),
+            (self.duplicated.unflagged, "duplicated without saying so"),
+            (self.out_of_order.count, "out of order"),
+            (self.wrong_partition.count, "on the wrong partition"),
+            (self.altered.count, "altered"),
+        ]);
+        if !broken.is_empty() {
+            return (Verdict::Broken, broken);
+        }
+        if self.published == 0 {
+            let reason = "nothing to compare: no published row is kept in this window. With --on-published delete there never is; \
+                          keep or archive rows to verify them";
+            return (Verdict::Undecided, reason.to_owned());
+        }
+        let undecided = listed(&[
+            (
+                self.may_overlap.count,
+                "the other way round than their ids, which is right if their transactions overlapped; if none of one key \
+                 ever does, --serialized-keys decides it",
+            ),
+            (
+                self.cannot_tell.count,
+                "older than what their topic still keeps; --since leaves those out",
+            ),
+        ]);
+        if !undecided.is_empty() {
+            return (Verdict::Undecided, undecided);
+        }
+        let reason = "every published row is in its topic, unaltered, in order; every repeat says that it may be one";
+        (Verdict::Holds, reason.to_owned())
+    }
+}
+
+fn listed(counts: &[(u64, &str)]) -> String {
+    let found = counts.iter().filter(|(count, _)| *count > 0);
+    let words: Vec<String> = found.map(|(count, what)| format!("{count} {what}")).collect();
+    words.join(", ")
+}

@@ -1,0 +1,326 @@
+//! Rows against records. Pure: entries in, findings out.
+
+use std::time::Duration;
+
+use super::entry::{Arrived, Expected, Fate, First, Micros, span};
+use super::findings::{Findings, Offender};
+use crate::message::Place;
+
+/// What is allowed for clocks that differ, and for the time between an acknowledgement and its mark.
+pub const SLACK: Micros = span(Duration::from_secs(600));
+
+/// What is known besides rows and records.
+#[derive(Clone, Debug, Default)]
+pub struct Circumstances {
+    pub topics: Vec<Topic>,
+    /// A record without a row from before this time may belong to a row that retention removed.
+    pub phantoms_from: Micros,
+    /// No two transactions ever overlap in a key, no row is delayed: ids are the order.
+    pub serialized_keys: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Topic {
+    pub name: String,
+    /// Empty: Kafka does not know the topic.
+    pub partitions: Vec<Partition>,
+    /// Compaction may have taken any record.
+    pub compacted: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Partition {
+    /// What was written before was not read, or is not there any more. `None`: it was read from its first record on.
+    pub begins: Option<Micros>,
+    /// When the first record that was read was written.
+    pub first: Option<Micros>,
+}
+
+pub struct Judge {
+    pub circumstances: Circumstances,
+    pub findings: Findings,
+}
+
+/// How two rows of one line stand to each other that arrived against the order of their ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Inversion {
+    Right,
+    MayOverlap,
+    Wrong,
+}
+
+/// How many pairs of one line are looked at for the worst of them: beyond it a line that is all awry stays undecided.
+const PAIRS: usize = 1_000_000;
+
+impl Judge {
+    pub fn new(circumstances: Circumstances) -> Self {
+        Judge {
+            circumstances,
+            findings: Findings::default(),
+        }
+    }
+
+    /// Compares rows with records. Gives `first` the first copy of every row in a line, and answers the records
+    /// without a row: one may have come meanwhile.
+    pub fn compare(
+        &mut self,
+        mut expected: Vec<Expected>,
+        mut arrived: Vec<Arrived>,
+        mut first: impl FnMut(First),
+    ) -> Vec<Arrived> {
+        expected.sort_unstable_by_key(|row| row.message_id);
+        arrived.sort_unstable_by_key(|record| (record.message_id, record.partition, record.offset));
+        self.findings.records += arrived.len() as u64;
+        self.findings.flagged += arrived.iter().filter(|record| record.flagged).count() as u64;
+        let mut strangers = Vec::new();
+        let mut rest = arrived.as_slice();
+        for row in &expected {
+            let (without_row, others) = rest.split_at(rest.partition_point(|r| r.message_id < row.message_id));
+            let (copies, others) = others.split_at(others.partition_point(|r| r.message_id == row.message_id));
+            strangers.extend_from_slice(without_row);
+            rest = others;
+            if let Some(copy) = self.row(row, copies) {
+                first(copy);
+            }
+        }
+        strangers.extend_from_slice(rest);
+        let before = strangers.len();
+        strangers.retain(|record| record.timestamp >= self.circumstances.phantoms_from);
+        self.findings.outside += (before - strangers.len()) as u64;
+        strangers
+    }
+
+    /// These records have no row, as was made sure of.
+    pub fn phantoms(&mut self, records: &[Arrived]) {
+        for record in records {
+            let offender = self.at_record(None, record, "no row has this message id".to_owned());
+            self.findings.phantom.add(|| offender);
+        }
+    }
+
+    /// One row and the records with its message id.
+    fn row(&mut self, row: &Expected, copies: &[Arrived]) -> Option<First> {
+        self.findings.rows += 1;
+        match row.state {
+            Fate::Pending => self.findings.pending += 1,
+            Fate::Published(_) => self.findings.published += 1,
+            Fate::Dead => self.findings.dead += 1,
+        }
+        // Somebody who reads one topic and writes another often passes headers on.
+        let (own, passed_on): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
+        self.findings.foreign += passed_on.len() as u64;
+        let Some(first) = first_of(&own) else {
+            self.absent(row);
+            return None;
+        };
+        for copy in &own {
+            if !std::ptr::eq(*copy, first) {
+                self.repeat(row, copy);
+            }
+            self.partition(row, copy);
+            if let Some(part) = copy.content.difference(row.content) {
+                let offender = self.at_record(Some(row.id), copy, format!("{part} differs from the row"));
+                self.findings.altered.add(|| offender);
+            }
+        }
+        let begins = self.partition_at(first).and_then(|partition| partition.begins);
+        // Of an older row this may be the second copy.
+        let is_first = begins.is_none_or(|begins| row.created >= begins);
+        row.unit.filter(|_| is_first).map(|unit| first_copy(row, first, unit))
+    }
+
+    fn absent(&mut self, row: &Expected) {
+        let Fate::Published(at) = row.state else {
+            self.findings.waiting += u64::from(row.state == Fate::Pending);
+            return;
+        };
+        let topic = &self.circumstances.topics[row.topic as usize];
+        let offender = |what: &str| Offender {
+            id: Some(row.id),
+            message_id: row.message_id.to_string(),
+            topic: topic.name.clone(),
+            partition: row.place.partition(topic.partitions.len() as i32),
+            offset: None,
+            what: what.to_owned(),
+        };
+        if topic.would_have(row.place, at) {
+            self.findings
+                .missing
+                .add(|| offender("published, but not in the topic"));
+        } else {
+            self.findings
+                .cannot_tell
+                .add(|| offender("the topic need not have it any more"));
+        }
+    }
+
+    fn repeat(&mut self, row: &Expected, copy: &Arrived) {
+        let what = if copy.flagged {
+            "repeat, flagged"
+        } else {
+            "repeat, not flagged"
+        };
+        let offender = self.at_record(Some(row.id), copy, what.to_owned());
+        let duplicated = &mut self.findings.duplicated;
+        duplicated.copies.add(|| offender);
+        if copy.flagged {
+            duplicated.flagged += 1;
+        } else {
+            duplicated.unflagged += 1;
+        }
+    }
+
+    fn partition(&mut self, row: &Expected, copy: &Arrived) {
+        let topic = &self.circumstances.topics[row.topic as usize];
+        let right = row.place.partition(topic.partitions.len() as i32);
+        if right == Some(copy.partition) {
+            return;
+        }
+        if topic.had_fewer(row.place, copy) {
+            let name = topic.name.clone();
+            self.findings.grown.insert(name);
+            return;
+        }
+        let what = match right {
+            Some(partition) => format!("belongs on partition {partition}"),
+            None => "asks for a partition that does not exist".to_owned(),
+        };
+        let offender = self.at_record(Some(row.id), copy, what);
+        self.findings.wrong_partition.add(|| offender);
+    }
+
+    /// Judges the order of lines: all first copies of each unit must be among these.
+    pub fn order(&mut self, mut firsts: Vec<First>) {
+        firsts.sort_unstable_by_key(|copy| (copy.unit, copy.partition, copy.offset));
+        for line in firsts.chunk_by(|a, b| (a.unit, a.partition) == (b.unit, b.partition)) {
+            self.line(line);
+        }
+    }
+
+    fn line(&mut self, line: &[First]) {
+        let mut highest = i64::MIN;
+        let mut pairs = PAIRS;
+        for (place, late) in line.iter().enumerate() {
+            if late.id > highest {
+                highest = late.id;
+                continue;
+            }
+            let (inversion, early) = self.worst(late, &line[..place], &mut pairs);
+            let what = format!("arrived after row {} (offset {})", early.id, early.offset);
+            let offender = Offender {
+                id: Some(late.id),
+                message_id: late.message_id.to_string(),
+                topic: self.circumstances.topics[late.topic as usize].name.clone(),
+                partition: Some(late.partition),
+                offset: Some(late.offset),
+                what,
+            };
+            match inversion {
+                Inversion::Right => {}
+                Inversion::MayOverlap => self.findings.may_overlap.add(|| offender),
+                Inversion::Wrong => self.findings.out_of_order.add(|| offender),
+            }
+        }
+    }
+
+    /// The worst of the pairs this row makes with those of higher ids that came before it. There is one.
+    fn worst<'a>(&self, late: &First, earlier: &'a [First], pairs: &mut usize) -> (Inversion, &'a First) {
+        let mut worst = (Inversion::Right, &earlier[0]);
+        for early in earlier.iter().rev().filter(|early| early.id > late.id) {
+            let inversion = match pairs.checked_sub(1) {
+                None => Inversion::MayOverlap,
+                Some(left) => {
+                    *pairs = left;
+                    self.weigh(late, early)
+                }
+            };
+            if inversion > worst.0 {
+                worst = (inversion, early);
+            }
+            if inversion == Inversion::Wrong || *pairs == 0 {
+                break;
+            }
+        }
+        worst
+    }
+
+    /// Two transactions that do not overlap draw ids in the order they commit in; what the table still shows of an overlap
+    /// is that one row was written after the other, with the higher id, had been published.
+    fn weigh(&self, late: &First, early: &First) -> Inversion {
+        if self.circumstances.serialized_keys {
+            return Inversion::Wrong;
+        }
+        if early.published.is_some_and(|at| at < late.created) {
+            return Inversion::Right;
+        }
+        match (late.version, early.version) {
+            (Some(late), Some(early)) if late.0 == early.0 && late.1 < early.1 => Inversion::Wrong,
+            (Some(late), Some(early)) if late.0 == early.0 && late.1 > early.1 => Inversion::Right,
+            _ => Inversion::MayOverlap,
+        }
+    }
+
+    fn partition_at(&self, record: &Arrived) -> Option<&Partition> {
+        let topic = self.circumstances.topics.get(record.topic as usize)?;
+        topic.partitions.get(record.partition as usize)
+    }
+
+    fn at_record(&self, id: Option<i64>, record: &Arrived, what: String) -> Offender {
+        Offender {
+            id,
+            message_id: record.message_id.to_string(),
+            topic: self.circumstances.topics[record.topic as usize].name.clone(),
+            partition: Some(record.partition),
+            offset: Some(record.offset),
+            what,
+        }
+    }
+}
+
+impl Topic {
+    /// Must a record of this row, published then, still be in what was read?
+    fn would_have(&self, place: Place, published: Micros) -> bool {
+        let partition = place.partition(self.partitions.len() as i32);
+        let Some(partition) = partition.and_then(|partition| self.partitions.get(partition as usize)) else {
+            return false;
+        };
+        let read = |begins: Micros| published.saturating_sub(SLACK) >= begins;
+        !self.compacted && partition.begins.is_none_or(read)
+    }
+
+    /// Was this the right partition when the topic had fewer? Then those it lacked had no record yet.
+    fn had_fewer(&self, place: Place, copy: &Arrived) -> bool {
+        let Place::Hashed(_) = place else { return false };
+        let partitions = self.partitions.len() as i32;
+        (copy.partition + 1..partitions).any(|fewer| {
+            let added = &self.partitions[fewer as usize..];
+            place.partition(fewer) == Some(copy.partition)
+                && added
+                    .iter()
+                    .all(|partition| partition.first.is_none_or(|first| first > copy.timestamp))
+        })
+    }
+}
+
+/// The first copy: by offset within a partition; by time between partitions, where there is nothing else to go by.
+fn first_of<'a>(copies: &[&'a Arrived]) -> Option<&'a Arrived> {
+    let lines = copies.chunk_by(|a, b| a.partition == b.partition);
+    lines.map(|line| line[0]).min_by_key(|copy| copy.timestamp)
+}
+
+fn first_copy(row: &Expected, copy: &Arrived, unit: u64) -> First {
+    First {
+        unit,
+        message_id: row.message_id,
+        id: row.id,
+        topic: row.topic,
+        partition: copy.partition,
+        offset: copy.offset,
+        version: row.version,
+        created: row.created,
+        published: match row.state {
+            Fate::Published(at) => Some(at),
+            Fate::Pending | Fate::Dead => None,
+        },
+    }
+}
