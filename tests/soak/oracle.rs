@@ -15,6 +15,11 @@ impl Oracle {
         Oracle(answer.unwrap_or_else(|_| panic!("verify says nothing: {output:?}")))
     }
 
+    /// "undecided" comes with counts of 0: it is the word that decides.
+    pub fn verdict(&self) -> &str {
+        self.0["verdict"].as_str().unwrap_or("none")
+    }
+
     pub fn count(&self, finding: &str) -> u64 {
         let found = &self.0[finding]["count"];
         found

@@ -69,6 +69,12 @@ impl Evidence {
     fn delivery(&self) -> Vec<Check> {
         let none = |promise, finding| at_most(promise, self.oracle.count(finding), 0);
         vec![
+            Check {
+                promise: "verdict of outboxd verify",
+                measured: self.oracle.verdict().to_owned(),
+                allowed: "holds".to_owned(),
+                holds: self.oracle.verdict() == "holds",
+            },
             none("rows missing", "missing"),
             none("phantom records", "phantom"),
             none("rows out of order", "out_of_order"),
