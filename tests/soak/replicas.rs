@@ -15,6 +15,10 @@ const TASKS: usize = 2;
 /// Moderate, so that "at most the rows in flight" means something.
 const BATCH_ROWS: usize = 500;
 
+/// Shorter than the default, so that recovery from a lost replica is seen often; with a batch deadline that a busy machine keeps.
+pub const LEASE: Duration = Duration::from_secs(8);
+const BATCH_DEADLINE: &str = "3s";
+
 /// The most rows a replica can have in flight: its batches, and the heads of holds it tries again.
 pub const IN_FLIGHT_MAX: usize = TASKS * BATCH_ROWS + outboxd::hold::AT_ONCE;
 
@@ -86,9 +90,14 @@ pub struct Replica {
 }
 
 fn builder(database_url: &str, kafka: &str) -> RelayBuilder {
-    let (tasks, rows) = (TASKS.to_string(), BATCH_ROWS.to_string());
+    let (tasks, rows, lease) = (
+        TASKS.to_string(),
+        BATCH_ROWS.to_string(),
+        format!("{}s", LEASE.as_secs()),
+    );
     RelayBuilder::new(database_url, kafka)
         .args(&["--tasks", &tasks, "--batch-rows", &rows])
+        .args(&["--lease", &lease, "--batch-deadline", BATCH_DEADLINE])
         // A poison row is given up soon: its key waits for it.
         .args(&["--max-attempts", "2", "--retry-backoff-min", "500ms"])
 }

@@ -60,9 +60,9 @@ impl Kind {
     /// How long it is kept up, in milliseconds; what comes back by itself afterwards takes its own time.
     fn lasts(self) -> Range<u64> {
         match self {
-            Kill => 200..8_000,
-            Freeze => 6_000..9_000,
-            Hiccup => 200..3_000,
+            Kill => 200..10_000,
+            Freeze => 9_000..13_000,
+            Hiccup => 200..4_000,
             Restart => 0..500,
             Disconnect => 0..1,
             CrashPostgres => 200..3_000,

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::faults::Injected;
 use crate::oracle::Oracle;
-use crate::replicas::{Counters, IN_FLIGHT_MAX, Life, REPLICAS, connections_max};
-use crate::support::LEASE;
+use crate::replicas::{Counters, IN_FLIGHT_MAX, LEASE, Life, REPLICAS, connections_max};
 use crate::watch::Sample;
 use crate::writers::{DELAY_MAX, OPEN_MAX};
 
