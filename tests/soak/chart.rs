@@ -72,10 +72,10 @@ fn grid(out: &mut String, scale: &Scale) -> std::fmt::Result {
     }
     let y = TOP + HEIGHT + 18.0;
     for seconds in steps(scale.seconds, 10.0) {
-        let (x, minutes) = (scale.x(seconds), seconds / 60.0);
+        let (x, minutes, rest) = (scale.x(seconds), seconds as u64 / 60, seconds as u64 % 60);
         writeln!(
             out,
-            "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{minutes:.1} min</text>"
+            "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{minutes}:{rest:02}</text>"
         )?;
     }
     Ok(())

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{sleep, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use crate::progress::Progress;
 use crate::schedule::{Event, Kind, Schedule};
@@ -24,21 +23,12 @@ pub struct Injected {
     pub in_flight: f64,
 }
 
-/// Plays the schedule to its end, or until told to stop; answers what was injected, in order.
-pub async fn play(
-    schedule: &Schedule,
-    stage: &Arc<Stage>,
-    start: Instant,
-    progress: &Arc<Progress>,
-    stop: &CancellationToken,
-) -> Vec<Injected> {
+/// Plays the schedule to its end; answers what was injected, in order.
+pub async fn play(schedule: &Schedule, stage: &Arc<Stage>, start: Instant, progress: &Progress) -> Vec<Injected> {
     let mut injected = Vec::new();
     let mut background = JoinSet::new();
     for event in schedule.events.iter().copied() {
-        tokio::select! {
-            () = sleep_until((start + event.at).into()) => {}
-            () = stop.cancelled() => break,
-        }
+        sleep_until((start + event.at).into()).await;
         progress.fault(&event);
         if event.kind.is_in_the_background() {
             let stage = stage.clone();

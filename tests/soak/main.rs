@@ -27,7 +27,6 @@ use std::{fs, io};
 use clap::Parser;
 use tokio::task::block_in_place;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::oracle::Oracle;
 use crate::progress::Progress;
@@ -53,7 +52,12 @@ async fn main() -> ExitCode {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let schedule = Schedule::new(seed, Duration::from_secs(args.minutes * 60));
     println!("{schedule}");
-    match soak(&schedule).await {
+    // Ctrl-C stops the replicas as well: there is nothing left to judge, only to clean up.
+    let outcome = tokio::select! {
+        outcome = soak(&schedule) => outcome,
+        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
+    };
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -83,7 +87,7 @@ async fn gather(schedule: &Schedule, stage: &Arc<Stage>) -> Evidence {
     let writers = Writers::start(stage, schedule.seed);
     let progress = Arc::new(Progress::new(schedule, &writers.written));
     let watch = Watch::start(stage, start, &progress);
-    let faults = faults::play(schedule, stage, start, &progress, &interrupted()).await;
+    let faults = faults::play(schedule, stage, start, &progress).await;
     let written = writers.stop().await;
     let drained = drain(stage).await;
     let samples = watch.stop().await;
@@ -99,18 +103,6 @@ async fn gather(schedule: &Schedule, stage: &Arc<Stage>) -> Evidence {
         in_doubt: written.in_doubt.load(Ordering::Relaxed),
         rolled_back: written.rolled_back.load(Ordering::Relaxed),
     }
-}
-
-/// Ctrl-C ends the faults, not the questions: what was seen so far is judged.
-fn interrupted() -> CancellationToken {
-    let stop = CancellationToken::new();
-    let stopped = stop.clone();
-    tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            stopped.cancel();
-        }
-    });
-    stop
 }
 
 /// How long it takes until nothing is pending.

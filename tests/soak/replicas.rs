@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use outboxd::config::{RunArgs, pool_size};
@@ -67,6 +67,7 @@ pub struct Life {
     pid: u32,
     address: String,
     paused: bool,
+    told_to_end: bool,
     /// As of the last scrape.
     pub counters: Counters,
     /// Resident memory in KiB, once a second.
@@ -147,28 +148,28 @@ impl Replica {
     pub fn kill(&self) {
         self.scrape();
         let mut state = self.state();
-        state.life().paused = true;
+        state.life().told_to_end = true;
         state.relay.kill();
         self.keep_log(&state);
     }
 
     /// SIGTERM, and wait for its end; what it counts until then is still scraped.
     pub fn stop(&self) {
-        self.state().relay.signal("TERM");
-        for _ in 0..600 {
-            self.scrape();
+        {
             let mut state = self.state();
-            state.life().paused = true;
-            if let Some(status) = state.relay.ended() {
-                self.keep_log(&state);
-                assert!(status.success(), "replica {} did not stop well: {status}", self.number);
-                return;
-            }
-            state.life().paused = false;
-            drop(state);
-            thread::sleep(Duration::from_millis(50));
+            state.life().told_to_end = true;
+            state.relay.signal("TERM");
         }
-        panic!("replica {} does not stop", self.number);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.state().relay.ended().is_none() {
+            assert!(Instant::now() < deadline, "replica {} does not stop", self.number);
+            self.scrape();
+            thread::sleep(Duration::from_millis(20));
+        }
+        let mut state = self.state();
+        let status = state.relay.wait(Duration::ZERO);
+        assert!(status.success(), "replica {} did not stop well: {status}", self.number);
+        self.keep_log(&state);
     }
 
     pub fn pause(&self) {
@@ -201,7 +202,9 @@ impl Replica {
         if state.lives.len() != life || state.life().paused {
             return None;
         }
-        if let Some(status) = state.relay.ended() {
+        if !state.life().told_to_end
+            && let Some(status) = state.relay.ended()
+        {
             state.life().ended_by_itself = Some(status.to_string());
         }
         let answer = answer?;
@@ -249,6 +252,7 @@ impl Life {
             pid: relay.pid(),
             address: relay.address().expect("it is ready"),
             paused: false,
+            told_to_end: false,
             counters: Counters::default(),
             memory_kib: Vec::new(),
             cpu_seconds: 0.0,
