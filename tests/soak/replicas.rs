@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use outboxd::config::{RunArgs, pool_size};
 
-use crate::support::{Relay, RelayBuilder, http_get, metric_in};
+use crate::support::{Relay, RelayBuilder};
 
 pub const REPLICAS: usize = 4;
 
@@ -36,14 +36,15 @@ pub struct Counters {
 
 impl Counters {
     fn in_answer(answer: &str) -> Option<Self> {
+        let total = |name| Relay::metric_in(answer, name);
         Some(Counters {
-            published: metric_in(answer, "outboxd_rows_published_total")?,
-            possible_duplicates: metric_in(answer, "outboxd_possible_duplicates_total")?,
-            dead: metric_in(answer, "outboxd_rows_dead_total")?,
-            fenced: metric_in(answer, "outboxd_rows_fenced_total")?,
-            forgotten: metric_in(answer, "outboxd_rows_forgotten_total")?,
-            terms_lost: metric_in(answer, "outboxd_terms_lost_total")?,
-            producers_rebuilt: metric_in(answer, "outboxd_producer_rebuilds_total")?,
+            published: total("outboxd_rows_published_total")?,
+            possible_duplicates: total("outboxd_possible_duplicates_total")?,
+            dead: total("outboxd_rows_dead_total")?,
+            fenced: total("outboxd_rows_fenced_total")?,
+            forgotten: total("outboxd_rows_forgotten_total")?,
+            terms_lost: total("outboxd_terms_lost_total")?,
+            producers_rebuilt: total("outboxd_producer_rebuilds_total")?,
         })
     }
 
@@ -197,7 +198,7 @@ impl Replica {
             (count, life.address.clone())
         };
         // Not under the lock: whoever wants to wake it up must not wait for its answer.
-        let answer = http_get(&address, "/metrics", Duration::from_millis(500));
+        let answer = Relay::get_from(&address, "/metrics", Duration::from_millis(500));
         let mut state = self.state();
         if state.lives.len() != life || state.life().paused {
             return None;
@@ -209,7 +210,7 @@ impl Replica {
         }
         let answer = answer?;
         state.life().counters = Counters::in_answer(&answer)?;
-        metric_in(&answer, "outboxd_in_flight_rows")
+        Relay::metric_in(&answer, "outboxd_in_flight_rows")
     }
 
     /// Notes memory and processor time.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub use consumer::{Record, read_topic, read_until, scan_topic};
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::{Committed, History};
-pub use relay::{Relay, RelayBuilder, http_get, metric_in};
+pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
 pub use topics::{alter_topic, create_topic, delete_topic};

@@ -123,12 +123,36 @@ impl Relay {
 
     /// The whole HTTP answer, or `None` if nobody answers.
     pub fn get(&self, path: &str) -> Option<String> {
-        http_get(&self.address()?, path, Duration::from_secs(5))
+        Relay::get_from(&self.address()?, path, Duration::from_secs(5))
+    }
+
+    /// The same of any process, or `None` if it does not answer in time.
+    pub fn get_from(address: &str, path: &str, patience: Duration) -> Option<String> {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(patience)).ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
     }
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        metric_in(&self.get("/metrics")?, name)
+        Relay::metric_in(&self.get("/metrics")?, name)
+    }
+
+    /// The same in an answer that is at hand.
+    pub fn metric_in(answer: &str, name: &str) -> Option<f64> {
+        let values: Vec<f64> = answer
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
+            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+            .collect();
+        (!values.is_empty()).then(|| values.iter().sum())
     }
 
     pub fn signal(&self, signal: &str) {
@@ -197,28 +221,4 @@ impl Drop for Relay {
             eprintln!("── log of outboxd {} ──\n{}", self.pid(), self.log());
         }
     }
-}
-
-/// The whole HTTP answer, or `None` if nobody answers in time.
-pub fn http_get(address: &str, path: &str, patience: Duration) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(patience)).ok()?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    )
-    .ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
-
-/// A metric's value in the answer of `/metrics`, summed over its labels.
-pub fn metric_in(answer: &str, name: &str) -> Option<f64> {
-    let values: Vec<f64> = answer
-        .lines()
-        .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
-        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
-        .collect();
-    (!values.is_empty()).then(|| values.iter().sum())
 }
