@@ -281,7 +281,7 @@ impl Relay {
         match self.send_head(&row).await {
             Outcome::Acked => self.release_keyless(term, hold, token, Some(row.id)).await,
             outcome => {
-                let sent = row.suspect || may_have_landed(&outcome);
+                let sent = may_have_landed(&outcome);
                 let refused = self.keyless_refusal(&row, &outcome);
                 let (topic_is_fine, reason) = match outcome {
                     Outcome::Refused { reason } => (true, reason),

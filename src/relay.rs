@@ -15,7 +15,7 @@ use crate::floor::Sight;
 use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Outbox, Result};
+use crate::outbox::{Claim, Outbox, Result};
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Verdict, judge};
 
@@ -123,7 +123,7 @@ impl Relay {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;
-        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|row| row.lane).collect();
+        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|(lane, _)| *lane).collect();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
@@ -217,14 +217,14 @@ impl Relay {
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         failpoint::hit("after_publish_keyless").await;
-        self.settle_keyless(term, token, floor, &rows, &claim.dropped, &verdict)
-            .await;
-        let all_done = verdict.is_clean() && claim.dropped.is_empty();
+        let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
+        self.settle_keyless(term, token, floor, &rows, &dropped, &verdict).await;
+        let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
             lane: KEYLESS,
             rows: rows.len(),
             full: claimed >= most,
-            overweight: !claim.dropped.is_empty(),
+            overweight: !dropped.is_empty(),
             slow,
             sight: all_done.then_some(Sight {
                 settled: 0,
@@ -244,7 +244,7 @@ impl Relay {
         token: Uuid,
         floor: i64,
         rows: &[Row],
-        dropped: &[Dropped],
+        dropped: &[i64],
         verdict: &Verdict,
     ) {
         let began = Instant::now();
@@ -274,7 +274,8 @@ impl Relay {
         if verdict.is_clean() && dropped.is_empty() {
             return;
         }
-        let released = given_back(rows, dropped, verdict);
+        let unsent = verdict.unsent.iter().chain(dropped).map(|id| (*id, false));
+        let released: Vec<(i64, bool)> = unsent.chain(verdict.unknown.iter().map(|id| (*id, true))).collect();
         let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
         self.while_term_lasts(term, || async {
             let settled = self
@@ -419,7 +420,7 @@ fn report_hold(hold: &HoldOrder) {
 /// Answers the rows, and per lane the id after which nothing is known.
 fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
-    for Dropped { lane, id, .. } in claim.dropped {
+    for (lane, id) in claim.dropped {
         let cut = cuts.entry(lane.unwrap_or(KEYLESS)).or_insert(id - 1);
         *cut = (*cut).min(id - 1);
     }
@@ -456,19 +457,6 @@ fn flag_suspects(rows: &mut [Row], held: &[Held]) {
             row.suspect = place < held.suspect_rows || held.unknown.contains(&row.id);
         }
     }
-}
-
-/// Rows without a lane that are claimed again, each with whether a copy may be there: not sent by this claim does not mean
-/// that no earlier one did.
-fn given_back(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<(i64, bool)> {
-    let is_suspect = |id: i64| {
-        let place = rows.binary_search_by_key(&id, |row| row.id);
-        place.is_ok_and(|place| rows[place].suspect)
-    };
-    let unsent = verdict.unsent.iter().map(|id| (*id, is_suspect(*id)));
-    let unknown = verdict.unknown.iter().map(|id| (*id, true));
-    let dropped = dropped.iter().map(|row| (row.id, row.suspect));
-    unsent.chain(unknown).chain(dropped).collect()
 }
 
 fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {

@@ -14,15 +14,7 @@ use crate::message::Row;
 #[derive(Debug, Default)]
 pub struct Claim {
     pub rows: Vec<Row>,
-    pub dropped: Vec<Dropped>,
-}
-
-/// A row left behind, and whether it was suspect: giving it back must not make it look fresh.
-#[derive(Clone, Copy, Debug)]
-pub struct Dropped {
-    pub lane: Option<i16>,
-    pub id: i64,
-    pub suspect: bool,
+    pub dropped: Vec<(Option<i16>, i64)>,
 }
 
 impl Outbox {
@@ -96,11 +88,7 @@ impl Outbox {
                 let row = read(&row)?;
                 let size = row.size();
                 if !claim.dropped.is_empty() || (size > budget && !claim.rows.is_empty()) {
-                    claim.dropped.push(Dropped {
-                        lane: row.lane,
-                        id: row.id,
-                        suspect: row.suspect,
-                    });
+                    claim.dropped.push((row.lane, row.id));
                     continue;
                 }
                 budget = budget.saturating_sub(size);
