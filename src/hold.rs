@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::failpoint;
@@ -18,7 +18,7 @@ use crate::lanes::{Checkout, Seen, Term, Work};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Result, StoredHold};
-use crate::relay::Relay;
+use crate::relay::{Relay, report_refusal};
 use crate::verdict::{OnDead, Refusal};
 
 /// So many holds are read at once, and so many heads sent at once.
@@ -140,16 +140,8 @@ impl Relay {
             },
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
+                report_refusal(&refusal);
                 let (dead, wait) = (refusal.dead, refusal.wait);
-                metrics::rows_refused(usize::from(dead), usize::from(!dead));
-                if dead {
-                    error!(
-                        id = row.id,
-                        topic = row.topic,
-                        reason,
-                        "dead letter: Kafka refused the row for good"
-                    );
-                }
                 match (dead, policy.on_dead) {
                     (true, OnDead::Continue) => Change::Release {
                         published: None,
@@ -281,7 +273,7 @@ impl Relay {
         match self.send_head(&row).await {
             Outcome::Acked => self.release_keyless(term, hold, token, Some(row.id)).await,
             outcome => {
-                let sent = may_have_landed(&outcome);
+                let sent = row.suspect || may_have_landed(&outcome);
                 let refused = self.keyless_refusal(&row, &outcome);
                 let (topic_is_fine, reason) = match outcome {
                     Outcome::Refused { reason } => (true, reason),
@@ -305,7 +297,9 @@ impl Relay {
         let Outcome::Refused { reason } = outcome else {
             return Vec::new();
         };
-        vec![self.settings.policy.refusal(row, reason)]
+        let refusal = self.settings.policy.refusal(row, reason);
+        report_refusal(&refusal);
+        vec![refusal]
     }
 
     async fn release_keyless(&self, term: &Term, hold: &StoredHold, token: Uuid, published: Option<i64>) -> Result<()> {

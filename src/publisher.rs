@@ -298,6 +298,10 @@ impl Publisher {
         (topic, partition): (&str, i32),
         overdue: bool,
     ) -> Vec<(usize, Outcome)> {
+        if codes.contains(&Some(Code::UnknownPartition)) {
+            // The client may be the one who is right: the topic was made anew with fewer partitions.
+            self.topics.forget(topic);
+        }
         let refused = codes.iter().filter(|code| outcome::is_refusal(**code)).count();
         if refused > 1 {
             // A produce batch fails as a whole: at most one of them is guilty. Smaller batches will tell which.

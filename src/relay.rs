@@ -15,9 +15,9 @@ use crate::floor::Sight;
 use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Outbox, Result};
+use crate::outbox::{Claim, Dropped, Outbox, Result};
 use crate::publisher::{OVERRUN, Publisher};
-use crate::verdict::{HoldOrder, Policy, Verdict, judge};
+use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
 
 /// What the loop is told by the settings.
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ impl Relay {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;
-        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|(lane, _)| *lane).collect();
+        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|row| row.lane).collect();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
@@ -217,7 +217,7 @@ impl Relay {
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         failpoint::hit("after_publish_keyless").await;
-        let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
+        let dropped = claim.dropped;
         self.settle_keyless(term, token, floor, &rows, &dropped, &verdict).await;
         let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
@@ -244,7 +244,7 @@ impl Relay {
         token: Uuid,
         floor: i64,
         rows: &[Row],
-        dropped: &[i64],
+        dropped: &[Dropped],
         verdict: &Verdict,
     ) {
         let began = Instant::now();
@@ -274,8 +274,7 @@ impl Relay {
         if verdict.is_clean() && dropped.is_empty() {
             return;
         }
-        let unsent = verdict.unsent.iter().chain(dropped).map(|id| (*id, false));
-        let released: Vec<(i64, bool)> = unsent.chain(verdict.unknown.iter().map(|id| (*id, true))).collect();
+        let released = given_back(rows, dropped, verdict);
         let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
         self.while_term_lasts(term, || async {
             let settled = self
@@ -323,16 +322,8 @@ impl Relay {
     /// One log line per event an operator acts on; none per message.
     fn report(&self, rows: &[Row], verdict: &Verdict) {
         metrics::rows_published(verdict.published.len());
-        let dead = verdict.refused.iter().filter(|r| r.dead).count();
-        metrics::rows_refused(dead, verdict.refused.len() - dead);
         metrics::rows_deferred(verdict.unsent.len() + verdict.unknown.len());
-        for refused in verdict.refused.iter().filter(|r| r.dead) {
-            error!(
-                id = refused.id,
-                reason = refused.reason,
-                "dead letter: Kafka refused the row for good"
-            );
-        }
+        verdict.refused.iter().for_each(report_refusal);
         let mut topics: Vec<&str> = Vec::new();
         for hold in &verdict.holds {
             // A sick topic is held in many lanes: one line is enough.
@@ -398,6 +389,18 @@ impl Relay {
     }
 }
 
+/// An attempt is counted. The last one is an event an operator acts on.
+pub(crate) fn report_refusal(refusal: &Refusal) {
+    metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
+    if refusal.dead {
+        error!(
+            id = refusal.id,
+            reason = refusal.reason,
+            "dead letter: Kafka refused the row for good"
+        );
+    }
+}
+
 fn report_hold(hold: &HoldOrder) {
     if hold.unit.is_empty() {
         warn!(
@@ -420,9 +423,9 @@ fn report_hold(hold: &HoldOrder) {
 /// Answers the rows, and per lane the id after which nothing is known.
 fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
-    for (lane, id) in claim.dropped {
-        let cut = cuts.entry(lane.unwrap_or(KEYLESS)).or_insert(id - 1);
-        *cut = (*cut).min(id - 1);
+    for row in claim.dropped {
+        let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(row.id - 1);
+        *cut = (*cut).min(row.id - 1);
     }
     let mut rows = claim.rows;
     rows.retain(|row| {
@@ -457,6 +460,15 @@ fn flag_suspects(rows: &mut [Row], held: &[Held]) {
             row.suspect = place < held.suspect_rows || held.unknown.contains(&row.id);
         }
     }
+}
+
+/// What goes back unpublished, each with whether a copy of it may be there: from this try, or from an earlier one.
+fn given_back(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<(i64, bool)> {
+    let is_unsent = |row: &&Row| verdict.unsent.binary_search(&row.id).is_ok();
+    let unsent = rows.iter().filter(is_unsent).map(|row| (row.id, row.suspect));
+    let dropped = dropped.iter().map(|row| (row.id, row.suspect));
+    let unknown = verdict.unknown.iter().map(|id| (*id, true));
+    unsent.chain(dropped).chain(unknown).collect()
 }
 
 fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {

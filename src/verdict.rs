@@ -41,6 +41,7 @@ impl Policy {
         Refusal {
             id: row.id,
             attempts: row.attempts,
+            suspect: row.suspect,
             reason: reason.to_owned(),
             dead: row.attempts.saturating_add(1) >= self.max_attempts,
             wait: self.backoff(row.attempts as u32 + 1),
@@ -54,6 +55,8 @@ pub struct Refusal {
     pub id: i64,
     /// How often it had been refused before.
     pub attempts: i16,
+    /// A copy of it may be there from an earlier try: the next one must say so.
+    pub suspect: bool,
     pub reason: String,
     pub dead: bool,
     pub wait: Duration,

@@ -14,7 +14,15 @@ use crate::message::Row;
 #[derive(Debug, Default)]
 pub struct Claim {
     pub rows: Vec<Row>,
-    pub dropped: Vec<(Option<i16>, i64)>,
+    pub dropped: Vec<Dropped>,
+}
+
+/// What is kept of a row left behind.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropped {
+    pub id: i64,
+    pub lane: Option<i16>,
+    pub suspect: bool,
 }
 
 impl Outbox {
@@ -88,7 +96,11 @@ impl Outbox {
                 let row = read(&row)?;
                 let size = row.size();
                 if !claim.dropped.is_empty() || (size > budget && !claim.rows.is_empty()) {
-                    claim.dropped.push((row.lane, row.id));
+                    claim.dropped.push(Dropped {
+                        id: row.id,
+                        lane: row.lane,
+                        suspect: row.suspect,
+                    });
                     continue;
                 }
                 budget = budget.saturating_sub(size);

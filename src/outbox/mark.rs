@@ -104,13 +104,23 @@ impl Outbox {
                 ids,
                 reasons,
                 dead,
+                attempts,
                 waits,
-                ..
+                suspect,
             } = refused.into();
             transaction
                 .execute(
                     &self.statements.refuse_keyless,
-                    &[&ids, &reasons, &dead, &waits, &token, &term.incarnation],
+                    &[
+                        &ids,
+                        &reasons,
+                        &dead,
+                        &waits,
+                        &attempts,
+                        &suspect,
+                        &token,
+                        &term.incarnation,
+                    ],
                 )
                 .await?;
             let ids: Vec<i64> = released.iter().map(|r| r.0).collect();
@@ -160,6 +170,7 @@ struct RefusalColumns<'a> {
     dead: Vec<bool>,
     attempts: Vec<i16>,
     waits: Vec<f64>,
+    suspect: Vec<bool>,
 }
 
 impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
@@ -170,6 +181,7 @@ impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
             dead: refused.iter().map(|r| r.dead).collect(),
             attempts: refused.iter().map(|r| r.attempts).collect(),
             waits: refused.iter().map(|r| r.wait.as_secs_f64()).collect(),
+            suspect: refused.iter().map(|r| r.suspect).collect(),
         }
     }
 }

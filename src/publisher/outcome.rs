@@ -30,11 +30,12 @@ pub fn of_code(code: Option<Code>, topic: &str, overdue: bool) -> Outcome {
         _ if is_refusal(Some(code)) => Outcome::Refused {
             reason: format!("Kafka refused the record for topic {topic}: {code}"),
         },
+        // The client counts the topic's partitions otherwise than we do, for a moment: it did not take the record.
+        Code::UnknownPartition => Outcome::Unsent,
         Code::PurgeQueue => late(topic, false, overdue),
         Code::PurgeInflight => late(topic, true, overdue),
         Code::UnknownTopic
         | Code::UnknownTopicOrPartition
-        | Code::UnknownPartition
         | Code::InvalidTopic
         // About our clock and the topic's settings, not about the row.
         | Code::InvalidTimestamp
@@ -110,5 +111,10 @@ mod tests {
         assert_eq!(of_code(Some(Code::PurgeQueue), "t", false), Outcome::Unsent);
         assert_eq!(of_code(Some(Code::PurgeInflight), "t", false), Outcome::Unknown);
         assert_eq!(of_code(None, "t", false), Outcome::Unknown);
+    }
+
+    #[test]
+    fn a_topic_counted_differently_for_a_moment_is_not_sick() {
+        assert_eq!(of_code(Some(Code::UnknownPartition), "t", false), Outcome::Unsent);
     }
 }

@@ -18,6 +18,8 @@ use crate::message::Row;
 /// Brokers forget a producer that was silent for long; we assume it much sooner than they do.
 const KNOWN_FOR: Duration = Duration::from_secs(600);
 
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// No report yet. The client's codes are small numbers.
 const UNREPORTED: i32 = i32::MAX;
 
@@ -179,7 +181,7 @@ impl Producer {
 
     /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once, and so is
     /// what would have followed it to its partition: nothing may overtake it.
-    pub fn send(&self, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
+    pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
         let (number, wave) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
         for (slot, (index, partition)) in picked.iter().enumerate() {
@@ -199,11 +201,25 @@ impl Producer {
             }
             if let Err((error, _)) = self.client().send(record) {
                 let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+                if code == Code::UnknownPartition && !stopped.iter().any(|(topic, _)| *topic == row.topic) {
+                    self.look_again(&row.topic);
+                }
                 self.reports.report(number, slot, code);
                 stopped.push((&row.topic, *partition));
             }
         }
         wave
+    }
+
+    /// The topic has partitions this client has not heard of, and would not for up to a minute: it asks now.
+    fn look_again(self: &Arc<Self>, topic: &str) {
+        let (producer, topic) = (self.clone(), topic.to_owned());
+        tokio::task::spawn_blocking(move || {
+            let client = producer.client().client();
+            if let Err(error) = client.fetch_metadata(Some(&topic), LOOK_TIMEOUT) {
+                tracing::debug!(topic, %error, "cannot look a topic up");
+            }
+        });
     }
 
     /// Has this partition acknowledged a record of ours lately? Otherwise the next one must go alone.

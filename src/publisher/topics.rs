@@ -74,7 +74,8 @@ impl Topics {
                     topic = name,
                     before = old.partitions,
                     now = partitions,
-                    "the partition count changed: keys map to other partitions from here on"
+                    "the partition count changed: from here on keys map to other partitions, and a consumer may read \
+                     a key's newer rows there before its older ones here"
                 );
             }
             let described = old.as_ref().and_then(|old| old.described);

@@ -1,7 +1,9 @@
 //! What is broken on purpose, a file a theme; after each, nothing is lost, nothing is out of order.
 
+mod bystanders;
 mod database;
 mod death;
+mod growth;
 mod holds;
 mod kafka;
 mod late_commit;

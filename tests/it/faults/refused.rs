@@ -1,10 +1,14 @@
 //! Kafka refuses a record for what it is.
 
+use std::time::Duration;
+
 use crate::support::*;
 
 const SMALL: &[u8] = b"small";
 /// Large enough to travel in a produce request of its own, so that the rows behind it are in another.
 const LARGE: usize = 2_000_000;
+/// Of the relays here: a batch has time to find out which of its rows is refused.
+const LONG_LEASE: Duration = Duration::from_secs(15);
 
 /// Refusals are final after two attempts, a second or so apart.
 fn impatient(world: &World) -> RelayBuilder {
@@ -88,7 +92,6 @@ async fn shrunk_topic(world: &World, relay: &Relay, known_partitions: &[i32]) ->
 async fn assert_followers_wait_for_the_dead(world: &World, topic: &str, [first, second, third, bystander]: [i64; 4]) {
     let reason = world.dead(first).await;
     assert!(reason.contains("MessageSizeTooLarge"), "{reason}");
-    world.drained(SOON).await;
     let sql = "SELECT (extract(epoch FROM dead_at) * 1000)::bigint FROM outbox.message WHERE id = ";
     let dead_at = world.count(&format!("{sql}{first}")).await;
     let records = world.records(topic).await;
@@ -111,22 +114,35 @@ async fn assert_followers_wait_for_the_dead(world: &World, topic: &str, [first, 
     assert_eq!(world.count(&sql).await, 0, "only the guilty row is blamed");
 }
 
-#[tokio::test]
-async fn rows_behind_a_refused_one_wait_for_it_on_a_producer_that_knows_the_partition() {
+/// The first of three rows of a key is refused, by a producer that has published to these partitions before.
+async fn first_of_three_is_refused(known_partitions: &[i32]) -> (Recovered, usize) {
+    let fault = Fault::new(
+        43,
+        "the first of three rows of a key, all in one batch, is refused; also as the first record of a producer",
+        "rows 2 and 3 arrive after row 1 was dead-lettered, not before; other partitions are not slowed",
+    )
+    .with_lease(LONG_LEASE);
     let world = World::new().await;
     let relay = impatient(&world).args(&["--log-level", "debug"]).start_ready().await;
-    let topic = shrunk_topic(&world, &relay, &[0, 1]).await;
+    let topic = shrunk_topic(&world, &relay, known_partitions).await;
     let ids = three_and_a_bystander(&world, &topic, 1).await;
+    let recovered = fault.over().until_drained(&world).await;
     assert_followers_wait_for_the_dead(&world, &topic, ids).await;
+    let history = world.history(&topic).await;
+    history.assert_admitted_by(&relay);
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    (recovered, history.repeats)
+}
+
+#[tokio::test]
+async fn rows_behind_a_refused_one_wait_for_it_on_a_producer_that_knows_the_partition() {
+    let (recovered, repeats) = first_of_three_is_refused(&[0, 1]).await;
+    recovered.record(repeats);
 }
 
 #[tokio::test]
 async fn rows_behind_a_refused_one_wait_for_it_on_a_producer_new_to_the_partition() {
-    let world = World::new().await;
-    let relay = impatient(&world).args(&["--log-level", "debug"]).start_ready().await;
-    let topic = shrunk_topic(&world, &relay, &[0]).await;
-    let ids = three_and_a_bystander(&world, &topic, 1).await;
-    assert_followers_wait_for_the_dead(&world, &topic, ids).await;
+    first_of_three_is_refused(&[0]).await;
 }
 
 #[tokio::test]
@@ -135,6 +151,7 @@ async fn the_very_first_record_of_a_process_may_be_refused_and_the_rows_behind_i
     let topic = world.topic("orders", 2, &[]).await;
     let ids = three_and_a_bystander(&world, &topic, 0).await;
     let _relay = impatient(&world).start_ready().await;
+    world.drained(SOON).await;
     assert_followers_wait_for_the_dead(&world, &topic, ids).await;
 }
 
@@ -170,9 +187,15 @@ async fn a_refused_row_whose_topic_is_mended_in_time_arrives_before_the_rows_beh
 
 #[tokio::test]
 async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_else() {
+    let fault = Fault::new(
+        33,
+        "a record is too large for its topic (2 MB)",
+        "a dead letter with the reason; other keys flow meanwhile, its own key afterwards",
+    )
+    .with_lease(LONG_LEASE);
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let _relay = impatient(&world).start_ready().await;
+    let relay = impatient(&world).start_ready().await;
     let rows = [
         (Some("big"), noise(LARGE)),
         (None, noise(LARGE)),
@@ -181,13 +204,11 @@ async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_e
         (None, SMALL.to_vec()),
     ];
     let ids = world.insert(&topic, &rows).await;
-    world.published(ids[3]).await;
-    world.published(ids[4]).await;
+    let recovered = fault.over().until_drained(&world).await;
     for large in [ids[0], ids[1]] {
         let reason = world.dead(large).await;
         assert!(reason.contains("MessageSizeTooLarge"), "{reason}");
     }
-    world.drained(SOON).await;
     let order = format!(
         "SELECT count(*) FROM outbox.message big, outbox.message behind, outbox.message other
          WHERE big.id = {} AND behind.id = {} AND other.id IN ({}, {}) AND big.attempts = 2 AND behind.attempts = 0
@@ -195,8 +216,12 @@ async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_e
         ids[0], ids[2], ids[3], ids[4]
     );
     assert_eq!(world.count(&order).await, 2, "others before, the key's own after");
-    world.history(&topic).await.assert_exact();
+    let history = world.history(&topic).await;
+    history.assert_exact();
     world.held(0).await;
+    assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(2.0));
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    recovered.record(history.repeats);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::consumer::Record;
+use super::relay::Relay;
 
 /// A row that committed.
 #[derive(Clone, Debug)]
@@ -76,6 +77,15 @@ impl History {
             offenders.len(),
             offenders.first()
         );
+    }
+
+    /// Sound; every repeat says that it is one, and the relay admits at least as many.
+    pub fn assert_admitted_by(&self, relay: &Relay) {
+        self.assert_sound();
+        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
+        let admitted = relay.metric("outboxd_possible_duplicates_total").expect("it runs");
+        let repeats = self.repeats;
+        assert!(repeats as f64 <= admitted, "{repeats} repeats, {admitted} admitted");
     }
 
     /// Sound, and every row exactly once.

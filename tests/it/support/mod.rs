@@ -18,7 +18,7 @@ pub use history::{Committed, History};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
-pub use topics::{alter_topic, create_topic, delete_topic};
+pub use topics::{alter_topic, create_topic, delete_topic, grow_topic};
 pub use trickle::Trickle;
 pub use world::{World, connect, outboxd, with_database};
 

@@ -65,9 +65,55 @@ pub struct OwnKafka {
 
 impl OwnKafka {
     pub fn start() -> Self {
+        OwnKafka::with_properties(&[])
+    }
+
+    /// One that asks who may do what. A topic is everybody's until somebody was granted something there.
+    pub fn guarded() -> Self {
+        OwnKafka::with_properties(&[
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found=true",
+        ])
+    }
+
+    fn with_properties(properties: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let address = stack(&["kafka-start", &dir.path().display().to_string()]);
+        let path = dir.path().display().to_string();
+        let address = stack(&[&["kafka-start", &path], properties].concat());
         OwnKafka { dir, address }
+    }
+
+    /// Grants an operation on a topic to a principal, and so denies the topic to all who were granted nothing.
+    pub fn grant(&self, principal: &str, operation: &str, topic: &str) {
+        let output = Command::new("java")
+            .args(["-cp", &format!("{}/*", Stack::get().kafka_libs)])
+            .args(["org.apache.kafka.tools.AclCommand", "--add", "--force"])
+            .args(["--bootstrap-server", &self.address, "--topic", topic])
+            .args(["--allow-principal", principal, "--operation", operation])
+            .output()
+            .expect("java runs");
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// SIGSTOP: connections stay, the kernel takes what is sent, and nobody answers.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// SIGCONT: what had arrived meanwhile is read, and answered to whoever still listens.
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = std::fs::read_to_string(self.dir.path().join("kafka/pid")).expect("a pid");
+        let sent = Command::new("kill").args([&format!("-{signal}"), pid.trim()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill -{signal}");
+    }
+
+    /// In good order: leaders are given up first.
+    pub fn stop(&self) {
+        stack(&["kafka-stop", &self.path()]);
     }
 
     pub fn kill(&self) {

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 
 fn admin(kafka: &str) -> (AdminClient<DefaultClientContext>, AdminOptions) {
@@ -28,6 +30,17 @@ pub async fn alter_topic(kafka: &str, topic: &str, name: &str, value: &str) {
     let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(name, value);
     let altered = admin.alter_configs([&change], &options).await.expect("Kafka answers");
     assert!(altered.iter().all(Result::is_ok), "{altered:?}");
+}
+
+/// Gives the topic more partitions; answers once Kafka says so.
+pub async fn grow_topic(kafka: &str, topic: &str, partitions: usize) {
+    let (admin, options) = admin(kafka);
+    let growth = NewPartitions::new(topic, partitions);
+    let grown = admin
+        .create_partitions([&growth], &options)
+        .await
+        .expect("Kafka answers");
+    assert!(grown.iter().all(Result::is_ok), "{grown:?}");
 }
 
 pub async fn delete_topic(kafka: &str, topic: &str) {

@@ -22,11 +22,19 @@ pub struct Trickle {
 
 impl Trickle {
     pub fn start(world: &World, topic: &str) -> Self {
+        Trickle::writing(world, topic, STEP)
+    }
+
+    /// The same with a statement of the test's own, of the topic and the number of the step.
+    pub fn writing(world: &World, topic: &str, sql: &str) -> Self {
         let stop = CancellationToken::new();
-        let (stopped, url, topic) = (stop.clone(), world.database_url.clone(), topic.to_owned());
+        let (stopped, url) = (stop.clone(), world.database_url.clone());
+        let (topic, sql) = (topic.to_owned(), sql.to_owned());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(write(&url, &topic, &stopped));
+            runtime
+                .expect("a runtime")
+                .block_on(write(&url, &topic, &sql, &stopped));
         });
         Trickle {
             stop,
@@ -48,12 +56,12 @@ impl Drop for Trickle {
     }
 }
 
-async fn write(url: &str, topic: &str, stop: &CancellationToken) {
+async fn write(url: &str, topic: &str, sql: &str, stop: &CancellationToken) {
     let mut step = 0i64;
     while !stop.is_cancelled() {
         if let Ok((client, connection)) = tokio_postgres::connect(url, NoTls).await {
             let connection = tokio::spawn(connection);
-            while !stop.is_cancelled() && insert(&client, topic, step).await {
+            while !stop.is_cancelled() && insert(&client, sql, topic, step).await {
                 step += 1;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -65,8 +73,8 @@ async fn write(url: &str, topic: &str, stop: &CancellationToken) {
 }
 
 /// False: the connection is gone.
-async fn insert(client: &Client, topic: &str, step: i64) -> bool {
-    match client.execute(STEP, &[&topic, &step]).await {
+async fn insert(client: &Client, sql: &str, topic: &str, step: i64) -> bool {
+    match client.execute(sql, &[&topic, &step]).await {
         Ok(_) => true,
         Err(error) => {
             let going_down = error.code().is_some_and(|code| code.code().starts_with("57P"));

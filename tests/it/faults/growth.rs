@@ -1,0 +1,125 @@
+//! A topic gets more partitions under a running relay.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use crate::support::*;
+
+/// A relay asks for the partition count once a minute.
+const NOTICED: Duration = Duration::from_secs(60 + 15);
+
+/// The partitions each key has gone to, in row order, without repetition.
+fn journeys(committed: &[Committed], records: &[Record]) -> BTreeMap<String, Vec<i32>> {
+    let places: HashMap<String, i32> = records.iter().map(|r| (r.message_id(), r.partition)).collect();
+    let mut rows: Vec<&Committed> = committed.iter().collect();
+    rows.sort_by_key(|row| row.sequence);
+    let mut journeys: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+    for row in rows {
+        let Some(key) = &row.key else { continue };
+        let journey = journeys.entry(key.clone()).or_default();
+        let place = places[&row.message_id];
+        if journey.last() != Some(&place) {
+            journey.push(place);
+        }
+    }
+    journeys
+}
+
+#[tokio::test]
+async fn a_topic_that_grows_is_noticed_and_warned_of_and_each_key_moves_once() {
+    let fault = Fault::new(
+        38,
+        "a topic's partition count grows",
+        "noticed within a minute, with a warning; a key moves once, and is in order in each of its two partitions",
+    );
+    let world = World::new().await;
+    let topic = world.topic("orders", 2, &[]).await;
+    let relay = world.relay().start_ready().await;
+    let trickle = Trickle::start(&world, &topic);
+    world
+        .until("SELECT count(*) > 1000 FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    grow_topic(&world.kafka, &topic, 5).await;
+    eventually(NOTICED, "a warning", async || {
+        relay.logged("the partition count changed").then_some(())
+    })
+    .await;
+    let noticed = world.count("SELECT max(id) FROM outbox.message").await;
+    world
+        .until(&format!(
+            "SELECT count(*) > 1000 FROM outbox.message WHERE id > {noticed} AND published_at IS NOT NULL"
+        ))
+        .await;
+    let over = fault.over();
+    trickle.stop();
+    let recovered = over.until_drained(&world).await;
+
+    let (committed, records) = (world.committed(&topic).await, world.records(&topic).await);
+    let partitions: BTreeSet<i32> = records.iter().map(|record| record.partition).collect();
+    assert_eq!(partitions, (0..5).collect(), "all are in use");
+    let journeys = journeys(&committed, &records);
+    assert!(journeys.values().all(|journey| journey.len() <= 2), "{journeys:?}");
+    assert!(journeys.values().any(|journey| journey.len() == 2), "{journeys:?}");
+    for partition in partitions {
+        let there: Vec<_> = records.iter().filter(|r| r.partition == partition).cloned().collect();
+        assert_eq!(
+            History::check(&committed, &there).out_of_order,
+            [],
+            "in partition {partition}"
+        );
+    }
+    let history = History::check(&committed, &records);
+    assert_eq!(
+        (history.missing.len(), history.phantom.len(), history.repeats),
+        (0, 0, 0)
+    );
+    assert!(!relay.logged("topic parked"), "growing disturbs nobody");
+    world.assert_nobody_blamed().await;
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    recovered.record(history.repeats);
+}
+
+#[tokio::test]
+async fn a_topic_that_grows_goes_on_though_the_producer_has_not_heard_of_it() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[SMALL]).await;
+    let relay = world
+        .relay()
+        .args(&["--max-attempts", "1000", "--retry-backoff-max", "1s"])
+        .start_ready()
+        .await;
+    world.fill(&topic, 100, 50).await;
+    // Whenever a held key is tried again, the relay asks for the partition count: it knows before its producer does.
+    world.insert(&topic, &[(Some("held"), noise(20_000))]).await;
+    world.until("SELECT count(*) = 1 FROM outbox.hold").await;
+    grow_topic(&world.kafka, &topic, 5).await;
+    eventually(SOON, "a warning", async || {
+        relay.logged("the partition count changed").then_some(())
+    })
+    .await;
+    world.fill(&topic, 100, 50).await;
+    world
+        .until("SELECT count(*) = 200 FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    assert!(!relay.logged("topic parked"), "growing disturbs nobody");
+    let partitions: BTreeSet<i32> = world.records(&topic).await.iter().map(|r| r.partition).collect();
+    assert_eq!(partitions, (0..5).collect(), "all are in use");
+}
+
+#[tokio::test]
+async fn a_topic_made_anew_with_fewer_partitions_flows_again() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 5, &[]).await;
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 100, 50).await;
+    world.drained(SOON).await;
+    delete_topic(&world.kafka, &topic).await;
+    create_topic(&world.kafka, &topic, 1, &[]).await;
+    world.fill(&topic, 100, 50).await;
+    world.drained(SOON).await;
+    world.held(0).await;
+    world.assert_nobody_blamed().await;
+    let mut committed = world.committed(&topic).await;
+    committed.retain(|row| row.sequence > 100);
+    History::check(&committed, &world.records(&topic).await).assert_admitted_by(&relay);
+}
