@@ -128,24 +128,6 @@ impl OwnKafka {
         );
     }
 
-    /// It keeps its connections and says nothing, as a broker deep in garbage collection does.
-    #[allow(dead_code, reason = "the soak pauses its broker")]
-    pub fn pause(&self) {
-        self.signal("STOP");
-    }
-
-    #[allow(dead_code, reason = "the soak pauses its broker")]
-    pub fn resume(&self) {
-        self.signal("CONT");
-    }
-
-    #[allow(dead_code, reason = "the soak pauses its broker")]
-    fn signal(&self, signal: &str) {
-        let pid = std::fs::read_to_string(self.dir.path().join("kafka/pid")).expect("the broker's pid");
-        let sent = Command::new("kill").args([&format!("-{signal}"), pid.trim()]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "kill -{signal} {pid}");
-    }
-
     fn path(&self) -> String {
         self.dir.path().display().to_string()
     }
