@@ -42,6 +42,7 @@ fmt: ## Format the code
 
 lint: ## The lints that `make test` enforces
 	cargo clippy --all-targets --all-features --locked -- -D warnings
+	cargo clippy --test soak --all-features --locked -- -D warnings
 
 deny: ## Check licences, sources and advisories of the dependencies
 	@command -v cargo-deny >/dev/null || cargo install cargo-deny --locked

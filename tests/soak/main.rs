@@ -4,6 +4,7 @@
 
 mod chart;
 mod faults;
+mod life;
 mod oracle;
 mod progress;
 mod replicas;

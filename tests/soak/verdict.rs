@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::faults::Injected;
+use crate::life::{Counters, Life};
 use crate::oracle::Oracle;
-use crate::replicas::{Counters, IN_FLIGHT_MAX, LEASE, Life, REPLICAS, connections_max};
+use crate::replicas::{IN_FLIGHT_MAX, LEASE, REPLICAS, connections_max};
 use crate::watch::Sample;
 use crate::writers::{DELAY_MAX, OPEN_MAX};
 
