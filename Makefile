@@ -1,8 +1,11 @@
 # Extra arguments for demo, test and bench-drain: make test ARGS="order"
 ARGS ?=
+# How long to soak, and which faults; without a seed, others each time
+MINUTES ?= 10
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test faults mutants bench-drain fmt lint deny clean
+.PHONY: help setup up down demo test faults mutants bench-drain soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,11 +36,16 @@ mutants: setup ## Break each guard on purpose and show the test that notices: ma
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)
 
+# Without failpoints: what is soaked is what ships.
+soak: setup ## Break things for long and see what holds: make soak MINUTES=60 SEED=42
+	@cargo test --quiet --release --locked --test soak -- --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 fmt: ## Format the code
 	cargo fmt --all
 
 lint: ## The lints that `make test` enforces
 	cargo clippy --all-targets --all-features --locked -- -D warnings
+	cargo clippy --test soak --all-features --locked -- -D warnings
 
 deny: ## Check licences, sources and advisories of the dependencies
 	@command -v cargo-deny >/dev/null || cargo install cargo-deny --locked

@@ -145,3 +145,23 @@ async fn keyless_rows_of_a_dead_worker_are_not_passed_by_a_floor_that_moves_on()
     assert!(others >= 2000, "a floor had reason to move: {others} rows");
     recovered.record(history.repeats);
 }
+
+/// A claim that gives rows back unsent must not make them look fresh: an earlier owner may have sent them.
+#[tokio::test]
+async fn keyless_rows_of_a_dead_worker_stay_suspect_when_the_next_claim_leaves_them_behind() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let rows: Vec<_> = (0..5).map(|_| (None, noise(700_000))).collect();
+    world.insert(&topic, &rows).await;
+    world
+        .execute("UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now()")
+        .await;
+    // Room for one of them at a time: a claim gives back the others.
+    let relay = world.relay().args(&["--tasks", "1", "--max-in-flight-bytes", "1MiB"]);
+    let relay = relay.start_ready().await;
+    world.drained(SOON).await;
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    assert_eq!(history.flagged, 5, "the dead worker may have sent any of them");
+    assert_eq!(relay.metric("outboxd_possible_duplicates_total"), Some(5.0));
+}

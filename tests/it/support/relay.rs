@@ -123,8 +123,13 @@ impl Relay {
 
     /// The whole HTTP answer, or `None` if nobody answers.
     pub fn get(&self, path: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(self.address()?).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        Relay::get_from(&self.address()?, path, Duration::from_secs(5))
+    }
+
+    /// The same of any process, or `None` if it does not answer in time.
+    pub fn get_from(address: &str, path: &str, patience: Duration) -> Option<String> {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(patience)).ok()?;
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -137,7 +142,11 @@ impl Relay {
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        let answer = self.get("/metrics")?;
+        Relay::metric_in(&self.get("/metrics")?, name)
+    }
+
+    /// The same in an answer that is at hand.
+    pub fn metric_in(answer: &str, name: &str) -> Option<f64> {
         let values: Vec<f64> = answer
             .lines()
             .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
@@ -176,11 +185,16 @@ impl Relay {
         self.child.wait().expect("it ends");
     }
 
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it can be waited for")
+    }
+
     /// Waits for the process to end by itself.
     pub fn wait(&mut self, within: Duration) -> ExitStatus {
         let deadline = Instant::now() + within;
         loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+            if let Some(status) = self.ended() {
                 return status;
             }
             assert!(

@@ -1,0 +1,138 @@
+//! The faults, injected one after another as the schedule says.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{sleep, sleep_until};
+
+use crate::progress::Progress;
+use crate::schedule::{Event, Kind, Schedule};
+use crate::stage::Stage;
+use crate::support::alter_topic;
+
+/// A fault that has been.
+#[derive(Clone, Copy, Debug)]
+pub struct Injected {
+    pub event: Event,
+    /// Since the start.
+    pub began: Duration,
+    /// From its beginning until everything it broke answers again.
+    pub took: Duration,
+    /// Rows being published just before, by all replicas.
+    pub in_flight: f64,
+}
+
+/// Plays the schedule to its end; answers what was injected, in order.
+pub async fn play(schedule: &Schedule, stage: &Arc<Stage>, start: Instant, progress: &Progress) -> Vec<Injected> {
+    let mut injected = Vec::new();
+    let mut background = JoinSet::new();
+    for event in schedule.events.iter().copied() {
+        sleep_until((start + event.at).into()).await;
+        progress.fault(&event);
+        if event.kind.is_in_the_background() {
+            let stage = stage.clone();
+            background.spawn(async move { timed(&stage, event, start, session(&stage, event)).await });
+        } else {
+            injected.push(inject(stage, event, start).await);
+        }
+    }
+    injected.extend(background.join_all().await);
+    injected.sort_by_key(|fault| fault.began);
+    injected
+}
+
+async fn inject(stage: &Stage, event: Event, start: Instant) -> Injected {
+    let fault = async {
+        match event.kind {
+            kind if kind.is_of_one_replica() => one_replica(stage, event).await,
+            Kind::CrashPostgres | Kind::KillKafka | Kind::FreezeKafka => server(stage, event).await,
+            Kind::ShrinkTopic => shrink(stage, event.lasts).await,
+            _ => session(stage, event).await,
+        }
+    };
+    timed(stage, event, start, fault).await
+}
+
+async fn timed(stage: &Stage, event: Event, start: Instant, fault: impl Future<Output = ()>) -> Injected {
+    let in_flight = block_in_place(|| stage.replicas.iter().filter_map(|replica| replica.scrape()).sum());
+    let began = Instant::now();
+    fault.await;
+    Injected {
+        event,
+        began: began - start,
+        took: began.elapsed(),
+        in_flight,
+    }
+}
+
+async fn one_replica(stage: &Stage, event: Event) {
+    let replica = &stage.replicas[event.replica];
+    match event.kind {
+        Kind::Kill => {
+            block_in_place(|| replica.kill());
+            sleep(event.lasts).await;
+            replica.start_again().await;
+        }
+        Kind::Restart => {
+            block_in_place(|| replica.stop());
+            sleep(event.lasts).await;
+            replica.start_again().await;
+        }
+        _ => {
+            block_in_place(|| replica.pause());
+            sleep(event.lasts).await;
+            replica.resume();
+        }
+    }
+}
+
+async fn server(stage: &Stage, event: Event) {
+    match event.kind {
+        Kind::CrashPostgres => {
+            block_in_place(|| stage.postgres.crash());
+            sleep(event.lasts).await;
+            block_in_place(|| stage.postgres.restart());
+        }
+        Kind::KillKafka => {
+            block_in_place(|| stage.kafka.kill());
+            sleep(event.lasts).await;
+            block_in_place(|| stage.kafka.restart());
+        }
+        _ => {
+            stage.kafka.pause();
+            sleep(event.lasts).await;
+            stage.kafka.resume();
+        }
+    }
+}
+
+/// Batches of several rows are refused, no row by itself is.
+async fn shrink(stage: &Stage, lasts: Duration) {
+    let (kafka, topic) = (&stage.kafka.address, &stage.topics.narrow);
+    alter_topic(kafka, topic, "max.message.bytes", "3000").await;
+    sleep(lasts).await;
+    alter_topic(kafka, topic, "max.message.bytes", "1048588").await;
+}
+
+/// What a session of somebody else's does to us.
+async fn session(stage: &Stage, event: Event) {
+    let before = match event.kind {
+        Kind::Disconnect => format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
+            stage.relay_login
+        ),
+        Kind::LockTable => "BEGIN; LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE".to_owned(),
+        Kind::IdleWriter => format!(
+            "BEGIN; INSERT INTO outbox.message (topic, key, payload) VALUES ('{}', gen_random_uuid()::text, '{{}}')",
+            stage.topics.orders
+        ),
+        _ => "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox.lane".to_owned(),
+    };
+    let session = stage.session().await;
+    // A crash of the server may end it before its time: then it is over, which is what matters.
+    if session.batch_execute(&before).await.is_ok() {
+        sleep(event.lasts).await;
+        drop(session.batch_execute("COMMIT").await);
+    }
+}

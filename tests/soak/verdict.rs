@@ -1,0 +1,213 @@
+//! Did the promises hold? Every one with what was measured.
+
+use std::time::Duration;
+
+use crate::faults::Injected;
+use crate::life::{Counters, Life};
+use crate::oracle::Oracle;
+use crate::replicas::{IN_FLIGHT_MAX, LEASE, REPLICAS, connections_max};
+use crate::watch::Sample;
+use crate::writers::{DELAY_MAX, OPEN_MAX};
+
+/// What every fault is promised: the backlog is drained so long after the lease would have ended.
+pub const GRACE: Duration = Duration::from_secs(10);
+
+/// Below this, memory may do what it likes.
+const MEMORY_MIB_FREE: f64 = 100.0;
+const MEMORY_GROWTH_MAX: f64 = 1.3;
+
+/// How long the last row may take after the last fault: delayed ones are due only then.
+pub fn drain_max() -> Duration {
+    LEASE + GRACE + DELAY_MAX
+}
+
+/// Everything that is judged.
+pub struct Evidence {
+    pub oracle: Oracle,
+    pub faults: Vec<Injected>,
+    pub samples: Vec<Sample>,
+    pub lives: Vec<Life>,
+    /// `None`: not within the time it is given.
+    pub drained: Option<Duration>,
+    pub table: Table,
+    pub committed: u64,
+    pub in_doubt: u64,
+    pub rolled_back: u64,
+}
+
+/// What the table itself says in the end.
+pub struct Table {
+    pub rows: i64,
+    pub poison: i64,
+    pub poison_alive: i64,
+    pub innocents_blamed: i64,
+}
+
+pub struct Check {
+    pub promise: &'static str,
+    pub measured: String,
+    pub allowed: String,
+    pub holds: bool,
+}
+
+impl Evidence {
+    pub fn checks(&self) -> Vec<Check> {
+        let mut checks = self.delivery();
+        checks.extend(self.duplicates());
+        checks.extend(self.dead_letters());
+        checks.extend([
+            self.drain(),
+            self.lag(),
+            self.memory(),
+            self.connections(),
+            self.alive(),
+            self.kept(),
+        ]);
+        checks
+    }
+
+    fn delivery(&self) -> Vec<Check> {
+        let none = |promise, finding| at_most(promise, self.oracle.count(finding), 0);
+        vec![
+            Check {
+                promise: "verdict of outboxd verify",
+                measured: self.oracle.verdict().to_owned(),
+                allowed: "holds".to_owned(),
+                holds: self.oracle.verdict() == "holds",
+            },
+            none("rows missing", "missing"),
+            none("phantom records", "phantom"),
+            none("rows out of order", "out_of_order"),
+            none("rows on a wrong partition", "wrong_partition"),
+            none("records altered", "altered"),
+            at_most("rows found by the safety net only", self.counters().forgotten as u64, 0),
+        ]
+    }
+
+    fn duplicates(&self) -> Vec<Check> {
+        let duplicated = self.oracle.count("duplicated");
+        vec![
+            at_most("repeats that do not say so", self.oracle.unflagged(), 0),
+            at_most(
+                "repeats, by what the faults left in doubt",
+                duplicated,
+                self.doubt_max(),
+            ),
+            at_most(
+                "repeats, by the relays' own count",
+                duplicated,
+                self.counters().possible_duplicates as u64,
+            ),
+        ]
+    }
+
+    fn dead_letters(&self) -> Vec<Check> {
+        vec![
+            at_most("poison rows not dead", self.table.poison_alive as u64, 0),
+            at_most("other rows dead or blamed", self.table.innocents_blamed as u64, 0),
+        ]
+    }
+
+    /// Rows that can have been in flight where a fault left a replica in doubt.
+    fn doubt_max(&self) -> u64 {
+        let in_doubt: usize = self.faults.iter().map(|fault| fault.event.kind.leaves_in_doubt()).sum();
+        (in_doubt * IN_FLIGHT_MAX) as u64
+    }
+
+    fn drain(&self) -> Check {
+        let seconds = |duration: Duration| format!("{:.1} s", duration.as_secs_f64());
+        Check {
+            promise: "backlog drained after the last fault",
+            measured: self.drained.map_or("not in time".to_owned(), seconds),
+            allowed: format!("≤ {}", seconds(drain_max())),
+            holds: self.drained.is_some(),
+        }
+    }
+
+    fn lag(&self) -> Check {
+        let (measured, allowed) = (self.lag_max(), self.lag_allowed());
+        Check {
+            promise: "longest lag",
+            measured: format!("{measured:.1} s"),
+            allowed: format!("≤ {allowed:.1} s"),
+            holds: measured <= allowed,
+        }
+    }
+
+    pub fn lag_max(&self) -> f64 {
+        let backlogs = self.samples.iter().filter_map(|sample| sample.backlog);
+        backlogs.map(|backlog| backlog.lag_seconds).fold(0.0, f64::max)
+    }
+
+    /// The longest fault, and the time its recovery may take.
+    fn lag_allowed(&self) -> f64 {
+        let longest = self.faults.iter().map(|fault| fault.took).max().unwrap_or_default();
+        (longest.max(OPEN_MAX) + LEASE + GRACE).as_secs_f64()
+    }
+
+    fn memory(&self) -> Check {
+        let worst = self
+            .lives
+            .iter()
+            .map(Life::memory_thirds)
+            .max_by(|a, b| a.1.total_cmp(&b.1));
+        let (first, last) = worst.unwrap_or_default();
+        let flat = |(first, last): (f64, f64)| last <= MEMORY_MIB_FREE || last <= first * MEMORY_GROWTH_MAX;
+        Check {
+            promise: "memory of a replica, first and last third of its life",
+            measured: format!("{first:.0} MiB, {last:.0} MiB at most"),
+            allowed: format!("≤ {MEMORY_MIB_FREE} MiB, or × {MEMORY_GROWTH_MAX}"),
+            holds: self.lives.iter().map(Life::memory_thirds).all(flat),
+        }
+    }
+
+    fn connections(&self) -> Check {
+        let backlogs = self.samples.iter().filter_map(|sample| sample.backlog);
+        let most = backlogs.map(|backlog| backlog.connections).max().unwrap_or(0);
+        at_most(
+            "connections of all replicas",
+            most as u64,
+            (REPLICAS * connections_max()) as u64,
+        )
+    }
+
+    fn alive(&self) -> Check {
+        let ended: Vec<_> = self
+            .lives
+            .iter()
+            .filter_map(|life| life.ended_by_itself.as_deref())
+            .collect();
+        at_most("replicas that ended by themselves", ended.len() as u64, 0)
+    }
+
+    /// The table is what delivery is measured by: it must hold what the writers know to be committed.
+    fn kept(&self) -> Check {
+        let most = self.committed + self.in_doubt + self.faults.len() as u64;
+        let rows = self.table.rows as u64;
+        Check {
+            promise: "rows in the table",
+            measured: rows.to_string(),
+            allowed: format!("{} … {most}", self.committed),
+            holds: (self.committed..=most).contains(&rows),
+        }
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.lives
+            .iter()
+            .fold(Counters::default(), |sum, life| sum.plus(life.counters))
+    }
+}
+
+fn at_most(promise: &'static str, measured: u64, allowed: u64) -> Check {
+    Check {
+        promise,
+        measured: measured.to_string(),
+        allowed: if allowed == 0 {
+            "0".to_owned()
+        } else {
+            format!("≤ {allowed}")
+        },
+        holds: measured <= allowed,
+    }
+}
