@@ -75,9 +75,12 @@ pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     }
 }
 
+/// For the look at the schema; the rows may take as long as they like.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
-    let pool = pool(&settings.database, 1).map_err(crate::outbox::Error::Schema)?;
-    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, Duration::from_secs(30));
+    let pool = pool(&settings.database, 1, PATIENCE).map_err(crate::outbox::Error::Schema)?;
+    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, PATIENCE);
     outbox.verify_schema().await?;
     verify::verify(settings, bar).await
 }

@@ -374,7 +374,11 @@ async fn a_row_that_somebody_has_locked_keeps_no_other_waiting() {
     world
         .until("SELECT count(*) = 19 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
-    assert_eq!(relay.metric("outboxd_database_errors_total"), Some(0.0), "no claim waited for it");
+    assert_eq!(
+        relay.metric("outboxd_database_errors_total"),
+        Some(0.0),
+        "no claim waited for it"
+    );
     somebody.batch_execute("ROLLBACK").await.expect("unlocked");
     world.drained(SOON).await;
     world.history(&topic).await.assert_exact();

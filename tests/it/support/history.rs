@@ -6,8 +6,8 @@ use outboxd::outbox::Database;
 use outboxd::verify::findings::{Finding, Findings};
 use outboxd::verify::{Settings, verify};
 
-use super::relay::Relay;
 use super::World;
+use super::relay::Relay;
 
 /// The findings on one topic's history.
 #[derive(Debug)]
