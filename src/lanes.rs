@@ -337,7 +337,8 @@ impl Lanes {
             .iter()
             .filter(|(_, lane)| !lane.ready && !lane.busy && !lane.leaving)
             .collect();
-        let keyless = !inner.keyless.ready && inner.keyless.busy == 0;
+        // Also while a batch of them is out: what that one holds is leased, and others need not wait for it.
+        let keyless = !inner.keyless.ready;
         if idle.is_empty() && !keyless {
             return None;
         }

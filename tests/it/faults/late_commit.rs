@@ -90,7 +90,9 @@ async fn a_copy_that_stalls_on_drawn_ids_is_published_when_it_ends() {
     );
     let late = Late::new().await;
     // Floors have something to be stored below the drawn ids.
-    late.others_move_on().await;
+    while late.stored_floors().await.0 == 0 {
+        late.others_move_on().await;
+    }
     let first = late.world.count("SELECT max(id) + 1 FROM outbox.message").await;
     let writer = late.world.session().await;
     let copy = "COPY outbox.message (topic, key, payload, headers) FROM STDIN";
@@ -116,8 +118,7 @@ async fn a_copy_that_stalls_on_drawn_ids_is_published_when_it_ends() {
     while stalled.elapsed() < FLOORS_STORED {
         late.others_move_on().await;
     }
-    let (lowest, highest) = late.stored_floors().await;
-    assert!(lowest > 0, "every floor was stored");
+    let (_, highest) = late.stored_floors().await;
     assert!(highest < first, "floor {highest} has passed row {first}");
     for n in 10..20 {
         sink.send(line(n)).await.expect("sent");
