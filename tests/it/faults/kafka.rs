@@ -38,7 +38,7 @@ async fn assert_recovered(world: &World, relay: &Relay, topic: &str) -> usize {
     world.assert_nobody_blamed().await;
     world.held(0).await;
     let history = world.history(topic).await;
-    history.assert_admitted_by(relay);
+    history.assert_admitted_by(&[relay]);
     for zero in ["rows_dead", "rows_forgotten", "terms_lost"] {
         assert_eq!(relay.metric(&format!("outboxd_{zero}_total")), Some(0.0), "{zero}");
     }

@@ -215,7 +215,7 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     world.fill(&topic, 10, 10).await;
     world.drained(SOON).await;
 
-    kafka.freeze();
+    kafka.pause();
     world.fill(&topic, 100, 10).await;
     eventually(SOON, "sends to be queued", async || {
         paused.metric("outboxd_in_flight_rows").filter(|rows| *rows > 0.0)
@@ -224,7 +224,7 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     paused.signal("STOP");
     assert!(!paused.logged("replaced the Kafka producer"), "they are queued still");
     world.until(NO_LIVE_LEASE).await;
-    kafka.thaw();
+    kafka.resume();
     let over = fault.over();
     let successor = world.relay().start_ready().await;
     let recovered = over.until_drained(&world).await;

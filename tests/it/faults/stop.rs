@@ -104,9 +104,9 @@ impl Leaving {
 
 #[tokio::test]
 async fn sigterm_while_kafka_is_silent_gives_everything_back_within_the_grace_period() {
-    let leaving = Leaving::without_kafka(OwnKafka::freeze, Duration::from_secs(8)).await;
+    let leaving = Leaving::without_kafka(OwnKafka::pause, Duration::from_secs(8)).await;
     assert_given_back(&leaving.world).await;
-    let (recovered, history) = leaving.recovers(OwnKafka::thaw).await;
+    let (recovered, history) = leaving.recovers(OwnKafka::resume).await;
     recovered.record(history.repeats);
 }
 
@@ -119,10 +119,10 @@ async fn sigterm_while_kafka_is_dead_gives_everything_back_within_the_grace_peri
 
 #[tokio::test]
 async fn a_grace_period_too_short_for_the_batch_leaves_its_lanes_to_the_end_of_the_lease() {
-    let leaving = Leaving::without_kafka(OwnKafka::freeze, Duration::from_millis(200)).await;
+    let leaving = Leaving::without_kafka(OwnKafka::pause, Duration::from_millis(200)).await;
     let held = "SELECT count(*) FROM outbox.lane l JOIN outbox.worker w ON w.id = l.owner WHERE w.stopped_at IS NULL";
     assert!(leaving.world.count(held).await > 0, "sends were in flight");
-    leaving.recovers(OwnKafka::thaw).await;
+    leaving.recovers(OwnKafka::resume).await;
 }
 
 /// Nothing of a worker that left is anybody's any more.

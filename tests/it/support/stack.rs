@@ -127,21 +127,6 @@ impl OwnKafka {
         stack(&["kafka-stop", &self.path(), "--mode", "immediate"]);
     }
 
-    /// Its process stands still: connections stay open, nobody answers.
-    pub fn freeze(&self) {
-        self.signal("STOP");
-    }
-
-    pub fn thaw(&self) {
-        self.signal("CONT");
-    }
-
-    fn signal(&self, signal: &str) {
-        let pid = std::fs::read_to_string(self.dir.path().join("kafka/pid")).expect("the broker's pid");
-        let sent = Command::new("kill").args([&format!("-{signal}"), pid.trim()]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "kill -{signal}");
-    }
-
     pub fn restart(&self) {
         assert_eq!(
             stack(&["kafka-start", &self.path()]),
