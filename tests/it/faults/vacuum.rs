@@ -53,6 +53,9 @@ async fn a_pinned_vacuum_horizon_does_not_slow_the_relay() {
     // The fastest of each: what else the machine does only ever adds.
     let (free, pinned) = (free.iter().min().expect("three"), pinned.iter().min().expect("three"));
     assert!(*free >= pinned.mul_f64(0.8), "{free:?} without, {pinned:?} with it");
+    // A claim that walked over what was published before would read thousands.
+    let most = reads.iter().max().expect("three");
+    assert!(*most < 100, "{most} index entries read for a row");
     let recovered = fault.over().until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
     recovered.record(history.repeats);
