@@ -7,19 +7,19 @@
 //! those have ended, every id up to the noted one is settled, and a claim that starts after that sees
 //! whatever became of it.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// The process's view of which ids are settled. One per server incarnation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Horizon {
     settled: i64,
     noted: Option<Note>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Note {
     highest_id: i64,
-    writers: HashSet<String>,
+    writers: BTreeSet<String>,
 }
 
 impl Horizon {
@@ -29,13 +29,13 @@ impl Horizon {
     }
 
     /// `highest_id` must have been read before `writers` were.
-    pub fn note(&mut self, highest_id: i64, writers: HashSet<String>) {
+    pub fn note(&mut self, highest_id: i64, writers: BTreeSet<String>) {
         self.noted = Some(Note { highest_id, writers });
         self.settle();
     }
 
     /// Who writes now. Those noted and no longer here have ended.
-    pub fn observe(&mut self, writers: &HashSet<String>) {
+    pub fn observe(&mut self, writers: &BTreeSet<String>) {
         if let Some(note) = &mut self.noted {
             note.writers.retain(|writer| writers.contains(writer));
         }
@@ -55,7 +55,7 @@ impl Horizon {
 }
 
 /// What one claim of a lane saw. `settled` is the horizon as it was *before* the claim started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sight {
     pub settled: i64,
     /// The highest id claimed, where the claim was cut off by its limit: above it nothing is known.
@@ -77,7 +77,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    fn writers(names: &[&str]) -> HashSet<String> {
+    fn writers(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|n| (*n).to_owned()).collect()
     }
 
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn without_writers_a_note_settles_at_once() {
         let mut horizon = Horizon::default();
-        horizon.note(7, HashSet::new());
+        horizon.note(7, BTreeSet::new());
         assert_eq!(horizon.settled(), 7);
         assert!(!horizon.is_waiting());
     }
@@ -144,7 +144,7 @@ mod tests {
             let mut horizon = Horizon::default();
             let mut floor = 0i64;
             for step in steps {
-                let names = |open: &BTreeMap<u8, (u32, Vec<i64>)>| -> HashSet<String> {
+                let names = |open: &BTreeMap<u8, (u32, Vec<i64>)>| -> BTreeSet<String> {
                     open.values().map(|(number, _)| number.to_string()).collect()
                 };
                 match step {

@@ -1,6 +1,6 @@
 //! What is there to publish, and the horizon that decides where to look for it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -100,7 +100,7 @@ impl Outbox {
     }
 
     /// The highest id drawn, and then who was writing. In this order, on one connection: see `floor`.
-    pub async fn note(&self) -> Result<(i64, HashSet<String>)> {
+    pub async fn note(&self) -> Result<(i64, BTreeSet<String>)> {
         self.on_connection(async |client| {
             let horizon = client.prepare_cached(&self.statements.horizon).await?;
             let writers = client.prepare_cached(&self.statements.writers).await?;
@@ -111,7 +111,7 @@ impl Outbox {
         .await
     }
 
-    pub async fn writers(&self) -> Result<HashSet<String>> {
+    pub async fn writers(&self) -> Result<BTreeSet<String>> {
         let rows = self.query(&self.statements.writers, &[]).await?;
         Ok(rows.iter().map(|row| row.get("writer")).collect())
     }
