@@ -2,7 +2,7 @@
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test faults bench-drain fmt lint deny clean
+.PHONY: help setup up down demo test faults model mutants-pure bench-drain fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,13 @@ test: setup ## Format check, lints and all tests: make test ARGS="order"
 faults: setup ## Inject every fault and write docs/faults.md anew
 	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/test faults
 	@deploy/dev/faults-table docs/faults.md
+
+model: ## Check the protocol's model in every state within its bounds
+	@cargo test --locked --all-features --test model -- --nocapture $(ARGS)
+
+mutants-pure: ## Break the pure parts in every small way: their unit tests must notice
+	@command -v cargo-mutants >/dev/null || cargo install cargo-mutants --locked
+	cargo mutants -j1 $(ARGS)
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)

@@ -4,10 +4,12 @@
 
 mod check;
 mod floor;
+mod keyless;
 mod lease;
 mod rules;
 
 use floor::Floor;
+use keyless::Keyless;
 use lease::Lease;
 use rules::{Rule, Rules};
 
@@ -36,6 +38,15 @@ fn floor(rules: Rules, events: usize) -> Floor {
     }
 }
 
+fn keyless(rules: Rules) -> Keyless {
+    Keyless {
+        rules,
+        workers: bound("OUTBOXD_MODEL_WORKERS", 2),
+        rows: 2,
+        events: bound("OUTBOXD_MODEL_EVENTS", 2) as u8,
+    }
+}
+
 #[test]
 fn the_lease_keeps_its_promises() {
     check::holds("lease", lease(Rules::all(), 2, 1));
@@ -45,6 +56,11 @@ fn the_lease_keeps_its_promises() {
 #[test]
 fn floors_and_holds_keep_their_promises() {
     check::holds("floor", floor(Rules::all(), 2));
+}
+
+#[test]
+fn rows_without_a_lane_keep_their_promises() {
+    check::holds("keyless", keyless(Rules::all()));
 }
 
 /// Each rule is needed: without it alone, this promise breaks.
@@ -94,5 +110,22 @@ fn without_a_rule_a_promise_breaks() {
             check::breaks(floor(Rules::without(&[rule]), events), promise),
         );
     }
+    for (rule, promise) in [
+        (MarkCarriesTheToken, keyless::MARKS),
+        (FloorComesFromALook, keyless::LOSS),
+        (LoweringRaisesTheEpoch, keyless::LOSS),
+        (AnotherEpochIsReadAgain, keyless::LOSS),
+    ] {
+        lacks(rule, promise, check::breaks(keyless(Rules::without(&[rule])), promise));
+    }
     assert!(needless.is_empty(), "nothing breaks without {needless:?}");
+}
+
+/// Belt and braces: what is left is counted from before the call, so a late answer grants nothing anyway.
+#[test]
+fn a_late_answer_would_do_no_harm() {
+    let model = || lease(Rules::without(&[Rule::LateAnswerIsNoOwnership]), 1, 1);
+    for promise in [lease::SENDS, lease::MARKS, lease::REPEATS, lease::LEFT] {
+        assert_eq!(check::breaks(model(), promise), None, "{promise}");
+    }
 }
