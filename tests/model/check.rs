@@ -35,7 +35,7 @@ pub fn holds(name: &str, model: impl Checked) {
     checker.assert_properties();
 }
 
-/// The number of steps of the shortest way to break a promise. `None`: it holds in every state.
+/// The number of steps of a short way to break a promise. `None`: it holds in every state.
 pub fn breaks(model: impl Checked, promise: &'static str) -> Option<usize> {
     let broken = HasDiscoveries::AnyOf([promise].into());
     let checker = model.checker().threads(THREADS).finish_when(broken).spawn_bfs().join();

@@ -129,7 +129,9 @@ impl Model for Keyless {
         vec![
             Property::always(MARKS, |_, state: &State| !state.stale_mark),
             Property::always(STORED, |_, state: &State| {
-                let floor = state.parked.map_or(state.stored_floor, |parked| parked.min(state.stored_floor));
+                let floor = state
+                    .parked
+                    .map_or(state.stored_floor, |parked| parked.min(state.stored_floor));
                 state.lowest_pending().is_none_or(|row| row >= floor)
             }),
             Property::always(LOSS, |model: &Keyless, state: &State| {
@@ -148,7 +150,9 @@ impl Keyless {
     fn goes_on(&self, state: &State) -> bool {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
-        actions.into_iter().any(|action| self.next_state(state, action).is_some())
+        actions
+            .into_iter()
+            .any(|action| self.next_state(state, action).is_some())
     }
 }
 
@@ -169,7 +173,9 @@ impl State {
         let floor = *floor;
         let mut above = floor..self.rows.len();
         let found = above.find(|row| !self.rows[*row].is_published && !self.rows[*row].is_leased);
-        let Some(row) = found.filter(|_| batch.is_none() && self.parked.is_none()) else { return false };
+        let Some(row) = found.filter(|_| batch.is_none() && self.parked.is_none()) else {
+            return false;
+        };
         self.tokens += 1;
         self.rows[row].token = Some(self.tokens);
         self.rows[row].is_leased = true;
@@ -183,14 +189,18 @@ impl State {
     }
 
     fn ack(&mut self, worker: usize) -> bool {
-        let Some(batch) = &mut self.workers[worker].batch else { return false };
+        let Some(batch) = &mut self.workers[worker].batch else {
+            return false;
+        };
         batch.is_acked = true;
         true
     }
 
     /// The topic is sick: it is parked, and the row given back unsent.
     fn park(&mut self, worker: usize) -> bool {
-        let Some(batch) = self.workers[worker].batch.take_if(|batch| !batch.is_acked) else { return false };
+        let Some(batch) = self.workers[worker].batch.take_if(|batch| !batch.is_acked) else {
+            return false;
+        };
         let row = &mut self.rows[batch.row];
         if row.token == Some(batch.token) {
             row.token = None;
@@ -203,7 +213,9 @@ impl State {
     }
 
     fn mark(&mut self, rules: &Rules, worker: usize) -> bool {
-        let Some(batch) = self.workers[worker].batch.take_if(|batch| batch.is_acked) else { return false };
+        let Some(batch) = self.workers[worker].batch.take_if(|batch| batch.is_acked) else {
+            return false;
+        };
         let row = &mut self.rows[batch.row];
         let is_ours = row.token == Some(batch.token);
         if !row.is_published && (is_ours || !rules.has(Rule::MarkCarriesTheToken)) {
@@ -235,7 +247,9 @@ impl State {
     }
 
     fn run_store(&mut self, worker: usize) -> bool {
-        let Some((floor, epoch)) = self.workers[worker].store.take() else { return false };
+        let Some((floor, epoch)) = self.workers[worker].store.take() else {
+            return false;
+        };
         if epoch == self.epoch && floor > self.stored_floor {
             self.stored_floor = floor;
         }
@@ -262,7 +276,10 @@ impl State {
     /// Of itself when the worker has died; under a living one it is a misfortune.
     fn lease_ends(&mut self, row: usize) -> bool {
         let token = self.rows[row].token;
-        let lives = self.workers.iter().any(|w| w.batch.as_ref().is_some_and(|batch| Some(batch.token) == token));
+        let lives = self
+            .workers
+            .iter()
+            .any(|w| w.batch.as_ref().is_some_and(|batch| Some(batch.token) == token));
         let was_leased = std::mem::take(&mut self.rows[row].is_leased);
         was_leased && (!lives || self.spend())
     }

@@ -49,7 +49,9 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
 async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let builder = patient(&world).failpoint("before_store_floors").failpoint("after_release");
+    // Who is stopped there does not renew: the lease must outlast it.
+    let builder = patient(&world).args(&["--lease", "40s"]);
+    let builder = builder.failpoint("before_store_floors").failpoint("after_release");
     let mut owner = builder.start_ready().await;
     let mut rows = vec![(Some("k"), noise(20_000))];
     rows.extend((0..50u8).map(|n| (Some("k"), vec![n])));
@@ -59,7 +61,9 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
 
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
     owner.at_failpoint("after_release").await;
-    world.execute("CREATE TABLE before_store AS SELECT lease_until FROM outbox.worker").await;
+    world
+        .execute("CREATE TABLE before_store AS SELECT lease_until FROM outbox.worker")
+        .await;
     owner.continue_from("before_store_floors");
     // The keeper does one thing after the other: when it renews again, it has stored what it was about to.
     world
@@ -69,7 +73,7 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
     assert_eq!(world.pending().await, 50, "only the head went out");
 
     let successor = world.relay().start_ready().await;
-    world.drained(Duration::from_secs(60)).await;
+    world.drained(Duration::from_secs(90)).await;
     world.history(&topic).await.assert_sound();
     assert_eq!(
         successor.metric("outboxd_rows_forgotten_total"),
