@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test faults mutants bench-drain soak fmt lint deny clean
+.PHONY: help setup up down demo test faults model mutants mutants-pure bench-drain soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,13 @@ faults: setup ## Inject every fault and write docs/faults.md anew
 
 mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."
 	@deploy/dev/with-stack deploy/dev/mutants $(ARGS)
+
+model: ## Check the protocol's model in every state within its bounds
+	@cargo test --locked --all-features --test model -- --nocapture $(ARGS)
+
+mutants-pure: ## Break the pure parts in every small way: their unit tests must notice
+	@command -v cargo-mutants >/dev/null || cargo install cargo-mutants --locked
+	cargo mutants -j1 $(ARGS)
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)

@@ -12,23 +12,23 @@
 //! could still commit. Nothing of theirs is visible while they are in progress, so a claim may start at the soft floor if
 //! in a snapshot taken after its own all of them still were; otherwise it is discarded and read again from the floor.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Who may still commit an id already drawn: the transaction's name in `pg_locks`, which it keeps when it is prepared, and
 /// its id once it has one.
-pub type Writers = HashMap<String, Option<i64>>;
+pub type Writers = BTreeMap<String, Option<i64>>;
 
 /// The process's view of which ids are settled. One per server incarnation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Horizon {
     settled: Settled,
     noted: Option<Note>,
     soft_noted: Option<Note>,
     /// Transactions that have outstayed our patience.
-    holders: HashSet<i64>,
+    holders: BTreeSet<i64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Note {
     highest_id: i64,
     writers: Writers,
@@ -46,7 +46,7 @@ impl Note {
 }
 
 /// The horizon at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Settled {
     /// Every id up to here has committed or never will.
     pub hard: i64,
@@ -110,7 +110,7 @@ impl Horizon {
             note.observe(writers);
         }
         self.settle();
-        let here: HashSet<i64> = writers.values().flatten().copied().collect();
+        let here: BTreeSet<i64> = writers.values().flatten().copied().collect();
         if self.holders.is_disjoint(&here) {
             self.settled.hard = self.settled.soft;
         }
@@ -131,7 +131,7 @@ impl Horizon {
 }
 
 /// What one claim of a lane saw.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sight {
     /// The horizon as it was *before* the claim started.
     pub settled: Settled,
@@ -153,7 +153,7 @@ impl Sight {
 }
 
 /// Where the claims of one lane start to look.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Floor {
     hard: i64,
     soft: i64,
@@ -206,7 +206,6 @@ impl Floor {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
 
     /// Writers by name; their transaction ids are made of it.
     fn writers(names: &[&str]) -> Writers {

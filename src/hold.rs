@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::failpoint;
-use crate::lanes::{Checkout, Seen, Term, Work};
+use crate::lanes::{Checkout, Lowered, Seen, Term, Work};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Result, StoredHold};
@@ -195,10 +195,8 @@ impl Relay {
             }],
         );
         if changed != Some(true) {
-            warn!(
-                lane = hold.lane,
-                "the lane had gone to another worker: its new owner retries the hold"
-            );
+            // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again.
+            self.fenced(&checkout.term, 0);
         }
         Ok(())
     }
@@ -216,9 +214,9 @@ impl Relay {
                     .outbox
                     .release_hold(term, held.epoch, hold, *published, &refused)
                     .await?;
-                let Some(floor) = released else { return Ok(false) };
+                let Some(lowered) = released else { return Ok(false) };
                 failpoint::hit("after_release").await;
-                self.released(term, hold, floor, *published).await;
+                self.released(term, hold, lowered, *published).await;
                 Ok(true)
             }
             Change::Postpone { reason, wait, refused } => {
@@ -230,7 +228,7 @@ impl Relay {
         }
     }
 
-    async fn released(&self, term: &Term, hold: &StoredHold, floor: i64, published: Option<i64>) {
+    async fn released(&self, term: &Term, hold: &StoredHold, lowered: Lowered, published: Option<i64>) {
         if let Some(id) = published {
             metrics::rows_published(1);
             metrics::rows_marked(1);
@@ -238,7 +236,7 @@ impl Relay {
         }
         // Unless we know that none is left, assume there is: it costs a little reading.
         let has_holds = self.outbox.lane_has_holds(hold.lane).await.unwrap_or(true);
-        self.lanes.lower_floor(term, hold.lane, floor, has_holds);
+        self.lanes.lower_floor(term, hold.lane, lowered, has_holds);
         info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
     }
 

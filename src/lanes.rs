@@ -44,6 +44,13 @@ pub struct Taken {
     pub has_holds: bool,
 }
 
+/// Where a lane stands after a hold was released.
+#[derive(Clone, Copy, Debug)]
+pub struct Lowered {
+    pub epoch: i64,
+    pub floor: i64,
+}
+
 /// The stored state of the rows without a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KeylessStored {
@@ -311,14 +318,15 @@ impl Lanes {
     }
 
     /// A hold of a checked-out lane was released: look again from where it began.
-    pub fn lower_floor(&self, term: &Term, lane: i16, floor: i64, has_holds: bool) {
+    pub fn lower_floor(&self, term: &Term, lane: i16, lowered: Lowered, has_holds: bool) {
         let mut inner = self.lock();
         if inner.term.is_none_or(|current| current.worker != term.worker) {
             return;
         }
         if let Some(book) = inner.lanes.get_mut(&lane) {
-            book.floor.lower(floor);
-            book.stored_floor = book.stored_floor.min(floor);
+            book.epoch = lowered.epoch;
+            book.floor.lower(lowered.floor);
+            book.stored_floor = book.stored_floor.min(lowered.floor);
             book.lowered += 1;
             book.has_holds = has_holds;
             book.ready = true;
@@ -723,11 +731,11 @@ mod tests {
         lanes.checkin(&out.term, vec![done(sight)]);
         lanes.with_horizon(term.worker, |h| h.look(90, &Writers::new()));
         let scope = lanes.probe_scope().expect("idle lane");
-        lanes.lower_floor(&term, 0, 10, false);
+        lanes.lower_floor(&term, 0, Lowered { epoch: 2, floor: 10 }, false);
         lanes.probed(&scope, &HashSet::new(), true);
         let held = take_lanes(&lanes).expect("ready after the release");
         let Work::Lanes(held) = held.work else { unreachable!() };
-        assert_eq!(held[0].floor, 10);
+        assert_eq!((held[0].floor, held[0].epoch), (10, 2));
     }
 
     #[test]

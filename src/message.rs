@@ -340,4 +340,52 @@ mod tests {
             prop_assert_eq!(&headers_of(&row)[0].0, "message-id");
         }
     }
+
+    fn any_json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(serde_json::Value::from),
+            any::<i64>().prop_map(serde_json::Value::from),
+            any::<i32>().prop_map(|number| serde_json::Value::from(f64::from(number) / 8.0)),
+            any::<String>().prop_map(serde_json::Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(serde_json::Value::from),
+                prop::collection::btree_map(any::<String>(), inner, 0..4)
+                    .prop_map(|map| serde_json::Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_header_of_any_object_travels_once_and_reads_back(
+            object in prop::collection::btree_map(any::<String>(), any_json(), 0..8),
+        ) {
+            let mut row = row(1);
+            row.headers = Some(serde_json::to_vec(&object).expect("serialises"));
+            let sent = headers_of(&row).split_off(1);
+            prop_assert_eq!(sent.len(), object.len());
+            for ((name, bytes), (wanted, value)) in sent.iter().zip(&object) {
+                prop_assert_eq!(name, wanted);
+                let read = match (bytes, value) {
+                    (None, _) => serde_json::Value::Null,
+                    (Some(bytes), serde_json::Value::String(_)) => String::from_utf8(bytes.clone()).expect("text").into(),
+                    (Some(bytes), _) => serde_json::from_slice(bytes).expect("JSON"),
+                };
+                prop_assert_eq!(&read, value);
+            }
+        }
+
+        #[test]
+        fn two_keys_are_never_one_unit(one: String, other: String, partition: i32) {
+            let unit = |key: Option<&str>| {
+                let key = key.map(Into::into);
+                Row { key, partition: Some(partition), ..row(1) }.unit()
+            };
+            prop_assert_eq!(unit(Some(&one)) == unit(Some(&other)), one == other);
+            prop_assert_ne!(unit(Some(&one)), unit(None));
+        }
+    }
 }

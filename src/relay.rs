@@ -352,7 +352,7 @@ impl Relay {
         }
     }
 
-    fn fenced(&self, term: &Term, rows: usize) {
+    pub(crate) fn fenced(&self, term: &Term, rows: usize) {
         metrics::rows_fenced(rows);
         warn!(
             rows,

@@ -83,10 +83,10 @@ fn write_workers(out: &mut String, status: &Status) -> std::fmt::Result {
         writeln!(
             out,
             "  {:<24} {:>2} lanes  {lease}, up {}, v{}",
-            worker.name,
+            plain(&worker.name),
             worker.lanes.len(),
             age(worker.age_seconds),
-            worker.version
+            plain(&worker.version)
         )?;
     }
     if status.free_lanes > 0 {
@@ -101,9 +101,9 @@ fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
     }
     for hold in holds {
         let what = match hold.unit.split_at_checked(2) {
-            Some(("k:", key)) => format!("{} key {key:?}", hold.topic),
-            Some(("p:", partition)) => format!("{} partition {partition}", hold.topic),
-            _ => format!("{} (whole topic, {} lanes)", hold.topic, hold.lanes),
+            Some(("k:", key)) => format!("{} key {key:?}", plain(&hold.topic)),
+            Some(("p:", partition)) => format!("{} partition {}", plain(&hold.topic), plain(partition)),
+            _ => format!("{} (whole topic, {} lanes)", plain(&hold.topic), hold.lanes),
         };
         let next = hold.retry_in_seconds.map_or("waits for you".to_owned(), |seconds| {
             format!("next try in {}", age(seconds))
@@ -111,7 +111,7 @@ fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
         writeln!(
             out,
             "  {what}: {}, tried {}×, held {}, {next}",
-            hold.reason,
+            plain(&hold.reason),
             hold.failures,
             age(hold.age_seconds)
         )?;
@@ -124,13 +124,13 @@ fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
         writeln!(out, "\nDead letters (newest)")?;
     }
     for dead in &status.dead {
-        let key = dead.key.as_deref().unwrap_or("-");
-        let reason = dead.reason.as_deref().unwrap_or("no reason recorded");
+        let key = plain(dead.key.as_deref().unwrap_or("-"));
+        let reason = plain(dead.reason.as_deref().unwrap_or("no reason recorded"));
         writeln!(
             out,
             "  id {} {} key {key}: {reason} ({} ago)",
             dead.id,
-            dead.topic,
+            plain(&dead.topic),
             age(dead.age_seconds)
         )?;
     }
@@ -149,7 +149,8 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
     if let Some(hold) = status.holds.iter().find(|hold| hold.unit.is_empty()) {
         advice.push(format!(
             "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",
-            hold.topic, hold.reason
+            plain(&hold.topic),
+            plain(&hold.reason)
         ));
     }
     if status
@@ -164,11 +165,10 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
     }
     if let Some(hold) = status.holds.iter().find(|hold| hold.retry_in_seconds.is_none()) {
         advice.push(format!(
-            "Topic {} waits behind a dead letter: UPDATE {schema}.hold SET retry_at = now() WHERE topic = '{}' AND unit = '{}' \
+            "Topic {topic} waits behind a dead letter: UPDATE {schema}.hold SET retry_at = now() WHERE topic = '{topic}' AND unit = {} \
              lets it go on.",
-            hold.topic,
-            hold.topic,
-            hold.unit.replace('\'', "''")
+            literal(&hold.unit),
+            topic = plain(&hold.topic),
         ));
     }
     if status.backlog.dead > 0 {
@@ -182,7 +182,7 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
             "A transaction has been open for {} after writing to the outbox (pid {}, {}): commit it, or SELECT pg_terminate_backend({}).",
             age(writer.age_seconds),
             writer.pid,
-            writer.application.as_deref().filter(|name| !name.is_empty()).unwrap_or("unnamed"),
+            plain(writer.application.as_deref().filter(|name| !name.is_empty()).unwrap_or("unnamed")),
             writer.pid
         ));
     }
@@ -190,6 +190,36 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
         advice.push("Nothing: all is well.".to_owned());
     }
     advice
+}
+
+/// Whoever writes a key or a broker's message must not write to the operator's terminal.
+fn plain(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// An SQL string that can be pasted, with escapes where the text itself may not reach the terminal raw.
+fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if !text.contains(char::is_control) {
+        return format!("'{quoted}'");
+    }
+    let mut escaped = String::new();
+    for c in quoted.replace('\\', r"\\").chars() {
+        if c.is_control() {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
+        }
+    }
+    format!("E'{escaped}'")
 }
 
 fn age(seconds: f64) -> String {
@@ -205,7 +235,8 @@ fn age(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::status::{Backlog, DeadStatus};
+    use crate::outbox::status::{Backlog, DeadStatus, OpenWriter, WorkerStatus};
+    use proptest::prelude::*;
 
     fn quiet() -> Status {
         Status {
@@ -257,5 +288,71 @@ mod tests {
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
         assert!(text.contains("Topic gone takes nothing"), "{text}");
         assert!(text.contains("dead_at = NULL"), "{text}");
+    }
+
+    /// A status with this text wherever somebody else chooses the text.
+    fn saying(text: &str) -> Status {
+        let mut status = quiet();
+        status.workers.push(WorkerStatus {
+            name: text.into(),
+            id: text.into(),
+            version: text.into(),
+            lanes: vec![0],
+            lease_left_seconds: 1.0,
+            age_seconds: 1.0,
+        });
+        let units = [
+            (format!("k:{text}"), None),
+            (format!("p:{text}"), Some(1.0)),
+            (String::new(), Some(1.0)),
+        ];
+        status.holds.extend(units.map(|(unit, retry_in_seconds)| HoldStatus {
+            topic: text.into(),
+            unit,
+            lanes: 1,
+            failures: 1,
+            reason: text.into(),
+            head_id: Some(1),
+            age_seconds: 1.0,
+            retry_in_seconds,
+        }));
+        status.dead.push(DeadStatus {
+            id: 1,
+            topic: text.into(),
+            key: Some(text.into()),
+            attempts: 1,
+            reason: Some(text.into()),
+            age_seconds: 1.0,
+        });
+        status.open_writer = Some(OpenWriter {
+            pid: 1,
+            application: Some(text.into()),
+            age_seconds: 100.0,
+        });
+        status
+    }
+
+    #[test]
+    fn a_held_key_is_named_by_a_literal_that_can_be_pasted() {
+        assert_eq!(literal("k:o'brien"), "'k:o''brien'");
+        assert_eq!(literal(r"k:a\b"), r"'k:a\b'");
+        assert_eq!(literal("k:a\\b\n"), r"E'k:a\\b\u000a'");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_of_others_reaches_the_terminal_raw(text: String, control in "[\x00-\x1f\x7f-\u{9f}]{0,4}") {
+            let shown = render(&saying(&format!("{text}{control}")), "outbox");
+            prop_assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", shown);
+            prop_assert_eq!(shown.lines().count(), render(&saying("x"), "outbox").lines().count());
+        }
+
+        #[test]
+        fn any_status_is_json_that_says_the_same(text: String) {
+            let json = serde_json::to_string_pretty(&saying(&text)).expect("serialises");
+            let value: serde_json::Value = serde_json::from_str(&json).expect("parses");
+            prop_assert_eq!(&value["dead"][0]["reason"], &serde_json::Value::from(text.as_str()));
+            prop_assert_eq!(&value["workers"][0]["name"], &serde_json::Value::from(text.as_str()));
+        }
     }
 }

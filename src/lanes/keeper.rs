@@ -287,6 +287,7 @@ async fn give_up_leaving(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &T
 async fn store_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) {
     let moved = lanes.floors_to_store();
     if !moved.is_empty() {
+        failpoint::hit("before_store_floors").await;
         match outbox.store_floors(term, &moved).await {
             Ok(stored) => lanes.floors_stored(&stored),
             Err(error) => warn!(%error, "cannot store floors; they will be stored later"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Outbox, Result, row};
-use crate::lanes::Term;
+use crate::lanes::{Lowered, Term};
 use crate::message::Row;
 use crate::verdict::{HoldOrder, Refusal};
 
@@ -88,7 +88,8 @@ impl Outbox {
     }
 
     /// Releases a hold of a lane we have checked out: the stored floor is lowered, the head marked or refused and
-    /// the hold deleted in one transaction. Answers the lane's floor; `None`: fenced.
+    /// the hold deleted in one transaction. Answers where the lane stands now; `None`: fenced, or released already by a
+    /// call whose answer was lost.
     pub async fn release_hold(
         &self,
         term: &Term,
@@ -96,7 +97,7 @@ impl Outbox {
         hold: &StoredHold,
         published: Option<i64>,
         refused: &[Refusal],
-    ) -> Result<Option<i64>> {
+    ) -> Result<Option<Lowered>> {
         self.on_connection(async |client| {
             let transaction = client.transaction().await?;
             let lowered = transaction
@@ -113,7 +114,10 @@ impl Outbox {
                 )
                 .await?;
             let Some(lowered) = lowered else { return Ok(None) };
-            let floor: i64 = lowered.try_get("floor")?;
+            let lowered = Lowered {
+                epoch: lowered.try_get("epoch")?,
+                floor: lowered.try_get("floor")?,
+            };
             if let Some(id) = published {
                 transaction
                     .execute(
@@ -121,7 +125,7 @@ impl Outbox {
                         &[
                             &term.worker,
                             &vec![hold.lane],
-                            &vec![epoch],
+                            &vec![lowered.epoch],
                             &term.incarnation,
                             &vec![id],
                         ],
@@ -130,10 +134,13 @@ impl Outbox {
             }
             self.refuse(&transaction, refused).await?;
             transaction
-                .execute(&self.statements.unhold, &[&hold.lane, &hold.topic, &hold.unit, &floor])
+                .execute(
+                    &self.statements.unhold,
+                    &[&hold.lane, &hold.topic, &hold.unit, &lowered.floor],
+                )
                 .await?;
             transaction.commit().await?;
-            Ok(Some(floor))
+            Ok(Some(lowered))
         })
         .await
     }

@@ -49,6 +49,43 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
 }
 
 #[tokio::test]
+async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    // Who is stopped there does not renew: the lease must outlast it.
+    let builder = patient(&world).args(&["--lease", "40s"]);
+    let builder = builder.failpoint("before_store_floors").failpoint("after_release");
+    let mut owner = builder.start_ready().await;
+    let mut rows = vec![(Some("k"), noise(20_000))];
+    rows.extend((0..50u8).map(|n| (Some("k"), vec![n])));
+    world.insert(&topic, &rows).await;
+    world.held(1).await;
+    owner.at_failpoint("before_store_floors").await;
+
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    owner.at_failpoint("after_release").await;
+    world
+        .execute("CREATE TABLE before_store AS SELECT lease_until FROM outbox.worker")
+        .await;
+    owner.continue_from("before_store_floors");
+    // The keeper does one thing after the other: when it renews again, it has stored what it was about to.
+    world
+        .until("EXISTS (SELECT FROM outbox.worker w, before_store b WHERE w.lease_until > b.lease_until)")
+        .await;
+    owner.kill();
+    assert_eq!(world.pending().await, 50, "only the head went out");
+
+    let successor = world.relay().start_ready().await;
+    world.drained(Duration::from_secs(90)).await;
+    world.history(&topic).await.assert_sound();
+    assert_eq!(
+        successor.metric("outboxd_rows_forgotten_total"),
+        Some(0.0),
+        "found from the stored floor, not by the safety net"
+    );
+}
+
+#[tokio::test]
 async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_repeat() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;

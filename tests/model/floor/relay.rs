@@ -1,0 +1,357 @@
+//! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/relay.rs`, the release of `src/hold.rs`.
+
+use std::collections::BTreeSet;
+
+use outboxd::floor::{Horizon, Sight, advance};
+
+use super::writer::Writer;
+use super::{Hold, State};
+use crate::rules::{Rule, Rules};
+
+/// As many rows as one claim takes.
+const LIMIT: usize = 2;
+
+/// What the owner remembers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Relay {
+    floor: i64,
+    stored_floor: i64,
+    epoch: u8,
+    incarnation: u8,
+    horizon: Horizon,
+    half_note: Option<HalfNote>,
+    batch: Option<Batch>,
+    /// A hold that should have been written with its batch and was not.
+    owed_hold: Option<Hold>,
+    head_acked: bool,
+    /// A hold was released down to here; our own floor follows.
+    lower_to: Option<i64>,
+    released: bool,
+}
+
+/// Of a note, what is read first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum HalfNote {
+    HighestId(i64),
+    Writers(BTreeSet<String>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Batch {
+    /// The horizon before the claim.
+    settled: i64,
+    rows: Vec<(usize, i64)>,
+    /// How many of the rows have been decided.
+    next: usize,
+    acked: Vec<usize>,
+    refused: Option<usize>,
+}
+
+/// `store_floors` on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Store {
+    pub floor: i64,
+    pub epoch: u8,
+    pub incarnation: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    ReadFirstHalf,
+    ReadSecondHalf,
+    Observe,
+    Claim,
+    Deliver,
+    Refuse,
+    Fail,
+    Settle,
+    WriteOwedHold,
+    StoreFloor,
+    SendHead,
+    Release,
+    LowerFloor,
+    /// Notices that the server is another one.
+    Reset,
+}
+
+impl Step {
+    pub const ALL: [Step; 14] = [
+        Step::Claim,
+        Step::Deliver,
+        Step::Settle,
+        Step::ReadFirstHalf,
+        Step::ReadSecondHalf,
+        Step::Observe,
+        Step::SendHead,
+        Step::Release,
+        Step::LowerFloor,
+        Step::WriteOwedHold,
+        Step::StoreFloor,
+        Step::Refuse,
+        Step::Fail,
+        Step::Reset,
+    ];
+}
+
+impl Relay {
+    pub fn starting_at(floor: i64, epoch: u8, incarnation: u8) -> Self {
+        Self {
+            floor,
+            stored_floor: floor,
+            epoch,
+            incarnation,
+            ..Self::default()
+        }
+    }
+
+    pub fn has_released(&self) -> bool {
+        self.released
+    }
+
+    pub fn horizon(&self) -> &Horizon {
+        &self.horizon
+    }
+
+    fn is_between_batches(&self) -> bool {
+        self.batch.is_none() && self.lower_to.is_none()
+    }
+}
+
+impl State {
+    pub fn step(&mut self, rules: &Rules, step: Step) -> bool {
+        let is_elsewhere = self.relay.incarnation != self.incarnation && rules.has(Rule::FloorsEndWithTheServer);
+        if is_elsewhere != (step == Step::Reset) {
+            return false;
+        }
+        match step {
+            Step::ReadFirstHalf => self.read_first_half(rules),
+            Step::ReadSecondHalf => self.read_second_half(rules),
+            Step::Observe => self.observe(rules),
+            Step::Claim => self.claim(rules),
+            Step::Deliver => self.deliver(),
+            Step::Refuse => self.spend() && self.refuse(rules),
+            Step::Fail => self.spend() && self.fail(),
+            Step::Settle => self.settle(rules),
+            Step::WriteOwedHold => self.write_owed_hold(),
+            Step::StoreFloor => self.store_floor(),
+            Step::SendHead => self.send_head(),
+            Step::Release => self.release(rules),
+            Step::LowerFloor => self.lower_floor(),
+            Step::Reset => self.begin_term(),
+        }
+    }
+
+    fn writing(&self, rules: &Rules) -> BTreeSet<String> {
+        let is_seen = |writer: &Writer| match writer {
+            Writer::Drawn { has_transaction_id, .. } => *has_transaction_id || rules.has(Rule::WritersAreLockHolders),
+            _ => false,
+        };
+        let seen = self.writers.iter().enumerate().filter(|(_, writer)| is_seen(writer));
+        seen.map(|(number, _)| number.to_string()).collect()
+    }
+
+    fn read_first_half(&mut self, rules: &Rules) -> bool {
+        let highest = self.next_id - 1;
+        let relay = &self.relay;
+        if relay.horizon.is_waiting() || relay.half_note.is_some() || highest <= relay.horizon.settled() {
+            return false;
+        }
+        self.relay.half_note = Some(if rules.has(Rule::HighestIdFirst) {
+            HalfNote::HighestId(highest)
+        } else {
+            HalfNote::Writers(self.writing(rules))
+        });
+        true
+    }
+
+    fn read_second_half(&mut self, rules: &Rules) -> bool {
+        let Some(half) = self.relay.half_note.take() else {
+            return false;
+        };
+        let (highest, writers) = match half {
+            HalfNote::HighestId(highest) => (highest, self.writing(rules)),
+            HalfNote::Writers(writers) => (self.next_id - 1, writers),
+        };
+        self.relay.horizon.note(highest, writers);
+        true
+    }
+
+    fn observe(&mut self, rules: &Rules) -> bool {
+        let writers = self.writing(rules);
+        self.relay.horizon.observe(&writers);
+        true
+    }
+
+    fn is_held(&self, rules: &Rules) -> bool {
+        self.hold.is_some() && rules.has(Rule::ClaimsLeaveOutTheHeld)
+    }
+
+    fn claim(&mut self, rules: &Rules) -> bool {
+        let settled = self.horizon().settled();
+        let is_held = self.is_held(rules);
+        let floor = self.relay.floor;
+        let mut rows: Vec<_> = self.pending().filter(|(_, id)| *id > floor && !is_held).collect();
+        rows.sort_unstable_by_key(|(_, id)| *id);
+        rows.truncate(LIMIT);
+        if !self.relay.is_between_batches() || (rows.is_empty() && settled <= floor) {
+            return false;
+        }
+        self.relay.batch = Some(Batch {
+            settled,
+            rows,
+            next: 0,
+            acked: Vec::new(),
+            refused: None,
+        });
+        true
+    }
+
+    fn land(&mut self, row: usize) {
+        if !self.log.contains(&row) {
+            self.log.push(row);
+        }
+    }
+
+    fn deliver(&mut self) -> bool {
+        let Some(batch) = &mut self.relay.batch else {
+            return false;
+        };
+        let Some((row, _)) = batch.rows.get(batch.next).copied() else {
+            return false;
+        };
+        batch.next += 1;
+        batch.acked.push(row);
+        self.land(row);
+        true
+    }
+
+    fn refuse(&mut self, rules: &Rules) -> bool {
+        let Some(batch) = &mut self.relay.batch else {
+            return false;
+        };
+        let Some((row, _)) = batch.rows.get(batch.next) else {
+            return false;
+        };
+        batch.refused = Some(*row);
+        batch.next += 1;
+        if rules.has(Rule::NothingOvertakesTheRefused) {
+            batch.next = batch.rows.len();
+        }
+        true
+    }
+
+    /// Kafka is silent: the rest stays as it is.
+    fn fail(&mut self) -> bool {
+        let Some(batch) = &mut self.relay.batch else {
+            return false;
+        };
+        let is_under_way = batch.next < batch.rows.len();
+        batch.next = batch.rows.len();
+        is_under_way
+    }
+
+    /// Marks and holds are written; the lane is checked in with what was seen.
+    fn settle(&mut self, rules: &Rules) -> bool {
+        let done = self.relay.batch.take_if(|batch| batch.next == batch.rows.len());
+        let Some(batch) = done else { return false };
+        for row in &batch.acked {
+            self.published[*row] = true;
+        }
+        let hold = batch.refused.map(|head| self.hold_for(rules, head, &batch));
+        if rules.has(Rule::HoldComesBeforeTheFloor) {
+            self.hold = hold.clone().or(self.hold.take());
+        } else {
+            self.relay.owed_hold = hold.clone();
+        }
+        let left = batch
+            .rows
+            .iter()
+            .filter(|(row, _)| !batch.acked.contains(row) && hold.is_none());
+        let highest_seen = batch.rows.last().map_or(0, |(_, id)| *id);
+        let sight = Sight {
+            settled: match (
+                rules.has(Rule::FloorWaitsForWriters),
+                rules.has(Rule::SettledBeforeTheClaim),
+            ) {
+                (false, _) => highest_seen,
+                (_, false) => self.horizon().settled(),
+                _ => batch.settled,
+            },
+            cut_at: (batch.rows.len() == LIMIT).then_some(highest_seen),
+            lowest_left: left
+                .map(|(_, id)| *id)
+                .next()
+                .filter(|_| rules.has(Rule::FloorStaysBelowTheLeft)),
+        };
+        self.relay.floor = advance(self.relay.floor, sight);
+        true
+    }
+
+    fn hold_for(&self, rules: &Rules, head: usize, batch: &Batch) -> Hold {
+        let head_id = batch.rows.iter().find(|(row, _)| *row == head).map_or(0, |(_, id)| *id);
+        let remembers_floor = rules.has(Rule::HoldRemembersTheFloor);
+        Hold {
+            head,
+            resume_floor: if remembers_floor { self.relay.floor } else { head_id - 1 },
+        }
+    }
+
+    fn write_owed_hold(&mut self) -> bool {
+        self.hold = self.relay.owed_hold.take();
+        self.hold.is_some()
+    }
+
+    fn store_floor(&mut self) -> bool {
+        let relay = &mut self.relay;
+        if self.store.is_some() || relay.floor <= relay.stored_floor {
+            return false;
+        }
+        relay.stored_floor = relay.floor;
+        self.store = Some(Store {
+            floor: relay.floor,
+            epoch: relay.epoch,
+            incarnation: relay.incarnation,
+        });
+        true
+    }
+
+    fn send_head(&mut self) -> bool {
+        let Some(hold) = &self.hold else { return false };
+        let head = hold.head;
+        let is_first = !self.relay.head_acked;
+        self.relay.head_acked = true;
+        self.land(head);
+        is_first
+    }
+
+    /// One transaction: the head is marked, the hold is gone, the stored floor is low enough again.
+    fn release(&mut self, rules: &Rules) -> bool {
+        if !self.relay.head_acked || !self.relay.is_between_batches() {
+            return false;
+        }
+        let Some(hold) = self.hold.take() else { return false };
+        self.published[hold.head] = true;
+        if rules.has(Rule::ReleaseLowersTheStoredFloor) {
+            self.stored_floor = self.stored_floor.min(hold.resume_floor);
+        }
+        if rules.has(Rule::ReleaseRaisesTheEpoch) {
+            self.epoch += 1;
+        }
+        self.relay.lower_to = Some(hold.resume_floor);
+        true
+    }
+
+    /// The owner has heard that the release is written.
+    fn lower_floor(&mut self) -> bool {
+        let Some(floor) = self.relay.lower_to.take() else {
+            return false;
+        };
+        self.stored_floor = self.stored_floor.min(floor);
+        self.relay.floor = self.relay.floor.min(floor);
+        self.relay.stored_floor = self.relay.stored_floor.min(floor);
+        self.relay.epoch = self.epoch;
+        self.relay.head_acked = false;
+        self.relay.released = true;
+        true
+    }
+}

@@ -1,0 +1,131 @@
+//! The protocol, checked in every state within bounds: leases, floors and holds, rows without a lane.
+//!
+//! See `docs/model.md`. Needs no database.
+
+mod check;
+mod floor;
+mod keyless;
+mod lease;
+mod rules;
+
+use floor::Floor;
+use keyless::Keyless;
+use lease::Lease;
+use rules::{Rule, Rules};
+
+fn bound(variable: &str, default: usize) -> usize {
+    std::env::var(variable)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
+}
+
+fn lease(rules: Rules, rows: u8, events: usize) -> Lease {
+    Lease {
+        rules,
+        rows,
+        processes: bound("OUTBOXD_MODEL_WORKERS", 2),
+        mortals: bound("OUTBOXD_MODEL_MORTALS", 1),
+        events: bound("OUTBOXD_MODEL_EVENTS", events) as u8,
+    }
+}
+
+fn floor(rules: Rules, events: usize) -> Floor {
+    Floor {
+        rules,
+        writers: bound("OUTBOXD_MODEL_WRITERS", 2),
+        events: bound("OUTBOXD_MODEL_EVENTS", events) as u8,
+    }
+}
+
+fn keyless(rules: Rules) -> Keyless {
+    Keyless {
+        rules,
+        workers: bound("OUTBOXD_MODEL_WORKERS", 2),
+        rows: 2,
+        events: bound("OUTBOXD_MODEL_EVENTS", 2) as u8,
+    }
+}
+
+#[test]
+fn the_lease_keeps_its_promises() {
+    check::holds("lease", lease(Rules::all(), 2, 1));
+    check::holds("lease, one row", lease(Rules::all(), 1, 2));
+}
+
+#[test]
+fn floors_and_holds_keep_their_promises() {
+    check::holds("floor", floor(Rules::all(), 2));
+}
+
+#[test]
+fn rows_without_a_lane_keep_their_promises() {
+    check::holds("keyless", keyless(Rules::all()));
+}
+
+/// Each rule is needed: without it alone, this promise breaks.
+#[test]
+fn without_a_rule_a_promise_breaks() {
+    use Rule::*;
+    let mut needless = Vec::new();
+    let mut lacks = |rule, promise, steps: Option<usize>| match steps {
+        Some(steps) => println!("without {rule:?}: \"{promise}\" breaks in {steps} steps"),
+        None => needless.push((rule, promise)),
+    };
+    for (rule, promise, events) in [
+        (TakeLocksTheWorker, lease::SENDS, 1),
+        (TakeStampsTheWorker, lease::SENDS, 1),
+        (RenewalRevivesNobody, lease::SENDS, 1),
+        (LeaseCountsFromTheCall, lease::SENDS, 1),
+        (SendsStopBeforeTheEnd, lease::SENDS, 1),
+        (MarkLocksTheLane, lease::MARKS, 1),
+        (MarkChecksTheEpoch, lease::MARKS, 2),
+        (BusyLaneStays, lease::SENDS, 1),
+        (MarkComesBeforeLeaving, lease::REPEATS, 1),
+        (LeavingStamps, lease::LEFT, 2),
+    ] {
+        lacks(
+            rule,
+            promise,
+            check::breaks(lease(Rules::without(&[rule]), 1, events), promise),
+        );
+    }
+    for (rule, promise, events) in [
+        (FloorWaitsForWriters, floor::LOSS, 1),
+        (WritersAreLockHolders, floor::LOSS, 1),
+        (HighestIdFirst, floor::LOSS, 1),
+        (SettledBeforeTheClaim, floor::LOSS, 1),
+        (FloorStaysBelowTheLeft, floor::LOSS, 1),
+        (HoldComesBeforeTheFloor, floor::LOSS, 2),
+        (HoldRemembersTheFloor, floor::LOSS, 1),
+        (ClaimsLeaveOutTheHeld, floor::ORDER, 1),
+        (NothingOvertakesTheRefused, floor::ORDER, 1),
+        (ReleaseLowersTheStoredFloor, floor::LOSS, 2),
+        (ReleaseRaisesTheEpoch, floor::LOSS, 2),
+        (FloorsEndWithTheServer, floor::LOSS, 1),
+    ] {
+        lacks(
+            rule,
+            promise,
+            check::breaks(floor(Rules::without(&[rule]), events), promise),
+        );
+    }
+    for (rule, promise) in [
+        (MarkCarriesTheToken, keyless::MARKS),
+        (FloorComesFromALook, keyless::LOSS),
+        (LoweringRaisesTheEpoch, keyless::LOSS),
+        (AnotherEpochIsReadAgain, keyless::LOSS),
+    ] {
+        lacks(rule, promise, check::breaks(keyless(Rules::without(&[rule])), promise));
+    }
+    assert!(needless.is_empty(), "nothing breaks without {needless:?}");
+}
+
+/// Belt and braces: what is left is counted from before the call, so a late answer grants nothing anyway.
+#[test]
+fn a_late_answer_would_do_no_harm() {
+    let model = || lease(Rules::without(&[Rule::LateAnswerIsNoOwnership]), 1, 1);
+    for promise in [lease::SENDS, lease::MARKS, lease::REPEATS, lease::LEFT] {
+        assert_eq!(check::breaks(model(), promise), None, "{promise}");
+    }
+}
