@@ -1,6 +1,6 @@
 //! What is there to publish, and the horizon that decides where to look for it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;

@@ -88,10 +88,8 @@ impl Model for Floor {
         actions.extend(Step::ALL.map(Action::Relay));
         actions.extend([Action::StoreRuns, Action::Crash, Action::Failover]);
         for writer in 0..state.writers.len() {
-            actions.extend([Action::Draw(writer), Action::Commit(writer), Action::RollBack(writer)]);
-            if !self.rules.has(Rule::WritersAreLockHolders) {
-                actions.push(Action::GetTransactionId(writer));
-            }
+            actions.extend([Action::Draw(writer), Action::GetTransactionId(writer)]);
+            actions.extend([Action::Commit(writer), Action::RollBack(writer)]);
         }
     }
 

@@ -1,8 +1,6 @@
 //! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/relay.rs`, the release of `src/hold.rs`.
 
-use std::collections::BTreeSet;
-
-use outboxd::floor::{Horizon, Sight, advance};
+use outboxd::floor::{Floor, Horizon, Settled, Sight, Writers};
 
 use super::writer::Writer;
 use super::{Hold, State};
@@ -14,7 +12,7 @@ const LIMIT: usize = 2;
 /// What the owner remembers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Relay {
-    floor: i64,
+    floor: Floor,
     stored_floor: i64,
     epoch: u8,
     incarnation: u8,
@@ -33,13 +31,15 @@ pub struct Relay {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum HalfNote {
     HighestId(i64),
-    Writers(BTreeSet<String>),
+    Writers(Writers),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Batch {
     /// The horizon before the claim.
-    settled: i64,
+    settled: Settled,
+    /// It started at the soft floor, and nobody has looked yet whether it may have.
+    unproven: bool,
     rows: Vec<(usize, i64)>,
     /// How many of the rows have been decided.
     next: usize,
@@ -60,7 +60,10 @@ pub enum Step {
     ReadFirstHalf,
     ReadSecondHalf,
     Observe,
+    /// A writer has been open for too long.
+    Soften,
     Claim,
+    Prove,
     Deliver,
     Refuse,
     Fail,
@@ -75,8 +78,10 @@ pub enum Step {
 }
 
 impl Step {
-    pub const ALL: [Step; 14] = [
+    pub const ALL: [Step; 16] = [
         Step::Claim,
+        Step::Prove,
+        Step::Soften,
         Step::Deliver,
         Step::Settle,
         Step::ReadFirstHalf,
@@ -96,7 +101,7 @@ impl Step {
 impl Relay {
     pub fn starting_at(floor: i64, epoch: u8, incarnation: u8) -> Self {
         Self {
-            floor,
+            floor: Floor::at(floor),
             stored_floor: floor,
             epoch,
             incarnation,
@@ -127,7 +132,9 @@ impl State {
             Step::ReadFirstHalf => self.read_first_half(rules),
             Step::ReadSecondHalf => self.read_second_half(rules),
             Step::Observe => self.observe(rules),
+            Step::Soften => self.soften(),
             Step::Claim => self.claim(rules),
+            Step::Prove => self.prove(),
             Step::Deliver => self.deliver(),
             Step::Refuse => self.spend() && self.refuse(rules),
             Step::Fail => self.spend() && self.fail(),
@@ -141,19 +148,22 @@ impl State {
         }
     }
 
-    fn writing(&self, rules: &Rules) -> BTreeSet<String> {
-        let is_seen = |writer: &Writer| match writer {
-            Writer::Drawn { has_transaction_id, .. } => *has_transaction_id || rules.has(Rule::WritersAreLockHolders),
-            _ => false,
+    fn writing(&self, rules: &Rules) -> Writers {
+        let seen = |(number, writer): (usize, &Writer)| match writer {
+            Writer::Drawn { has_transaction_id, .. } => {
+                let id = has_transaction_id.then_some(number as i64);
+                let is_seen = id.is_some() || rules.has(Rule::WritersAreLockHolders);
+                is_seen.then(|| (number.to_string(), id))
+            }
+            _ => None,
         };
-        let seen = self.writers.iter().enumerate().filter(|(_, writer)| is_seen(writer));
-        seen.map(|(number, _)| number.to_string()).collect()
+        self.writers.iter().enumerate().filter_map(seen).collect()
     }
 
     fn read_first_half(&mut self, rules: &Rules) -> bool {
         let highest = self.next_id - 1;
         let relay = &self.relay;
-        if relay.horizon.is_waiting() || relay.half_note.is_some() || highest <= relay.horizon.settled() {
+        if relay.horizon.is_waiting() || relay.half_note.is_some() || highest <= relay.horizon.settled().hard {
             return false;
         }
         self.relay.half_note = Some(if rules.has(Rule::HighestIdFirst) {
@@ -172,13 +182,18 @@ impl State {
             HalfNote::HighestId(highest) => (highest, self.writing(rules)),
             HalfNote::Writers(writers) => (self.next_id - 1, writers),
         };
-        self.relay.horizon.note(highest, writers);
+        self.relay.horizon.look(highest, &writers);
         true
     }
 
     fn observe(&mut self, rules: &Rules) -> bool {
         let writers = self.writing(rules);
-        self.relay.horizon.observe(&writers);
+        self.relay.horizon.look(self.next_id - 1, &writers);
+        true
+    }
+
+    fn soften(&mut self) -> bool {
+        self.relay.horizon.soften();
         true
     }
 
@@ -189,20 +204,38 @@ impl State {
     fn claim(&mut self, rules: &Rules) -> bool {
         let settled = self.horizon().settled();
         let is_held = self.is_held(rules);
-        let floor = self.relay.floor;
-        let mut rows: Vec<_> = self.pending().filter(|(_, id)| *id > floor && !is_held).collect();
+        let start = self.relay.floor.start(settled);
+        let mut rows: Vec<_> = self.pending().filter(|(_, id)| *id > start && !is_held).collect();
         rows.sort_unstable_by_key(|(_, id)| *id);
         rows.truncate(LIMIT);
-        if !self.relay.is_between_batches() || (rows.is_empty() && settled <= floor) {
+        let is_past = settled.soft <= start && settled.hard <= self.relay.floor.hard();
+        if !self.relay.is_between_batches() || (rows.is_empty() && is_past) {
             return false;
         }
         self.relay.batch = Some(Batch {
             settled,
+            unproven: start > self.relay.floor.hard() && rules.has(Rule::SoftClaimsAreProven),
             rows,
             next: 0,
             acked: Vec::new(),
             refused: None,
         });
+        true
+    }
+
+    /// Whoever the soft floor rests on must not have ended when the claim was made; what has not ended now had not then.
+    fn prove(&mut self) -> bool {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| batch.unproven) else {
+            return false;
+        };
+        let writers = &self.writers;
+        let is_open = |holder: &i64| writers[*holder as usize].drawn().is_some();
+        batch.unproven = false;
+        if !self.relay.horizon.holders().iter().all(is_open) {
+            let generation = batch.settled.generation;
+            self.relay.batch = None;
+            self.relay.horizon.harden(generation);
+        }
         true
     }
 
@@ -213,7 +246,7 @@ impl State {
     }
 
     fn deliver(&mut self) -> bool {
-        let Some(batch) = &mut self.relay.batch else {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| !batch.unproven) else {
             return false;
         };
         let Some((row, _)) = batch.rows.get(batch.next).copied() else {
@@ -226,7 +259,7 @@ impl State {
     }
 
     fn refuse(&mut self, rules: &Rules) -> bool {
-        let Some(batch) = &mut self.relay.batch else {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| !batch.unproven) else {
             return false;
         };
         let Some((row, _)) = batch.rows.get(batch.next) else {
@@ -242,7 +275,7 @@ impl State {
 
     /// Kafka is silent: the rest stays as it is.
     fn fail(&mut self) -> bool {
-        let Some(batch) = &mut self.relay.batch else {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| !batch.unproven) else {
             return false;
         };
         let is_under_way = batch.next < batch.rows.len();
@@ -252,7 +285,10 @@ impl State {
 
     /// Marks and holds are written; the lane is checked in with what was seen.
     fn settle(&mut self, rules: &Rules) -> bool {
-        let done = self.relay.batch.take_if(|batch| batch.next == batch.rows.len());
+        let done = self
+            .relay
+            .batch
+            .take_if(|batch| !batch.unproven && batch.next == batch.rows.len());
         let Some(batch) = done else { return false };
         for row in &batch.acked {
             self.published[*row] = true;
@@ -273,7 +309,11 @@ impl State {
                 rules.has(Rule::FloorWaitsForWriters),
                 rules.has(Rule::SettledBeforeTheClaim),
             ) {
-                (false, _) => highest_seen,
+                (false, _) => Settled {
+                    hard: highest_seen,
+                    soft: highest_seen,
+                    ..batch.settled
+                },
                 (_, false) => self.horizon().settled(),
                 _ => batch.settled,
             },
@@ -283,7 +323,7 @@ impl State {
                 .next()
                 .filter(|_| rules.has(Rule::FloorStaysBelowTheLeft)),
         };
-        self.relay.floor = advance(self.relay.floor, sight);
+        self.relay.floor.advance(sight);
         true
     }
 
@@ -292,7 +332,11 @@ impl State {
         let remembers_floor = rules.has(Rule::HoldRemembersTheFloor);
         Hold {
             head,
-            resume_floor: if remembers_floor { self.relay.floor } else { head_id - 1 },
+            resume_floor: if remembers_floor {
+                self.relay.floor.hard()
+            } else {
+                head_id - 1
+            },
         }
     }
 
@@ -303,12 +347,13 @@ impl State {
 
     fn store_floor(&mut self) -> bool {
         let relay = &mut self.relay;
-        if self.store.is_some() || relay.floor <= relay.stored_floor {
+        let floor = relay.floor.hard();
+        if self.store.is_some() || floor <= relay.stored_floor {
             return false;
         }
-        relay.stored_floor = relay.floor;
+        relay.stored_floor = floor;
         self.store = Some(Store {
-            floor: relay.floor,
+            floor,
             epoch: relay.epoch,
             incarnation: relay.incarnation,
         });
@@ -347,7 +392,7 @@ impl State {
             return false;
         };
         self.stored_floor = self.stored_floor.min(floor);
-        self.relay.floor = self.relay.floor.min(floor);
+        self.relay.floor.lower(floor);
         self.relay.stored_floor = self.relay.stored_floor.min(floor);
         self.relay.epoch = self.epoch;
         self.relay.head_acked = false;
