@@ -19,7 +19,7 @@ use std::time::Duration;
 use deadpool_postgres::{Object, Pool};
 use tokio_postgres::types::ToSql;
 
-pub use claim::Claim;
+pub use claim::{Claim, Dropped};
 pub use connect::{Database, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;

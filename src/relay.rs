@@ -14,7 +14,7 @@ use crate::floor::Sight;
 use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Outbox, Result};
+use crate::outbox::{Claim, Dropped, Outbox, Result};
 use crate::pace::Pace;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Verdict, judge};
@@ -121,7 +121,7 @@ impl Relay {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;
-        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|(lane, _)| *lane).collect();
+        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|dropped| dropped.lane).collect();
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
@@ -215,7 +215,7 @@ impl Relay {
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         failpoint::hit("after_publish_keyless").await;
-        let dropped: Vec<i64> = claim.dropped.iter().map(|(_, id)| *id).collect();
+        let dropped = claim.dropped;
         self.settle_keyless(term, token, floor, &rows, &dropped, &verdict).await;
         let all_done = verdict.is_clean() && dropped.is_empty();
         Seen {
@@ -242,7 +242,7 @@ impl Relay {
         token: Uuid,
         floor: i64,
         rows: &[Row],
-        dropped: &[i64],
+        dropped: &[Dropped],
         verdict: &Verdict,
     ) {
         let began = Instant::now();
@@ -272,8 +272,13 @@ impl Relay {
         if verdict.is_clean() && dropped.is_empty() {
             return;
         }
-        let unsent = verdict.unsent.iter().chain(dropped).map(|id| (*id, false));
-        let released: Vec<(i64, bool)> = unsent.chain(verdict.unknown.iter().map(|id| (*id, true))).collect();
+        // What may have been sent by an earlier claim stays in doubt, whatever this one did.
+        let may_be_there = |row: &&Row| row.suspect || verdict.unknown.contains(&row.id);
+        let left = |row: &&Row| verdict.unsent.contains(&row.id) || verdict.unknown.contains(&row.id);
+        let released = rows.iter().filter(left).map(|row| (row.id, may_be_there(&row)));
+        let released: Vec<(i64, bool)> = released
+            .chain(dropped.iter().map(|row| (row.id, row.suspect)))
+            .collect();
         let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
         self.while_term_lasts(term, || async {
             let settled = self
@@ -418,7 +423,7 @@ fn report_hold(hold: &HoldOrder) {
 /// Answers the rows, and per lane the id after which nothing is known.
 fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
-    for (lane, id) in claim.dropped {
+    for Dropped { lane, id, .. } in claim.dropped {
         let cut = cuts.entry(lane.unwrap_or(KEYLESS)).or_insert(id - 1);
         *cut = (*cut).min(id - 1);
     }

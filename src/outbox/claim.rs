@@ -14,7 +14,16 @@ use crate::message::Row;
 #[derive(Debug, Default)]
 pub struct Claim {
     pub rows: Vec<Row>,
-    pub dropped: Vec<(Option<i16>, i64)>,
+    pub dropped: Vec<Dropped>,
+}
+
+/// A row left behind.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropped {
+    pub lane: Option<i16>,
+    pub id: i64,
+    /// It may have been sent before.
+    pub suspect: bool,
 }
 
 impl Outbox {
@@ -88,7 +97,11 @@ impl Outbox {
                 let row = read(&row)?;
                 let size = row.size();
                 if !claim.dropped.is_empty() || (size > budget && !claim.rows.is_empty()) {
-                    claim.dropped.push((row.lane, row.id));
+                    claim.dropped.push(Dropped {
+                        lane: row.lane,
+                        id: row.id,
+                        suspect: row.suspect,
+                    });
                     continue;
                 }
                 budget = budget.saturating_sub(size);
