@@ -273,9 +273,12 @@ impl Relay {
             return;
         }
         // What may have been sent by an earlier claim stays in doubt, whatever this one did.
-        let may_be_there = |row: &&Row| row.suspect || verdict.unknown.contains(&row.id);
-        let left = |row: &&Row| verdict.unsent.contains(&row.id) || verdict.unknown.contains(&row.id);
-        let released = rows.iter().filter(left).map(|row| (row.id, may_be_there(&row)));
+        let is_unknown = |row: &Row| verdict.unknown.binary_search(&row.id).is_ok();
+        let is_left = |row: &&Row| is_unknown(row) || verdict.unsent.binary_search(&row.id).is_ok();
+        let released = rows
+            .iter()
+            .filter(is_left)
+            .map(|row| (row.id, row.suspect || is_unknown(row)));
         let released: Vec<(i64, bool)> = released
             .chain(dropped.iter().map(|row| (row.id, row.suspect)))
             .collect();
