@@ -182,6 +182,32 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
 }
 
 #[tokio::test]
+async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let proxy = Proxy::to_postgres(&world.database_url);
+    let relay = world.relay_through(&proxy).start_ready().await;
+    proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
+    // Left by a worker that died with them under way.
+    world
+        .execute(&format!(
+            "BEGIN;
+             INSERT INTO outbox.message (topic, payload) SELECT '{topic}', '{{}}' FROM generate_series(1, 20);
+             UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now();
+             COMMIT"
+        ))
+        .await;
+    proxy.spoiled().await;
+    world.drained(SOON).await;
+    assert_eq!(
+        relay.metric("outboxd_rows_deferred_total"),
+        Some(20.0),
+        "not sent at first"
+    );
+    assert_eq!(world.history(&topic).await.flagged, 20, "the doubt outlasts the claim");
+}
+
+#[tokio::test]
 async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[SMALL]).await;
