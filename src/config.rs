@@ -177,18 +177,25 @@ pub struct Config {
     pub http_listen: SocketAddr,
 }
 
+/// Longer than anybody means, and far from where sums of durations overflow.
+const DURATION_MOST: Duration = Duration::from_secs(3650 * 24 * 3600);
+
 /// Collects problems instead of stopping at the first.
 #[derive(Default)]
 struct Check(Vec<String>);
 
 impl Check {
     fn duration(&mut self, flag: &str, value: &str) -> Duration {
-        humantime::parse_duration(value).unwrap_or_else(|error| {
+        let duration = humantime::parse_duration(value).unwrap_or_else(|error| {
             self.0.push(format!(
                 "{flag} {value:?} is not a duration ({error}); write e.g. 500ms, 15s, 7days"
             ));
             Duration::ZERO
-        })
+        });
+        self.ensure(duration <= DURATION_MOST, || {
+            format!("{flag} {value:?} is longer than ten years")
+        });
+        duration.min(DURATION_MOST)
     }
 
     fn number(&mut self, flag: &str, value: &str, least: usize, most: usize) -> usize {
@@ -203,9 +210,10 @@ impl Check {
     }
 
     fn bytes(&mut self, flag: &str, value: &str) -> usize {
-        parse_bytes(value).filter(|bytes| *bytes >= 1 << 20).unwrap_or_else(|| {
+        let sane = |bytes: &usize| (1 << 20..=1 << 40).contains(bytes);
+        parse_bytes(value).filter(sane).unwrap_or_else(|| {
             self.0.push(format!(
-                "{flag} {value:?} is not a size of at least 1MiB; write e.g. 16MiB"
+                "{flag} {value:?} is not a size from 1MiB to 1024GiB; write e.g. 16MiB"
             ));
             1 << 20
         })
@@ -530,6 +538,34 @@ mod tests {
                 flag("schema", &schema), flag("kafka-property", &property)];
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             prop_assert!(validate(&args).is_err(), "the database is missing");
+        }
+
+        #[test]
+        fn settings_of_any_size_are_refused_or_hold_together(
+            durations in prop::collection::vec("[0-9]{1,20}(ms|s|h|days|years)", 6),
+            numbers in prop::collection::vec("[0-9]{1,20}", 3),
+            bytes in "[0-9]{1,20}(|K|MiB|G)",
+        ) {
+            let names = ["lease", "batch-deadline", "retention", "retry-backoff-min", "retry-backoff-max", "shutdown-grace",
+                "tasks", "batch-rows", "max-attempts", "max-in-flight-bytes"];
+            let values = durations.iter().chain(&numbers).chain([&bytes]);
+            let flags: Vec<String> = names.iter().zip(values).map(|(name, value)| format!("--{name}={value}")).collect();
+            let args: Vec<&str> = ENOUGH.into_iter().chain(flags.iter().map(String::as_str)).collect();
+            if let Ok(config) = validate(&args) {
+                prop_assert!(config.relay.lease_needed() < config.relay.lease);
+            }
+        }
+
+        #[test]
+        fn no_part_of_a_password_is_repeated(around in "[ -~]{0,8}", port in "[ -~]{0,6}", rest in "[ -~]{0,12}") {
+            let url = format!("postgres://u:s3cret{around}@h:{port}/db{rest}");
+            let words = format!("host=h password=s3cret{around} port={port} {rest}");
+            for given in [url, words] {
+                let flag = format!("--database-url={given}");
+                if let Err(problems) = validate(&[&flag, "--kafka-brokers", "k:9092"]) {
+                    prop_assert!(!problems.to_string().contains("s3cret"), "{}", problems);
+                }
+            }
         }
     }
 }
