@@ -38,8 +38,8 @@ enum HalfNote {
 struct Batch {
     /// The horizon before the claim.
     settled: Settled,
-    /// It started at the soft floor, and nobody has looked yet whether it may have.
-    unproven: bool,
+    /// It started at a soft floor that rests on these, and nobody has looked yet whether it may have.
+    unproven: Option<Vec<i64>>,
     rows: Vec<(usize, i64)>,
     /// How many of the rows have been decided.
     next: usize,
@@ -214,7 +214,8 @@ impl State {
         }
         self.relay.batch = Some(Batch {
             settled,
-            unproven: start > self.relay.floor.hard() && rules.has(Rule::SoftClaimsAreProven),
+            unproven: (start > self.relay.floor.hard() && rules.has(Rule::SoftClaimsAreProven))
+                .then(|| self.horizon().holders()),
             rows,
             next: 0,
             acked: Vec::new(),
@@ -225,13 +226,14 @@ impl State {
 
     /// Whoever the soft floor rests on must not have ended when the claim was made; what has not ended now had not then.
     fn prove(&mut self) -> bool {
-        let Some(batch) = self.relay.batch.as_mut().filter(|batch| batch.unproven) else {
+        let Some(batch) = &mut self.relay.batch else {
             return false;
         };
-        let writers = &self.writers;
-        let is_open = |holder: &i64| writers[*holder as usize].drawn().is_some();
-        batch.unproven = false;
-        if !self.relay.horizon.holders().iter().all(is_open) {
+        let Some(holders) = batch.unproven.take() else {
+            return false;
+        };
+        let is_open = |holder: &i64| self.writers[*holder as usize].drawn().is_some();
+        if !holders.iter().all(is_open) {
             let generation = batch.settled.generation;
             self.relay.batch = None;
             self.relay.horizon.harden(generation);
@@ -246,7 +248,7 @@ impl State {
     }
 
     fn deliver(&mut self) -> bool {
-        let Some(batch) = self.relay.batch.as_mut().filter(|batch| !batch.unproven) else {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| batch.unproven.is_none()) else {
             return false;
         };
         let Some((row, _)) = batch.rows.get(batch.next).copied() else {
@@ -259,7 +261,7 @@ impl State {
     }
 
     fn refuse(&mut self, rules: &Rules) -> bool {
-        let Some(batch) = self.relay.batch.as_mut().filter(|batch| !batch.unproven) else {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| batch.unproven.is_none()) else {
             return false;
         };
         let Some((row, _)) = batch.rows.get(batch.next) else {
@@ -275,7 +277,7 @@ impl State {
 
     /// Kafka is silent: the rest stays as it is.
     fn fail(&mut self) -> bool {
-        let Some(batch) = self.relay.batch.as_mut().filter(|batch| !batch.unproven) else {
+        let Some(batch) = self.relay.batch.as_mut().filter(|batch| batch.unproven.is_none()) else {
             return false;
         };
         let is_under_way = batch.next < batch.rows.len();
@@ -288,7 +290,7 @@ impl State {
         let done = self
             .relay
             .batch
-            .take_if(|batch| !batch.unproven && batch.next == batch.rows.len());
+            .take_if(|batch| batch.unproven.is_none() && batch.next == batch.rows.len());
         let Some(batch) = done else { return false };
         for row in &batch.acked {
             self.published[*row] = true;
