@@ -63,10 +63,10 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
 
 async fn step(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
     if lanes.horizon_is_waiting() {
-        let writers = outbox.writers().await?;
+        let writers = outbox.writers(term).await?;
         lanes.with_horizon(term.worker, |horizon| horizon.observe(&writers));
     } else {
-        let (highest_id, writers) = outbox.note().await?;
+        let (highest_id, writers) = outbox.note(term).await?;
         lanes.with_horizon(term.worker, |horizon| horizon.note(highest_id, writers));
     }
     Ok(())

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
+use tokio_postgres::RowStream;
 use uuid::Uuid;
 
-use super::{Outbox, Params, Result, row};
+use super::{Error, Outbox, Params, Result, row};
 use crate::lanes::{Held, Term};
 use crate::message::Row;
 
@@ -78,13 +79,11 @@ impl Outbox {
         bytes: usize,
         read: fn(&tokio_postgres::Row) -> Result<Row>,
     ) -> Result<Claim> {
-        self.on_connection(async |client| {
-            let statement = client.prepare_cached(sql).await?;
-            let stream = client.query_raw(&statement, params.iter().copied()).await?;
-            futures_util::pin_mut!(stream);
+        let keep = async |rows: RowStream| {
+            futures_util::pin_mut!(rows);
             let mut claim = Claim::default();
             let mut budget = bytes;
-            while let Some(row) = stream.try_next().await? {
+            while let Some(row) = rows.try_next().await? {
                 let row = read(&row)?;
                 let size = row.size();
                 if !claim.dropped.is_empty() || (size > budget && !claim.rows.is_empty()) {
@@ -95,24 +94,22 @@ impl Outbox {
                 claim.rows.push(row);
             }
             Ok(claim)
-        })
-        .await
+        };
+        self.on_connection(async |session| session.run(sql, params, keep).await)
+            .await
     }
 
-    /// The highest id drawn, and then who was writing. In this order, on one connection: see `floor`.
-    pub async fn note(&self) -> Result<(i64, HashSet<String>)> {
-        self.on_connection(async |client| {
-            let horizon = client.prepare_cached(&self.statements.horizon).await?;
-            let writers = client.prepare_cached(&self.statements.writers).await?;
-            let highest = client.query_one(&horizon, &[]).await?.try_get("id")?;
-            let rows = client.query(&writers, &[]).await?;
-            Ok((highest, rows.iter().map(|row| row.get("writer")).collect()))
-        })
-        .await
+    /// The highest id drawn, and then who was writing. In this order: see `floor`.
+    pub async fn note(&self, term: &Term) -> Result<(i64, HashSet<String>)> {
+        let row = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
+        Ok((row.try_get("id")?, self.writers(term).await?))
     }
 
-    pub async fn writers(&self) -> Result<HashSet<String>> {
-        let rows = self.query(&self.statements.writers, &[]).await?;
-        Ok(rows.iter().map(|row| row.get("writer")).collect())
+    pub async fn writers(&self, term: &Term) -> Result<HashSet<String>> {
+        let row = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;
+        if !row.try_get::<_, bool>("same_server")? {
+            return Err(Error::Unexpected("the server is another one than the term began on"));
+        }
+        Ok(row.try_get::<_, Vec<String>>("writers")?.into_iter().collect())
     }
 }

@@ -1,10 +1,10 @@
 //! Connections: settings every session gets, TLS, the pool.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod, Runtime};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -14,6 +14,7 @@ use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::Result;
+use super::session::Session;
 
 /// Where the database is and how to speak to it.
 #[derive(Clone, Debug)]
@@ -22,16 +23,45 @@ pub struct Database {
     /// `sslmode=verify-full`, or a CA was given: the server must prove who it is.
     pub verify_server: bool,
     pub ca_file: Option<PathBuf>,
+    pub pooler: Pooler,
 }
 
-/// Longest wait for a TCP connect, for a lock, for a statement.
+/// What stands between us and the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pooler {
+    /// Nothing, or a pooler that gives each client a server session of its own
+    None,
+    /// A pooler in transaction mode, such as PgBouncer with pool_mode = transaction
+    Transaction,
+}
+
+/// Longest wait for a TCP connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const LOCK_TIMEOUT_MS: u32 = 4_000;
-const STATEMENT_TIMEOUT_MS: u32 = 20_000;
+
+/// What every statement runs under: nothing waits for ever, and plans do not flip to a walk over the whole table because
+/// statistics were taken while it was empty.
+const SETTINGS: [(&str, &str); 6] = [
+    ("lock_timeout", "4000"),
+    ("statement_timeout", "20000"),
+    ("idle_in_transaction_session_timeout", "20000"),
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("jit", "off"),
+];
+
+/// The settings as SQL, for one transaction.
+pub(super) fn local_settings() -> &'static str {
+    static SQL: LazyLock<String> = LazyLock::new(|| {
+        SETTINGS
+            .map(|(name, value)| format!("SET LOCAL {name} = {value}"))
+            .join("; ")
+    });
+    &SQL
+}
 
 impl Database {
     /// Reads a libpq-style URL or key=value string. The client library knows no `verify-full`, so that is ours.
-    pub fn parse(url: &str, ca_file: Option<PathBuf>) -> std::result::Result<Self, String> {
+    pub fn parse(url: &str, ca_file: Option<PathBuf>, pooler: Pooler) -> std::result::Result<Self, String> {
         let verify = ["sslmode=verify-full", "sslmode=verify-ca"]
             .iter()
             .any(|mode| url.contains(mode));
@@ -50,23 +80,20 @@ impl Database {
             config,
             verify_server: verify || ca_file.is_some(),
             ca_file,
+            pooler,
         })
     }
 
-    /// Session settings: nothing waits for ever, and plans do not flip to a walk over the whole table because
-    /// statistics were taken while it was empty.
+    /// The settings go with the session, which a transaction pooler does not have: there each transaction brings them.
     fn session(&self) -> Config {
         let mut config = self.config.clone();
-        let own = format!(
-            "-c lock_timeout={LOCK_TIMEOUT_MS} -c statement_timeout={STATEMENT_TIMEOUT_MS} \
-             -c idle_in_transaction_session_timeout={STATEMENT_TIMEOUT_MS} \
-             -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
-        );
-        let options = match self.config.get_options() {
-            Some(users) => format!("{own} {users}"),
-            None => own,
-        };
-        config.options(options);
+        if self.pooler == Pooler::None {
+            let own = SETTINGS.map(|(name, value)| format!("-c {name}={value}")).join(" ");
+            config.options(match self.config.get_options() {
+                Some(users) => format!("{own} {users}"),
+                None => own,
+            });
+        }
         with_patience(config)
     }
 }
@@ -86,7 +113,18 @@ fn with_patience(mut config: Config) -> Config {
     config
 }
 
-/// A pool for the daemon.
+/// Connections for the daemon.
+pub struct Pool {
+    connections: deadpool_postgres::Pool,
+    pooler: Pooler,
+}
+
+impl Pool {
+    pub(super) async fn session(&self) -> Result<Session> {
+        Ok(Session::new(self.connections.get().await?, self.pooler))
+    }
+}
+
 pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, String> {
     let manager = Manager::from_config(
         database.session(),
@@ -95,14 +133,18 @@ pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, Strin
             recycling_method: RecyclingMethod::Fast,
         },
     );
-    Pool::builder(manager)
+    let connections = deadpool_postgres::Pool::builder(manager)
         .max_size(size)
         .wait_timeout(Some(Duration::from_secs(10)))
         .create_timeout(Some(CONNECT_TIMEOUT * 2))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .runtime(Runtime::Tokio1)
         .build()
-        .map_err(|error| error.to_string())
+        .map_err(|error| error.to_string())?;
+    Ok(Pool {
+        connections,
+        pooler: database.pooler,
+    })
 }
 
 /// One plain connection, without the daemon's session settings: for migrations and for `status`.
@@ -194,9 +236,10 @@ mod tests {
 
     #[test]
     fn verify_full_is_understood_and_a_password_is_not_repeated() {
-        let database = Database::parse("postgres://u:s3cret@h/db?sslmode=verify-full", None).expect("valid");
+        let database =
+            Database::parse("postgres://u:s3cret@h/db?sslmode=verify-full", None, Pooler::None).expect("valid");
         assert!(database.verify_server);
-        let error = Database::parse("postgres://u:s3cret@h:notaport/db", None).expect_err("bad port");
+        let error = Database::parse("postgres://u:s3cret@h:notaport/db", None, Pooler::None).expect_err("bad port");
         assert!(!error.contains("s3cret"), "{error}");
     }
 }

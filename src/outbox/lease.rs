@@ -38,10 +38,12 @@ impl Outbox {
 
     /// With little patience: one silent connection must not cost the lease while others would answer.
     pub async fn renew(&self, term: &Term, lease: Duration) -> Result<bool> {
-        self.on_connection_within(lease / 4, async |client| {
-            let statement = client.prepare_cached(&self.statements.renew).await?;
-            let renewed = client
-                .execute(&statement, &[&term.worker, &lease.as_secs_f64(), &term.incarnation])
+        self.on_connection_within(lease / 4, async |session| {
+            let renewed = session
+                .execute(
+                    &self.statements.renew,
+                    &[&term.worker, &lease.as_secs_f64(), &term.incarnation],
+                )
                 .await?;
             Ok(renewed == 1)
         })
@@ -96,8 +98,8 @@ impl Outbox {
     /// Stamps the worker stopped and frees its lanes, in that order and in one transaction.
     pub async fn leave(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
         let (lanes, epochs, floors, suspects) = unzip4(given);
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
@@ -107,7 +109,7 @@ impl Outbox {
                     &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
                 )
                 .await?;
-            Ok(transaction.commit().await?)
+            transaction.commit().await
         })
         .await
     }

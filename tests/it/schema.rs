@@ -348,7 +348,8 @@ async fn the_relay_role_is_enough(on_published: &str) {
              SELECT outbox.enqueue('{missing}', NULL, '7');"
         ))
         .await;
-    let mut relay = RelayBuilder::new(&url, &world.kafka)
+    let mut relay = world
+        .relay_as(&url)
         .args(&["--on-published", on_published])
         .args(&[
             "--max-attempts",

@@ -9,6 +9,7 @@ mod lease;
 mod memory;
 mod parked;
 mod pause;
+mod pooler;
 mod producer;
 mod refused;
 mod retention;

@@ -3,6 +3,7 @@
 mod consumer;
 mod fault;
 mod history;
+mod pooler;
 mod relay;
 mod rows;
 mod stack;

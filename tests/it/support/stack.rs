@@ -46,7 +46,7 @@ fn running_stack() -> Option<Stack> {
 }
 
 /// Runs the stack script; panics with its words if it fails.
-fn stack(args: &[&str]) -> String {
+pub fn stack(args: &[&str]) -> String {
     let output = Command::new(script())
         .args(args)
         .stdin(Stdio::null())

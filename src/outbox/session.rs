@@ -1,0 +1,103 @@
+//! One connection at work: how a statement is sent, directly or through a transaction pooler.
+
+use deadpool_postgres::Object;
+use futures_util::TryStreamExt;
+use futures_util::future::try_join3;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, RowStream};
+
+use super::connect::{Pooler, local_settings};
+use super::param::{Params, typed};
+use super::{Error, Result};
+
+pub struct Session {
+    client: Object,
+    pooler: Pooler,
+}
+
+impl Session {
+    pub fn new(client: Object, pooler: Pooler) -> Self {
+        Session { client, pooler }
+    }
+
+    /// Closes the connection instead of giving it back.
+    pub fn close(self) {
+        drop(Object::take(self.client));
+    }
+
+    /// Runs one statement and hands its rows to `read`.
+    pub async fn run<T>(
+        &self,
+        sql: &str,
+        params: Params<'_>,
+        read: impl AsyncFnOnce(RowStream) -> Result<T>,
+    ) -> Result<T> {
+        match self.pooler {
+            Pooler::None => {
+                let statement = self.client.prepare_cached(sql).await?;
+                let params = params.iter().map(|param| *param as &(dyn ToSql + Sync));
+                read(self.client.query_raw(&statement, params).await?).await
+            }
+            Pooler::Transaction => self.run_pooled(sql, params, read).await,
+        }
+    }
+
+    /// The next statement may meet another server connection, so this one brings its settings along and leaves nothing
+    /// behind: no named statement, no setting. All three are sent at once, when first polled: one round trip. A statement that fails
+    /// makes the COMMIT a rollback.
+    async fn run_pooled<T>(
+        &self,
+        sql: &str,
+        params: Params<'_>,
+        read: impl AsyncFnOnce(RowStream) -> Result<T>,
+    ) -> Result<T> {
+        let begin = format!("BEGIN; {}", local_settings());
+        let begin = async { Ok(self.client.batch_execute(&begin).await?) };
+        let answer = async { read(self.client.query_typed_raw(sql, typed(params)).await?).await };
+        let commit = async { Ok::<_, Error>(self.client.batch_execute("COMMIT").await?) };
+        let ((), answer, ()) = try_join3(begin, answer, commit).await?;
+        Ok(answer)
+    }
+
+    pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+        self.run(sql, params, async |rows| Ok(rows.try_collect().await?)).await
+    }
+
+    /// Answers how many rows it touched.
+    pub async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
+        self.run(sql, params, async |rows| {
+            futures_util::pin_mut!(rows);
+            while rows.try_next().await?.is_some() {}
+            Ok(rows.rows_affected().unwrap_or(0))
+        })
+        .await
+    }
+
+    /// For several statements that stand or fall together.
+    pub async fn transaction(&mut self) -> Result<Transaction<'_>> {
+        let transaction = self.client.transaction().await?;
+        if self.pooler == Pooler::Transaction {
+            transaction.batch_execute(local_settings()).await?;
+        }
+        Ok(Transaction(transaction))
+    }
+}
+
+/// Its statements are run once, so none is prepared: each is one round trip. Rolled back when dropped.
+pub struct Transaction<'a>(deadpool_postgres::Transaction<'a>);
+
+impl Transaction<'_> {
+    pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+        let rows = self.0.query_typed_raw(sql, typed(params)).await?;
+        Ok(rows.try_collect().await?)
+    }
+
+    pub async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
+        let params: Vec<_> = typed(params).collect();
+        Ok(self.0.execute_typed(sql, &params).await?)
+    }
+
+    pub async fn commit(self) -> Result<()> {
+        Ok(self.0.commit().await?)
+    }
+}
