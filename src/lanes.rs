@@ -39,6 +39,7 @@ pub struct Taken {
     pub epoch: i64,
     pub floor: i64,
     pub suspect_rows: i32,
+    pub suspect_until: i64,
     pub recovered: bool,
     pub has_holds: bool,
 }
@@ -48,6 +49,8 @@ pub struct Taken {
 pub struct KeylessStored {
     pub floor: i64,
     pub epoch: i64,
+    /// Up to this id any row may have been sent before a failover lost its mark.
+    pub suspect_until: i64,
     pub has_holds: bool,
 }
 
@@ -83,6 +86,7 @@ pub struct Held {
     pub floor: i64,
     pub most: usize,
     pub suspect_rows: usize,
+    pub suspect_until: i64,
     pub unknown: HashSet<i64>,
     pub has_holds: bool,
 }
@@ -91,7 +95,12 @@ pub struct Held {
 #[derive(Clone, Debug)]
 pub enum Work {
     Lanes(Vec<Held>),
-    Keyless { floor: i64, most: usize, has_holds: bool },
+    Keyless {
+        floor: i64,
+        most: usize,
+        suspect_until: i64,
+        has_holds: bool,
+    },
 }
 
 /// A checkout: the work, and under which lease and horizon it may be done.
@@ -411,10 +420,13 @@ impl Lanes {
     /// May a copy of this head of a hold have been sent before?
     pub fn is_suspect_head(&self, lane: i16, id: i64) -> bool {
         let inner = self.lock();
+        if lane == KEYLESS {
+            return id <= inner.keyless.stored.suspect_until;
+        }
         inner
             .lanes
             .get(&lane)
-            .is_some_and(|book| book.suspect_rows > 0 || book.unknown.contains(&id))
+            .is_some_and(|book| book.suspect_rows > 0 || id <= book.suspect_until || book.unknown.contains(&id))
     }
 
     pub fn remember_unknown(&self, lane: i16, id: i64) {
@@ -574,6 +586,7 @@ impl Inner {
         Some(Work::Keyless {
             floor: keyless.floor,
             most: keyless.window.min(appetite.rows),
+            suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,
         })
     }
@@ -603,6 +616,7 @@ mod tests {
                 epoch: 1,
                 floor: 0,
                 suspect_rows: 0,
+                suspect_until: 0,
                 recovered: false,
                 has_holds: false,
             })

@@ -21,6 +21,7 @@ pub mod wakeup;
 
 pub mod hold;
 pub mod janitor;
+pub mod published;
 pub mod relay;
 
 pub mod health;

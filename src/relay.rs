@@ -16,6 +16,7 @@ use crate::lanes::{Appetite, Checkout, Held, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Outbox, Result};
+use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Verdict, judge};
 
@@ -58,6 +59,7 @@ pub struct Relay {
     pub outbox: Arc<Outbox>,
     pub publisher: Arc<Publisher>,
     pub lanes: Arc<Lanes>,
+    pub published: Arc<Published>,
     pub settings: Settings,
     /// What a row weighed lately, on average.
     pub row_bytes: AtomicUsize,
@@ -97,8 +99,13 @@ impl Relay {
                 let seen = self.relay_lanes(&term, settled, &held).await;
                 self.lanes.checkin(&term, seen);
             }
-            Work::Keyless { floor, most, has_holds } => {
-                let seen = self.relay_keyless(&term, floor, most, has_holds).await;
+            Work::Keyless {
+                floor,
+                most,
+                suspect_until,
+                has_holds,
+            } => {
+                let seen = self.relay_keyless(&term, floor, most, suspect_until, has_holds).await;
                 self.lanes.checkin(&term, vec![seen]);
             }
         }
@@ -193,7 +200,7 @@ impl Relay {
 
     // ── rows without a lane ────────────────────────────────────────────────────────────────────
 
-    async fn relay_keyless(&self, term: &Term, floor: i64, most: usize, has_holds: bool) -> Seen {
+    async fn relay_keyless(&self, term: &Term, floor: i64, most: usize, suspect_until: i64, has_holds: bool) -> Seen {
         let began = Instant::now();
         let token = Uuid::new_v4();
         let bytes = self.settings.bytes_per_task();
@@ -214,6 +221,9 @@ impl Relay {
         let mut rows = claim.rows;
         rows.sort_unstable_by_key(|row| row.id);
         metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
+        for row in &mut rows {
+            row.suspect |= row.id <= suspect_until;
+        }
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         failpoint::hit("after_publish_keyless").await;
@@ -316,6 +326,10 @@ impl Relay {
         metrics::publish_took(stream, sending.elapsed());
         let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
+        let sent = rows
+            .iter()
+            .filter(|row| verdict.published.binary_search(&row.id).is_ok());
+        self.published.remember(sent);
         self.report(rows, &verdict);
         verdict
     }
@@ -446,15 +460,16 @@ fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     (rows, cuts)
 }
 
-/// The first rows of a lane whose last owner could not say what it had sent, and those we lost sight of ourselves.
+/// The first rows of a lane whose last owner could not say what it had sent, those whose marks a failover may have lost, and
+/// those we lost sight of ourselves.
 fn flag_suspects(rows: &mut [Row], held: &[Held]) {
     for held in held {
-        if held.suspect_rows == 0 && held.unknown.is_empty() {
+        if held.suspect_rows == 0 && held.suspect_until == 0 && held.unknown.is_empty() {
             continue;
         }
         let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
         for (place, row) in of_lane.enumerate() {
-            row.suspect = place < held.suspect_rows || held.unknown.contains(&row.id);
+            row.suspect = place < held.suspect_rows || row.id <= held.suspect_until || held.unknown.contains(&row.id);
         }
     }
 }

@@ -45,6 +45,7 @@ params!(
     Vec<i32> => INT4_ARRAY,
     Vec<i64> => INT8_ARRAY,
     Vec<f64> => FLOAT8_ARRAY,
+    Vec<Uuid> => UUID_ARRAY,
     Vec<&str> => TEXT_ARRAY,
     Vec<Option<i64>> => INT8_ARRAY,
     &[i16] => INT2_ARRAY,

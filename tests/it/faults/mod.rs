@@ -2,6 +2,7 @@
 
 mod database;
 mod death;
+mod failover;
 mod holds;
 mod kafka;
 mod late_commit;

@@ -3,6 +3,7 @@
 mod consumer;
 mod fault;
 mod history;
+mod pair;
 mod pooler;
 mod relay;
 mod rows;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 pub use consumer::{Record, read_topic, read_until, scan_topic};
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::{Committed, History};
+pub use pair::Pair;
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};

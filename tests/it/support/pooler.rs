@@ -1,7 +1,7 @@
 //! A PgBouncer in transaction mode between the relays of a world and their PostgreSQL.
 
 use super::relay::RelayBuilder;
-use super::stack::stack;
+use super::stack::{address_of, stack};
 
 pub struct PgBouncer {
     dir: tempfile::TempDir,
@@ -10,9 +10,9 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Set for a run of the whole suite through poolers: one a world.
-    pub fn is_wanted() -> bool {
-        std::env::var_os("OUTBOXD_TEST_POOLER").is_some()
+    /// Set for a run of the whole suite through poolers: one a world. It cannot choose between two servers, though.
+    pub fn is_wanted_before(server_url: &str) -> bool {
+        std::env::var_os("OUTBOXD_TEST_POOLER").is_some() && !address_of(server_url).contains(',')
     }
 
     pub fn before(server_url: &str) -> Self {
@@ -47,12 +47,6 @@ impl Drop for PgBouncer {
     fn drop(&mut self) {
         stack(&["pgbouncer-stop", &self.path(), "--wipe"]);
     }
-}
-
-/// host:port of a URL.
-fn address_of(url: &str) -> &str {
-    let (_, rest) = url.split_once('@').expect("a login in the URL");
-    rest.split_once('/').expect("a database in the URL").0
 }
 
 impl RelayBuilder {

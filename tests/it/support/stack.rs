@@ -108,6 +108,13 @@ impl OwnPostgres {
         OwnPostgres { dir, url }
     }
 
+    /// Another server that follows this one, not synchronously.
+    pub fn standby(&self) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let url = stack(&["postgres-standby", &dir.path().display().to_string(), &self.path()]);
+        OwnPostgres { dir, url }
+    }
+
     /// `pg_ctl stop -m immediate`: as if the machine had lost power.
     pub fn crash(&self) {
         stack(&["postgres-stop", &self.path(), "--mode", "immediate"]);
@@ -132,4 +139,10 @@ impl Drop for OwnPostgres {
             .args(["postgres-stop", &self.path(), "--mode", "immediate", "--wipe"])
             .output();
     }
+}
+
+/// host:port of a URL.
+pub fn address_of(url: &str) -> &str {
+    let (_, rest) = url.split_once('@').expect("a login in the URL");
+    rest.split_once('/').expect("a database in the URL").0
 }

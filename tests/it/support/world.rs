@@ -61,7 +61,7 @@ impl World {
         let database_url = with_database(server_url, &name);
         World {
             db: connect(&database_url).await,
-            pooler: PgBouncer::is_wanted().then(|| PgBouncer::before(&database_url)),
+            pooler: PgBouncer::is_wanted_before(server_url).then(|| PgBouncer::before(&database_url)),
             database_url,
             kafka: kafka.to_owned(),
             name,
@@ -217,6 +217,7 @@ pub async fn connect(url: &str) -> Client {
 }
 
 pub fn with_database(url: &str, database: &str) -> String {
-    let (server, _) = url.rsplit_once('/').expect("a database in the URL");
-    format!("{server}/{database}")
+    let (server, old) = url.rsplit_once('/').expect("a database in the URL");
+    let settings = old.find('?').map_or("", |from| &old[from..]);
+    format!("{server}/{database}{settings}")
 }

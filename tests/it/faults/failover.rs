@@ -1,0 +1,172 @@
+//! A standby that lacks the last writes takes the place of its primary.
+
+use crate::support::*;
+
+/// A world on a pair of servers, with two relays that reach whichever takes writes.
+struct Failover {
+    pair: Pair,
+    world: World,
+    topic: String,
+}
+
+impl Failover {
+    async fn new() -> Self {
+        let pair = Pair::start();
+        let world = World::on(&pair.url(), &Stack::get().kafka).await;
+        let topic = world.topic("orders", 4, &[]).await;
+        Failover { pair, world, topic }
+    }
+
+    /// Small batches: what a failover loses is more than a batch of a lane.
+    async fn relays(&self, args: &[&str]) -> [Relay; 2] {
+        let relay = || self.world.relay().args(&["--batch-rows", "50"]).args(args);
+        [relay().start_ready().await, relay().start_ready().await]
+    }
+
+    /// Rows over a few keys, and some without.
+    async fn fill(&self) {
+        self.world.fill(&self.topic, 2000, 5).await;
+        self.world.fill(&self.topic, 500, 0).await;
+    }
+
+    /// What is written from now on is lost.
+    async fn happens(&mut self) {
+        self.pair.fail_over().await;
+        self.world.db = self.world.session().await;
+    }
+}
+
+fn sum(relays: &[Relay], metric: &str) -> f64 {
+    relays.iter().filter_map(|relay| relay.metric(metric)).sum()
+}
+
+fn assert_nothing_forgotten(relays: &[Relay]) {
+    assert_eq!(sum(relays, "outboxd_rows_forgotten_total"), 0.0);
+}
+
+#[tokio::test]
+async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
+    let fault = Fault::new(18, "failover loses marks", "sent again, each flagged");
+    let mut failover = Failover::new().await;
+    failover.fill().await;
+    failover.pair.cut().await;
+    let relays = failover.relays(&[]).await;
+    failover.world.drained(SOON).await;
+    failover.happens().await;
+    let world = &failover.world;
+    assert_eq!(world.pending().await, 2500, "no mark has survived");
+    let recovered = fault.over().until_drained(world).await;
+    let history = world.history(&failover.topic).await;
+    history.assert_sound();
+    assert_eq!((history.repeats, history.unflagged_repeats), (2500, 0));
+    assert!(history.repeats as f64 <= sum(&relays, "outboxd_possible_duplicates_total"));
+    assert_eq!(
+        sum(&relays, "outboxd_published_rows_lost_total"),
+        0.0,
+        "no row was lost"
+    );
+    assert_nothing_forgotten(&relays);
+    world.fill(&failover.topic, 1000, 100).await;
+    world.drained(SOON).await;
+    let flagged = world.history(&failover.topic).await.flagged;
+    assert_eq!(flagged, history.flagged, "what is written afterwards is not suspect");
+    recovered.record(history.repeats);
+}
+
+/// The worker that took over dies as well: its successor still knows what may have been sent.
+#[tokio::test]
+async fn what_a_failover_made_suspect_stays_so_when_its_worker_dies() {
+    let mut failover = Failover::new().await;
+    failover.fill().await;
+    failover.pair.cut().await;
+    let [mut first, mut second] = failover.relays(&[]).await;
+    failover.world.drained(SOON).await;
+    second.kill();
+    failover.happens().await;
+    let world = &failover.world;
+    world
+        .until("SELECT count(*) > 0 FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    first.kill();
+    let _successors = failover.relays(&[]).await;
+    world.drained(SOON).await;
+    let history = world.history(&failover.topic).await;
+    history.assert_sound();
+    assert_eq!(history.unflagged_repeats, 0);
+}
+
+async fn loses_published_rows(on_published: &str) -> (Recovered, f64) {
+    let fault = Fault::new(19, "failover loses published rows", "reported: metric and log");
+    let mut failover = Failover::new().await;
+    failover.pair.cut().await;
+    let relays = failover.relays(&["--on-published", on_published]).await;
+    failover.fill().await;
+    failover.world.drained(SOON).await;
+    failover.happens().await;
+    let over = fault.over();
+    let lost = eventually(over.patience(), "the loss to be reported", async || {
+        let lost = sum(&relays, "outboxd_published_rows_lost_total");
+        (lost > 2400.0).then_some(lost)
+    })
+    .await;
+    assert!(
+        relays
+            .iter()
+            .any(|relay| relay.logged("has lost rows that are already in Kafka"))
+    );
+    assert_nothing_forgotten(&relays);
+    (over.until_drained(&failover.world).await, lost)
+}
+
+#[tokio::test]
+async fn published_rows_that_a_failover_lost_are_reported() {
+    let (recovered, lost) = loses_published_rows("keep").await;
+    assert_eq!(lost, 2500.0);
+    recovered.record(0);
+}
+
+#[tokio::test]
+async fn archived_rows_that_a_failover_lost_are_reported() {
+    let (_, lost) = loses_published_rows("archive").await;
+    assert_eq!(lost, 2500.0);
+}
+
+/// A few may go unseen: PostgreSQL logs the use of a sequence some ids ahead.
+#[tokio::test]
+async fn deleted_rows_that_a_failover_lost_are_reported_as_far_as_can_be_told() {
+    let (_, lost) = loses_published_rows("delete").await;
+    assert!((2460.0..=2500.0).contains(&lost), "{lost}");
+}
+
+#[tokio::test]
+async fn ids_that_come_again_after_a_failover_are_published() {
+    let fault = Fault::new(50, "ids come again", "the new rows are published");
+    let mut failover = Failover::new().await;
+    let relays = failover.relays(&[]).await;
+    failover.fill().await;
+    failover.world.drained(SOON).await;
+    failover.pair.cut().await;
+    failover.fill().await;
+    failover.world.drained(SOON).await;
+    let highest = "SELECT max(id) FROM outbox.message";
+    let passed = failover.world.count(highest).await;
+    failover.happens().await;
+    let over = fault.over();
+    let world = &failover.world;
+    assert!(world.count(highest).await < passed, "rows were lost");
+    failover.fill().await;
+    let again = format!("SELECT count(*) FROM outbox.message WHERE id <= {passed} AND published_at IS NULL");
+    assert!(world.count(&again).await > 2000, "their ids came again");
+    let recovered = over.until_drained(world).await;
+    let records = world.records(&failover.topic).await;
+    let committed = world.committed(&failover.topic).await;
+    let known: Vec<_> = records
+        .into_iter()
+        .filter(|record| committed.iter().any(|row| row.message_id == record.message_id()))
+        .collect();
+    let history = History::check(&committed, &known);
+    history.assert_sound();
+    assert_eq!(history.unflagged_repeats, 0);
+    assert_nothing_forgotten(&relays);
+    recovered.record(history.repeats);
+}
