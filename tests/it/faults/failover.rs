@@ -4,9 +4,9 @@ use crate::support::*;
 
 /// A world on a pair of servers, with two relays that reach whichever takes writes.
 struct Failover {
-    pair: Pair,
     world: World,
     topic: String,
+    pair: Pair,
 }
 
 impl Failover {
@@ -14,7 +14,7 @@ impl Failover {
         let pair = Pair::start();
         let world = World::on(&pair.url(), &Stack::get().kafka).await;
         let topic = world.topic("orders", 4, &[]).await;
-        Failover { pair, world, topic }
+        Failover { world, topic, pair }
     }
 
     /// Small batches: what a failover loses is more than a batch of a lane.
@@ -29,7 +29,7 @@ impl Failover {
         self.world.fill(&self.topic, 500, 0).await;
     }
 
-    /// What is written from now on is lost.
+    /// What was written since the cut is lost.
     async fn happens(&mut self) {
         self.pair.fail_over().await;
         self.world.db = self.world.session().await;
@@ -38,6 +38,24 @@ impl Failover {
 
 fn sum(relays: &[Relay], metric: &str) -> f64 {
     relays.iter().filter_map(|relay| relay.metric(metric)).sum()
+}
+
+const HIGHEST: &str = "SELECT coalesce(max(id), 0) FROM outbox.message";
+
+/// Rows are lost that had ids up to `passed`; ids come again, and their new rows are published.
+async fn ids_come_again(world: &World, topic: &str, passed: i64, fault: Fault) -> (Recovered, History) {
+    let left = world.count(HIGHEST).await;
+    assert!(left < passed, "rows were lost: {left} of {passed}");
+    let over = fault.over();
+    world.fill(topic, 2000, 5).await;
+    world.fill(topic, 500, 0).await;
+    let again = format!("SELECT count(*) FROM outbox.message WHERE id BETWEEN {left} + 1 AND {passed}");
+    assert!(world.count(&again).await > 0, "their ids came again");
+    let recovered = over.until_drained(world).await;
+    let history = world.surviving_history(topic).await;
+    history.assert_sound();
+    assert_eq!(history.unflagged_repeats, 0);
+    (recovered, history)
 }
 
 fn assert_nothing_forgotten(relays: &[Relay]) {
@@ -140,7 +158,7 @@ async fn deleted_rows_that_a_failover_lost_are_reported_as_far_as_can_be_told() 
 
 #[tokio::test]
 async fn ids_that_come_again_after_a_failover_are_published() {
-    let fault = Fault::new(50, "ids come again", "the new rows are published");
+    let fault = Fault::new(50, "ids come again after failover", "the new rows are published");
     let mut failover = Failover::new().await;
     let relays = failover.relays(&[]).await;
     failover.fill().await;
@@ -148,25 +166,42 @@ async fn ids_that_come_again_after_a_failover_are_published() {
     failover.pair.cut().await;
     failover.fill().await;
     failover.world.drained(SOON).await;
-    let highest = "SELECT max(id) FROM outbox.message";
-    let passed = failover.world.count(highest).await;
+    let passed = failover.world.count(HIGHEST).await;
     failover.happens().await;
-    let over = fault.over();
-    let world = &failover.world;
-    assert!(world.count(highest).await < passed, "rows were lost");
-    failover.fill().await;
-    let again = format!("SELECT count(*) FROM outbox.message WHERE id <= {passed} AND published_at IS NULL");
-    assert!(world.count(&again).await > 2000, "their ids came again");
-    let recovered = over.until_drained(world).await;
-    let records = world.records(&failover.topic).await;
-    let committed = world.committed(&failover.topic).await;
-    let known: Vec<_> = records
-        .into_iter()
-        .filter(|record| committed.iter().any(|row| row.message_id == record.message_id()))
-        .collect();
-    let history = History::check(&committed, &known);
-    history.assert_sound();
-    assert_eq!(history.unflagged_repeats, 0);
+    let (recovered, history) = ids_come_again(&failover.world, &failover.topic, passed, fault).await;
     assert_nothing_forgotten(&relays);
     recovered.record(history.repeats);
+}
+
+#[tokio::test]
+async fn ids_that_come_again_after_a_crash_with_asynchronous_commits_are_published() {
+    let fault = Fault::new(50, "ids come again after a crash", "the new rows are published");
+    let postgres = OwnPostgres::start();
+    let mut world = World::on(&postgres.url, &Stack::get().kafka).await;
+    let topic = world.topic("orders", 4, &[]).await;
+    // Nothing is flushed by itself for as long as the test needs.
+    for setting in [
+        "synchronous_commit = off",
+        "wal_writer_delay = 10000",
+        "wal_writer_flush_after = '1GB'",
+    ] {
+        world.execute(&format!("ALTER SYSTEM SET {setting}")).await;
+    }
+    postgres.crash();
+    postgres.restart();
+    world.db = world.session().await;
+    let relays = [world.relay().start_ready().await];
+    world.execute("CHECKPOINT").await;
+    world.fill(&topic, 500, 50).await;
+    world.drained(SOON).await;
+    let passed = world.count(HIGHEST).await;
+    postgres.crash();
+    postgres.restart();
+    world.db = world.session().await;
+    ids_come_again(&world, &topic, passed, fault).await;
+    assert!(
+        sum(&relays, "outboxd_published_rows_lost_total") > 0.0,
+        "and the loss is reported"
+    );
+    assert_nothing_forgotten(&relays);
 }

@@ -1,7 +1,7 @@
 //! A PgBouncer in transaction mode between the relays of a world and their PostgreSQL.
 
 use super::relay::RelayBuilder;
-use super::stack::{address_of, stack};
+use super::stack::{address_of, clean_up, stack};
 
 pub struct PgBouncer {
     dir: tempfile::TempDir,
@@ -45,7 +45,7 @@ impl PgBouncer {
 
 impl Drop for PgBouncer {
     fn drop(&mut self) {
-        stack(&["pgbouncer-stop", &self.path(), "--wipe"]);
+        clean_up(&["pgbouncer-stop", &self.path(), "--wipe"]);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Rows put into the outbox, and what the outbox says of them.
 
+use std::collections::HashSet;
+
 use super::history::{Committed, History};
 use super::world::World;
 use super::{Record, read_topic};
@@ -64,6 +66,15 @@ impl World {
     /// What is in the topic against what the table says should be.
     pub async fn history(&self, topic: &str) -> History {
         History::check(&self.committed(topic).await, &self.records(topic).await)
+    }
+
+    /// The same where the database has lost rows: records of rows it does not know are left aside.
+    pub async fn surviving_history(&self, topic: &str) -> History {
+        let committed = self.committed(topic).await;
+        let mut records = self.records(topic).await;
+        let known: HashSet<&str> = committed.iter().map(|row| row.message_id.as_str()).collect();
+        records.retain(|record| known.contains(record.message_id().as_str()));
+        History::check(&committed, &records)
     }
 
     /// What is in the topic now.

@@ -57,6 +57,11 @@ pub fn stack(args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
+/// The same at a test's end, where a failure is nobody's business any more.
+pub fn clean_up(args: &[&str]) {
+    let _ = Command::new(script()).args(args).output();
+}
+
 /// A Kafka broker of the test's own, to be stopped and killed.
 pub struct OwnKafka {
     dir: tempfile::TempDir,
@@ -89,9 +94,7 @@ impl OwnKafka {
 
 impl Drop for OwnKafka {
     fn drop(&mut self) {
-        let _ = Command::new(script())
-            .args(["kafka-stop", &self.path(), "--mode", "immediate", "--wipe"])
-            .output();
+        clean_up(&["kafka-stop", &self.path(), "--mode", "immediate", "--wipe"]);
     }
 }
 
@@ -135,9 +138,7 @@ impl OwnPostgres {
 
 impl Drop for OwnPostgres {
     fn drop(&mut self) {
-        let _ = Command::new(script())
-            .args(["postgres-stop", &self.path(), "--mode", "immediate", "--wipe"])
-            .output();
+        clean_up(&["postgres-stop", &self.path(), "--mode", "immediate", "--wipe"]);
     }
 }
 
