@@ -84,6 +84,8 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
         "no row was lost"
     );
     assert_nothing_forgotten(&relays);
+    let waited = "SELECT min(taken_at - lineage_since) >= interval '5 s' FROM outbox.lane WHERE lane >= 0";
+    assert!(world.is_true(waited).await, "a lease that was lost has run out first");
     world.fill(&failover.topic, 1000, 100).await;
     world.drained(SOON).await;
     let flagged = world.history(&failover.topic).await.flagged;
@@ -179,19 +181,17 @@ async fn ids_that_come_again_after_a_crash_with_asynchronous_commits_are_publish
     let postgres = OwnPostgres::start();
     let mut world = World::on(&postgres.url, &Stack::get().kafka).await;
     let topic = world.topic("orders", 4, &[]).await;
-    // Nothing is flushed by itself for as long as the test needs.
-    for setting in [
-        "synchronous_commit = off",
-        "wal_writer_delay = 10000",
-        "wal_writer_flush_after = '1GB'",
-    ] {
-        world.execute(&format!("ALTER SYSTEM SET {setting}")).await;
-    }
-    postgres.crash();
-    postgres.restart();
-    world.db = world.session().await;
+    world.execute("ALTER SYSTEM SET synchronous_commit = off").await;
+    world.execute("SELECT pg_reload_conf()").await;
+    world.until("current_setting('synchronous_commit') = 'off'").await;
     let relays = [world.relay().start_ready().await];
+    world
+        .until("SELECT bool_and(owner IS NOT NULL) FROM outbox.lane WHERE lane >= 0")
+        .await;
     world.execute("CHECKPOINT").await;
+    // From here on commits stay in the server's memory.
+    let writer = "SELECT pid::bigint FROM pg_stat_activity WHERE backend_type = 'walwriter'";
+    signal("STOP", world.count(writer).await);
     world.fill(&topic, 500, 50).await;
     world.drained(SOON).await;
     let passed = world.count(HIGHEST).await;

@@ -43,6 +43,14 @@ pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFn
     }
 }
 
+/// Sends a signal to any process.
+pub fn signal(signal: &str, pid: i64) {
+    let sent = std::process::Command::new("kill")
+        .args([&format!("-{signal}"), &pid.to_string()])
+        .status();
+    assert!(sent.is_ok_and(|status| status.success()), "kill -{signal} {pid}");
+}
+
 /// SQL for bytes that no compression brings below a small topic's limit.
 pub const TOO_LARGE: &str = "(SELECT string_agg(uuid_send(gen_random_uuid()), '') FROM generate_series(1, 300))";
 
