@@ -12,6 +12,8 @@ const REGISTER: &str = include_str!("../../../src/outbox/register.sql");
 const RENEW: &str = include_str!("../../../src/outbox/renew.sql");
 const TAKE: &str = include_str!("../../../src/outbox/take.sql");
 const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
+const HORIZON: &str = include_str!("../../../src/outbox/horizon.sql");
+const WRITERS: &str = include_str!("../../../src/outbox/writers.sql");
 
 /// One worker's side of the conversation with the database.
 struct Worker {
@@ -37,7 +39,7 @@ impl Worker {
 
     /// Takes up to `count` lanes; answers them with their epochs.
     async fn take(&self, count: i64) -> Vec<(i16, i64)> {
-        let params: [&(dyn ToSql + Sync); 3] = [&self.id, &count, &self.incarnation];
+        let params: [&(dyn ToSql + Sync); 4] = [&self.id, &count, &self.incarnation, &60.0f64];
         let taking = self.db.query(TAKE, &params);
         let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
         let rows = rows
@@ -106,6 +108,20 @@ async fn a_mark_needs_the_owner_and_the_epoch() {
     assert_eq!(other.mark(&held).await, 0, "another worker's lanes");
     assert_eq!(owner.mark(&stale).await, 0, "an earlier take of the same lanes");
     assert_eq!(owner.mark(&held).await, 100);
+}
+
+/// A connection to a server that was replaced may still answer: its ids and its writers are not those of the new one.
+#[tokio::test]
+async fn what_another_server_says_moves_no_floor() {
+    let world = World::new().await;
+    let same_server = async |incarnation: SystemTime| {
+        let drawn = world.db.query(HORIZON, &[&incarnation]).await.expect("answered");
+        let writers = world.db.query_one(WRITERS, &[&incarnation]).await.expect("answered");
+        (drawn.len(), writers.get::<_, bool>("same_server"))
+    };
+    let worker = Worker::register(&world, 60.0).await;
+    assert_eq!(same_server(worker.incarnation).await, (1, true));
+    assert_eq!(same_server(SystemTime::UNIX_EPOCH).await, (0, false));
 }
 
 #[tokio::test]

@@ -50,5 +50,7 @@ async fn a_statement_behind_a_pooler_does_not_wait_for_ever() {
     locker.batch_execute("ROLLBACK").await.expect("unlocked");
     world.fill(&topic, 100, 10).await;
     world.drained(SOON).await;
+    let status = world.outboxd("status", &["--json"]);
+    assert!(status.status.success(), "{}", stderr_of(&status));
     world.history(&topic).await.assert_exact();
 }
