@@ -128,7 +128,7 @@ async fn report_lost(outbox: &Outbox, published: &Published) -> Result<()> {
         error!(
             rows = lost.len(),
             first_ids = ?&lost[..lost.len().min(LOST_NAMED)],
-            "the failover has lost rows that are already in Kafka: consumers know of what this database does not"
+            "the failover has lost rows that are already in Kafka: `outboxd verify` compares, docs/operations.md says what to do"
         );
     }
     Ok(())

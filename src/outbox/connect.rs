@@ -29,9 +29,9 @@ pub struct Database {
 /// What stands between us and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Pooler {
-    /// Nothing, or a pooler that gives each client a server session of its own
+    /// Nothing
     None,
-    /// A pooler in transaction mode, such as PgBouncer with pool_mode = transaction
+    /// PgBouncer or its like, in transaction mode
     Transaction,
 }
 
@@ -147,7 +147,7 @@ pub fn pool(database: &Database, size: usize) -> std::result::Result<Pool, Strin
     })
 }
 
-/// One plain connection, without the daemon's session settings: for migrations and for `status`.
+/// One plain connection, without the daemon's session settings: for migrations and for the demo.
 pub async fn connect(database: &Database) -> Result<Client> {
     let tls = tls(database).map_err(super::Error::Schema)?;
     let (client, connection) = with_patience(database.config.clone()).connect(tls).await?;

@@ -43,8 +43,8 @@ impl Session {
     }
 
     /// The next statement may meet another server connection, so this one brings its settings along and leaves nothing
-    /// behind: no named statement, no setting. All three are sent at once, when first polled: one round trip. A statement that fails
-    /// makes the COMMIT a rollback.
+    /// behind: no named statement, no setting. All three are sent at once, when first polled: one round trip. Where the
+    /// statement fails, the COMMIT is a rollback.
     async fn run_pooled<T>(
         &self,
         sql: &str,

@@ -47,11 +47,16 @@ async fn ids_come_again(world: &World, topic: &str, passed: i64, fault: Fault) -
     let left = world.count(HIGHEST).await;
     assert!(left < passed, "rows were lost: {left} of {passed}");
     let over = fault.over();
-    world.fill(topic, 2000, 5).await;
-    world.fill(topic, 500, 0).await;
-    let again = format!("SELECT count(*) FROM outbox.message WHERE id BETWEEN {left} + 1 AND {passed}");
-    assert!(world.count(&again).await > 0, "their ids came again");
+    world.fill(topic, 100, 5).await;
     let recovered = over.until_drained(world).await;
+    // In small steps, so that a floor has reason to move below the ids of old.
+    for _ in 0..3 {
+        world.fill(topic, 50, 5).await;
+        world.fill(topic, 50, 0).await;
+        world.drained(SOON).await;
+    }
+    let again = format!("SELECT count(*) FROM outbox.message WHERE id BETWEEN {left} + 1 AND {passed}");
+    assert!(world.count(&again).await >= 300, "their ids came again");
     let history = world.surviving_history(topic).await;
     history.assert_sound();
     assert_eq!(history.unflagged_repeats, 0);
@@ -91,28 +96,6 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
     let flagged = world.history(&failover.topic).await.flagged;
     assert_eq!(flagged, history.flagged, "what is written afterwards is not suspect");
     recovered.record(history.repeats);
-}
-
-/// The worker that took over dies as well: its successor still knows what may have been sent.
-#[tokio::test]
-async fn what_a_failover_made_suspect_stays_so_when_its_worker_dies() {
-    let mut failover = Failover::new().await;
-    failover.fill().await;
-    failover.pair.cut().await;
-    let [mut first, mut second] = failover.relays(&[]).await;
-    failover.world.drained(SOON).await;
-    second.kill();
-    failover.happens().await;
-    let world = &failover.world;
-    world
-        .until("SELECT count(*) > 0 FROM outbox.message WHERE published_at IS NOT NULL")
-        .await;
-    first.kill();
-    let _successors = failover.relays(&[]).await;
-    world.drained(SOON).await;
-    let history = world.history(&failover.topic).await;
-    history.assert_sound();
-    assert_eq!(history.unflagged_repeats, 0);
 }
 
 async fn loses_published_rows(on_published: &str) -> (Recovered, f64) {
