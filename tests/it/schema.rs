@@ -513,7 +513,7 @@ async fn run_refuses_a_schema_from_the_future_with_or_without_migrate() {
     world
         .execute(
             "INSERT INTO outbox.schema_history (version, name, applied_on, checksum)
-             SELECT 999, 'later', applied_on, '1' FROM outbox.schema_history",
+             SELECT 999, 'later', applied_on, '1' FROM outbox.schema_history WHERE version = 1",
         )
         .await;
     refuses_to_run(&world, &[], "Upgrade outboxd").await;
