@@ -9,7 +9,7 @@ use rdkafka::ClientConfig;
 
 use crate::janitor;
 use crate::lanes::keeper::Lease;
-use crate::outbox::{Database, OnPublished};
+use crate::outbox::{Database, OnPublished, Pooler};
 use crate::publisher::{OVERRUN, properties};
 use crate::relay::{self, MARK_MARGIN};
 use crate::verdict::{OnDead, Policy};
@@ -29,6 +29,10 @@ pub struct DatabaseArgs {
     /// CA certificate (PEM) the server must be signed by; implies verification
     #[arg(long, env = "OUTBOXD_DATABASE_TLS_CA", value_name = "FILE")]
     pub database_tls_ca: Option<PathBuf>,
+
+    /// What stands between outboxd and PostgreSQL
+    #[arg(long, env = "OUTBOXD_DATABASE_POOLER", value_enum, default_value = "none")]
+    pub database_pooler: Pooler,
 
     /// PostgreSQL schema the outbox lives in
     #[arg(long, env = "OUTBOXD_SCHEMA", default_value = "outbox", value_name = "NAME")]
@@ -255,7 +259,26 @@ fn parse_bytes(value: &str) -> Option<usize> {
 impl DatabaseArgs {
     /// The database and schema, or every problem with them.
     pub fn validate(&self) -> Result<(Database, String), Problems> {
+        self.validated(Check::default())
+    }
+
+    /// The same, for a migration.
+    pub fn validate_to_migrate(&self) -> Result<(Database, String), Problems> {
         let mut check = Check::default();
+        self.check_migration(&mut check);
+        self.validated(check)
+    }
+
+    /// A migration holds a lock from statement to statement, so it needs a session of its own.
+    fn check_migration(&self, check: &mut Check) {
+        check.ensure(self.database_pooler == Pooler::None, || {
+            "a migration does not pass a transaction pooler: run `outboxd migrate` with the server's own --database-url \
+             and --database-pooler none"
+                .to_owned()
+        });
+    }
+
+    fn validated(&self, mut check: Check) -> Result<(Database, String), Problems> {
         match (self.checked(&mut check), check.0) {
             (Some(database), problems) if problems.is_empty() => Ok((database, self.schema.clone())),
             (_, problems) => Err(Problems(problems)),
@@ -284,7 +307,7 @@ impl DatabaseArgs {
                 .push("--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned());
             return None;
         };
-        match Database::parse(url, self.database_tls_ca.clone()) {
+        match Database::parse(url, self.database_tls_ca.clone(), self.database_pooler) {
             Ok(database) => Some(database),
             Err(error) => {
                 check.0.push(format!("--database-url cannot be read: {error}"));
@@ -337,6 +360,9 @@ impl RunArgs {
     pub fn validate(&self) -> Result<Config, Problems> {
         let mut check = Check::default();
         let database = self.database.checked(&mut check);
+        if self.migrate {
+            self.database.check_migration(&mut check);
+        }
         let tasks = check.number("--tasks", &self.tasks, 1, 64);
         let batch_rows = check.number("--batch-rows", &self.batch_rows, 1, 100_000);
         let bytes = check.bytes("--max-in-flight-bytes", &self.max_in_flight_bytes);
@@ -511,6 +537,14 @@ mod tests {
             .collect();
         let problems = validate(&args).expect_err("contradiction");
         assert!(problems.0[0].contains("--lease"), "{:?}", problems.0);
+    }
+
+    #[test]
+    fn a_migration_through_a_transaction_pooler_is_refused() {
+        let pooled = [&ENOUGH[..], &["--database-pooler", "transaction"]].concat();
+        validate(&pooled).expect("the relay itself passes it");
+        let problems = validate(&[&pooled[..], &["--migrate"]].concat()).expect_err("no session");
+        assert!(problems.0[0].contains("outboxd migrate"), "{:?}", problems.0);
     }
 
     #[test]

@@ -123,6 +123,9 @@ impl Relay {
         {
             self.publisher.pause(reason, &row.topic);
         }
+        if outcome == Outcome::Acked {
+            self.published.remember(std::iter::once(row));
+        }
         outcome
     }
 
@@ -265,9 +268,10 @@ impl Relay {
             .outbox
             .topic_head_keyless(term, hold, token, self.settings.lease)
             .await?;
-        let Some(row) = head else {
+        let Some(mut row) = head else {
             return self.release_keyless(term, hold, token, None).await;
         };
+        row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
         match self.send_head(&row).await {
             Outcome::Acked => self.release_keyless(term, hold, token, Some(row.id)).await,
             outcome => {

@@ -40,6 +40,7 @@ pub struct Taken {
     pub epoch: i64,
     pub floor: i64,
     pub suspect_rows: i32,
+    pub suspect_until: i64,
     pub recovered: bool,
     pub has_holds: bool,
 }
@@ -56,6 +57,8 @@ pub struct Lowered {
 pub struct KeylessStored {
     pub floor: i64,
     pub epoch: i64,
+    /// Up to this id any row may have been sent before a failover lost its mark.
+    pub suspect_until: i64,
     pub has_holds: bool,
 }
 
@@ -92,6 +95,7 @@ pub struct Held {
     pub start: i64,
     pub most: usize,
     pub suspect_rows: usize,
+    pub suspect_until: i64,
     pub unknown: HashSet<i64>,
     pub has_holds: bool,
 }
@@ -103,6 +107,7 @@ pub struct HeldKeyless {
     /// See [`Held::start`].
     pub start: i64,
     pub most: usize,
+    pub suspect_until: i64,
     pub has_holds: bool,
 }
 
@@ -442,10 +447,13 @@ impl Lanes {
     /// May a copy of this head of a hold have been sent before?
     pub fn is_suspect_head(&self, lane: i16, id: i64) -> bool {
         let inner = self.lock();
+        if lane == KEYLESS {
+            return id <= inner.keyless.stored.suspect_until;
+        }
         inner
             .lanes
             .get(&lane)
-            .is_some_and(|book| book.suspect_rows > 0 || book.unknown.contains(&id))
+            .is_some_and(|book| book.suspect_rows > 0 || id <= book.suspect_until || book.unknown.contains(&id))
     }
 
     pub fn remember_unknown(&self, lane: i16, id: i64) {
@@ -607,6 +615,7 @@ impl Inner {
             floor: keyless.floor.hard(),
             start: keyless.floor.start(self.horizon.settled()),
             most: keyless.window.min(appetite.rows),
+            suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,
         }))
     }
@@ -637,6 +646,7 @@ mod tests {
                 epoch: 1,
                 floor: 0,
                 suspect_rows: 0,
+                suspect_until: 0,
                 recovered: false,
                 has_holds: false,
             })

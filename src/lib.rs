@@ -24,6 +24,7 @@ pub mod wakeup;
 pub mod hold;
 pub mod janitor;
 pub mod pace;
+pub mod published;
 pub mod relay;
 
 pub mod health;

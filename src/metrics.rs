@@ -92,6 +92,12 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "Rows only the safety net found. Anything but 0 is a bug: please report it.",
     ),
     (
+        "outboxd_published_rows_lost_total",
+        Counter,
+        Unit::Count,
+        "Rows in Kafka that a failover of PostgreSQL has lost.",
+    ),
+    (
         "outboxd_rows_purged_total",
         Counter,
         Unit::Count,
@@ -307,6 +313,10 @@ pub fn rows_recovered(count: usize) {
 
 pub fn rows_forgotten(count: i64) {
     counter!("outboxd_rows_forgotten_total").increment(count.unsigned_abs());
+}
+
+pub fn published_rows_lost(count: usize) {
+    counter!("outboxd_published_rows_lost_total").increment(count as u64);
 }
 
 pub fn rows_purged(count: i64) {

@@ -10,22 +10,24 @@ mod hold;
 mod lease;
 mod mark;
 pub mod migrate;
+mod param;
 mod row;
+mod session;
 pub mod snapshot;
 pub mod status;
 mod sweep;
 
 use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool};
-use tokio_postgres::types::ToSql;
-
 pub use claim::{Claim, Dropped};
-pub use connect::{Database, connect, pool};
+pub use connect::{Database, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
 pub use lease::Peer;
 pub use sweep::Sample;
+
+use param::Params;
+use session::{Session, Transaction};
 
 /// What happens to a row once Kafka has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -68,6 +70,9 @@ statements!(
     keyless,
     keyless_lowest,
     lane_holds,
+    lineage,
+    lost_deleted,
+    lost_kept,
     lower_floor,
     lower_floor_keyless,
     mark_keyless_archive,
@@ -116,8 +121,6 @@ pub(crate) fn in_schema(sql: &str, schema: &str) -> String {
         .replace("SCHEMA outbox", &format!("SCHEMA {schema}"))
 }
 
-type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
-
 /// The database, as the daemon uses it.
 pub struct Outbox {
     pool: Pool,
@@ -141,27 +144,23 @@ impl Outbox {
         }
     }
 
-    async fn client(&self) -> Result<Object> {
-        Ok(self.pool.get().await?)
-    }
-
     /// Runs `work` on a connection; one that does not answer in time is closed, not reused.
-    async fn on_connection<T>(&self, work: impl AsyncFnOnce(&mut Object) -> Result<T>) -> Result<T> {
+    async fn on_connection<T>(&self, work: impl AsyncFnOnce(&mut Session) -> Result<T>) -> Result<T> {
         self.on_connection_within(self.patience, work).await
     }
 
     async fn on_connection_within<T>(
         &self,
         patience: Duration,
-        work: impl AsyncFnOnce(&mut Object) -> Result<T>,
+        work: impl AsyncFnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
-        let mut client = self.client().await?;
-        match tokio::time::timeout(patience, work(&mut client)).await {
+        let mut session = self.pool.session().await?;
+        match tokio::time::timeout(patience, work(&mut session)).await {
             Ok(done) => done,
             Err(_) => {
-                drop(Object::take(client));
+                session.close();
                 // Whatever silenced it has silenced those beside it: nobody should have to find out one by one.
-                self.pool.retain(|_, _| false);
+                self.pool.drop_idle();
                 Err(Error::Silent(patience))
             }
         }
@@ -177,11 +176,8 @@ impl Outbox {
         sql: &str,
         params: Params<'_>,
     ) -> Result<Vec<tokio_postgres::Row>> {
-        self.on_connection_within(patience, async |client| {
-            let statement = client.prepare_cached(sql).await?;
-            Ok(client.query(&statement, params).await?)
-        })
-        .await
+        self.on_connection_within(patience, async |session| session.query(sql, params).await)
+            .await
     }
 
     async fn query_one(&self, sql: &str, params: Params<'_>) -> Result<tokio_postgres::Row> {
@@ -194,10 +190,7 @@ impl Outbox {
     }
 
     async fn execute_within(&self, patience: Duration, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.on_connection_within(patience, async |client| {
-            let statement = client.prepare_cached(sql).await?;
-            Ok(client.execute(&statement, params).await?)
-        })
-        .await
+        self.on_connection_within(patience, async |session| session.execute(sql, params).await)
+            .await
     }
 }

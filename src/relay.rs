@@ -16,6 +16,7 @@ use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Outbox, Result};
 use crate::pace::Pace;
+use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
 
@@ -50,6 +51,7 @@ pub struct Relay {
     pub outbox: Arc<Outbox>,
     pub publisher: Arc<Publisher>,
     pub lanes: Arc<Lanes>,
+    pub published: Arc<Published>,
     pub settings: Settings,
     pub pace: Pace,
 }
@@ -221,6 +223,9 @@ impl Relay {
         let mut rows = claim.rows;
         rows.sort_unstable_by_key(|row| row.id);
         metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
+        for row in &mut rows {
+            row.suspect |= row.id <= held.suspect_until;
+        }
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         let dropped = claim.dropped;
@@ -321,6 +326,10 @@ impl Relay {
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
+        let sent = rows
+            .iter()
+            .filter(|row| verdict.published.binary_search(&row.id).is_ok());
+        self.published.remember(sent);
         self.report(rows, &verdict);
         verdict
     }
@@ -455,15 +464,16 @@ fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     (rows, cuts)
 }
 
-/// The first rows of a lane whose last owner could not say what it had sent, and those we lost sight of ourselves.
+/// The first rows of a lane whose last owner could not say what it had sent, those whose marks a failover may have lost, and
+/// those we lost sight of ourselves.
 fn flag_suspects(rows: &mut [Row], held: &[Held]) {
     for held in held {
-        if held.suspect_rows == 0 && held.unknown.is_empty() {
+        if held.suspect_rows == 0 && held.suspect_until == 0 && held.unknown.is_empty() {
             continue;
         }
         let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
         for (place, row) in of_lane.enumerate() {
-            row.suspect = place < held.suspect_rows || held.unknown.contains(&row.id);
+            row.suspect = place < held.suspect_rows || row.id <= held.suspect_until || held.unknown.contains(&row.id);
         }
     }
 }

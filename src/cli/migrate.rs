@@ -13,7 +13,7 @@ pub struct MigrateArgs {
 }
 
 pub async fn migrate(args: &MigrateArgs) -> Result<(), Failure> {
-    let (database, schema) = args.database.validate()?;
+    let (database, schema) = args.database.validate_to_migrate()?;
     let mut client = connect(&database).await?;
     let applied = apply(&mut client, &schema).await?;
     if applied.is_empty() {

@@ -16,6 +16,7 @@ use crate::http;
 use crate::lanes::{Lanes, keeper};
 use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
+use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::relay::Relay;
 use crate::{horizon, janitor, metrics, wakeup};
@@ -65,6 +66,7 @@ async fn start_and_run(
         outbox: Arc::new(open(config)?),
         publisher,
         lanes,
+        published: Arc::new(Published::default()),
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
     });
@@ -163,7 +165,10 @@ fn spawn_keeper(
     let mut keeper = JoinSet::new();
     let (relay, health, lease) = (relay.clone(), health.clone(), config.lease.clone());
     let (draining, stop) = (draining.clone(), stop.clone());
-    keeper.spawn(async move { keeper::keep(&relay.lanes, &relay.outbox, &health, &lease, &draining, &stop).await });
+    keeper.spawn(async move {
+        let (lanes, outbox, published) = (&relay.lanes, &relay.outbox, &relay.published);
+        keeper::keep(lanes, outbox, published, &health, &lease, &draining, &stop).await
+    });
     keeper
 }
 

@@ -26,6 +26,8 @@ pub(super) struct Lane {
     pub(super) has_holds: bool,
     /// So many of the next rows may have been sent by the lane's last owner.
     pub(super) suspect_rows: usize,
+    /// Up to this id any row may have been sent before a failover lost its mark.
+    pub(super) suspect_until: i64,
     /// Rows we sent ourselves without learning what became of them.
     pub(super) unknown: HashSet<i64>,
     pub(super) not_before: Instant,
@@ -56,6 +58,7 @@ impl From<&Taken> for Lane {
             leaving: false,
             has_holds: taken.has_holds,
             suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
+            suspect_until: taken.suspect_until,
             unknown: HashSet::new(),
             not_before: Instant::now(),
             served: 0,
@@ -86,6 +89,7 @@ impl Lane {
             start: self.floor.start(settled),
             most,
             suspect_rows: self.suspect_rows,
+            suspect_until: self.suspect_until,
             unknown: self.unknown.clone(),
             has_holds: self.has_holds,
         }

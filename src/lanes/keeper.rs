@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::{Lanes, Term, share::fair_share};
@@ -12,6 +12,7 @@ use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
+use crate::published::Published;
 
 /// How the lease is kept.
 #[derive(Clone, Debug)]
@@ -30,6 +31,9 @@ const REGISTER_AGAIN: Duration = Duration::from_secs(1);
 
 /// While lanes wait to be given up, look this often whether their batch is done.
 const LEAVING_LOOK: Duration = Duration::from_millis(50);
+
+/// So many lost rows are named in the log.
+const LOST_NAMED: usize = 10;
 
 impl Lease {
     fn renew_every(&self) -> Duration {
@@ -56,20 +60,21 @@ impl Lease {
 pub async fn keep(
     lanes: &Lanes,
     outbox: &Outbox,
+    published: &Published,
     health: &Health,
     lease: &Lease,
     draining: &CancellationToken,
     stop: &CancellationToken,
 ) {
-    let mut last = None;
+    let mut last: Option<(Uuid, String)> = None;
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
         if !draining.is_cancelled() {
             nothing_in_flight(lanes, lease, stop).await;
-            match begin(lanes, outbox, lease, last).await {
-                Ok(term) => {
-                    info!(worker = %term.worker, name = lease.worker_name, "registered");
-                    last = Some(term.worker);
+            match begin(lanes, outbox, published, lease, last.as_ref()).await {
+                Ok((worker, lineage)) => {
+                    info!(%worker, name = lease.worker_name, "registered");
+                    last = Some((worker, lineage));
                 }
                 Err(error) => {
                     warn!(%error, "cannot register with the database; trying again");
@@ -92,10 +97,17 @@ async fn nothing_in_flight(lanes: &Lanes, lease: &Lease, stop: &CancellationToke
     }
 }
 
-async fn begin(lanes: &Lanes, outbox: &Outbox, lease: &Lease, last: Option<Uuid>) -> Result<Term> {
-    if let Some(last) = last {
+/// Begins a term; answers its worker, and the lineage of the server it is on. `last` is the same of the term before.
+async fn begin(
+    lanes: &Lanes,
+    outbox: &Outbox,
+    published: &Published,
+    lease: &Lease,
+    last: Option<&(Uuid, String)>,
+) -> Result<(Uuid, String)> {
+    if let Some((last, _)) = last {
         // Its lanes are free at once, and suspect, since it did not give them back.
-        outbox.stop_worker(last).await?;
+        outbox.stop_worker(*last).await?;
     }
     let asked = Instant::now();
     let worker = Uuid::new_v4();
@@ -106,9 +118,34 @@ async fn begin(lanes: &Lanes, outbox: &Outbox, lease: &Lease, last: Option<Uuid>
         incarnation,
         ends: asked + lease.duration,
     };
+    let lineage = outbox.lineage(incarnation).await?;
+    if last.is_some_and(|(_, last)| *last != lineage) {
+        report_lost(outbox, published).await?;
+    }
     let keyless = outbox.keyless(incarnation).await?.unwrap_or_default();
     lanes.begin_term(term, keyless);
-    Ok(term)
+    Ok((worker, lineage))
+}
+
+/// The server has lost writes: were rows among them that we have published?
+async fn report_lost(outbox: &Outbox, published: &Published) -> Result<()> {
+    let (ids, message_ids) = published.recall();
+    let asked = ids.len();
+    let lost = outbox.lost(ids, message_ids).await?;
+    published.forget();
+    warn!(
+        asked,
+        "the server has lost its last writes, as after a failover: what was pending may be sent again, and says so"
+    );
+    if !lost.is_empty() {
+        metrics::published_rows_lost(lost.len());
+        error!(
+            rows = lost.len(),
+            first_ids = ?&lost[..lost.len().min(LOST_NAMED)],
+            "the failover has lost rows that are already in Kafka: `outboxd verify` compares, docs/operations.md says what to do"
+        );
+    }
+    Ok(())
 }
 
 /// Ticks until the term is over or the process stops.
@@ -148,7 +185,7 @@ async fn hold_term(
             }
         }
         if Instant::now() >= survey_at && !draining.is_cancelled() {
-            survey_at = match balance(lanes, outbox, &term).await {
+            survey_at = match balance(lanes, outbox, lease, &term).await {
                 // Be there the moment somebody's lease runs out.
                 Ok(soonest_expiry) => Instant::now() + lease.survey_every().min(soonest_expiry),
                 Err(error) => {
@@ -207,7 +244,7 @@ async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Re
 }
 
 /// Take what we are short of, mark what is too much. Answers when the next lease of a peer may run out.
-async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration> {
+async fn balance(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Duration> {
     let peers = outbox.survey().await?;
     if let Some(peer) = peers.first() {
         lanes.clock.set(peer.now);
@@ -232,7 +269,7 @@ async fn balance(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<Duration
     }
     if owned < share || expired {
         // Even with nothing to take: it stamps the expired worker, so that it is not surveyed for ever.
-        take(lanes, outbox, term, share.saturating_sub(owned)).await?;
+        take(lanes, outbox, lease, term, share.saturating_sub(owned)).await?;
     }
     lanes.set_leaving(owned.saturating_sub(share));
     metrics::lanes_owned(lanes.owned());
@@ -251,8 +288,8 @@ fn soonest_expiry(peers: &[Peer], me: Uuid, short: bool) -> Duration {
     Duration::try_from_secs_f64(soonest.min(3600.0)).unwrap_or(Duration::from_secs(1))
 }
 
-async fn take(lanes: &Lanes, outbox: &Outbox, term: &Term, count: usize) -> Result<()> {
-    let taken = outbox.take(term, count).await?;
+async fn take(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term, count: usize) -> Result<()> {
+    let taken = outbox.take(term, count, lease.duration).await?;
     if taken.is_empty() {
         return Ok(());
     }

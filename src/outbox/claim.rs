@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
+use tokio_postgres::RowStream;
 use uuid::Uuid;
 
-use super::{Outbox, Params, Result, row};
+use super::{Error, Outbox, Params, Result, row};
 use crate::floor::Writers;
 use crate::lanes::{Held, HeldKeyless, Term};
 use crate::message::Row;
@@ -84,13 +85,11 @@ impl Outbox {
         bytes: usize,
         read: fn(&tokio_postgres::Row) -> Result<Row>,
     ) -> Result<Claim> {
-        self.on_connection(async |client| {
-            let statement = client.prepare_cached(sql).await?;
-            let stream = client.query_raw(&statement, params.iter().copied()).await?;
-            futures_util::pin_mut!(stream);
+        let keep = async |rows: RowStream| {
+            futures_util::pin_mut!(rows);
             let mut claim = Claim::default();
             let mut budget = bytes;
-            while let Some(row) = stream.try_next().await? {
+            while let Some(row) = rows.try_next().await? {
                 let row = read(&row)?;
                 let size = row.size();
                 if !claim.dropped.is_empty() || (size > budget && !claim.rows.is_empty()) {
@@ -105,21 +104,20 @@ impl Outbox {
                 claim.rows.push(row);
             }
             Ok(claim)
-        })
-        .await
+        };
+        self.on_connection(async |session| session.run(sql, params, keep).await)
+            .await
     }
 
-    /// The highest id drawn, and then who was writing. In this order, on one connection: see `floor`.
-    pub async fn look(&self) -> Result<(i64, Writers)> {
-        self.on_connection(async |client| {
-            let horizon = client.prepare_cached(&self.statements.horizon).await?;
-            let writers = client.prepare_cached(&self.statements.writers).await?;
-            let highest = client.query_one(&horizon, &[]).await?.try_get("id")?;
-            let rows = client.query(&writers, &[]).await?;
-            let writer = |row: &tokio_postgres::Row| Ok((row.try_get("writer")?, row.try_get("id")?));
-            Ok((highest, rows.iter().map(writer).collect::<Result<_>>()?))
-        })
-        .await
+    /// The highest id drawn, and then who was writing. In this order: see `floor`.
+    pub async fn look(&self, term: &Term) -> Result<(i64, Writers)> {
+        let highest = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
+        let now = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;
+        if !now.try_get::<_, bool>("same_server")? {
+            return Err(Error::Unexpected("the server is another one than the term began on"));
+        }
+        let (names, ids): (Vec<String>, Vec<Option<i64>>) = (now.try_get("writers")?, now.try_get("ids")?);
+        Ok((highest.try_get("id")?, names.into_iter().zip(ids).collect()))
     }
 
     /// Has one of these transactions ended? Then a claim from a soft floor before this call is worth nothing.
@@ -127,7 +125,6 @@ impl Outbox {
         if holders.is_empty() {
             return Ok(false);
         }
-        let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
         let row = self.query_one(&self.statements.holders_ended, &[&holders]).await?;
         Ok(row.try_get("ended")?)
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod, Runtime};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -14,6 +14,7 @@ use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::Result;
+use super::session::Session;
 
 /// Where the database is and how to speak to it.
 #[derive(Clone, Debug)]
@@ -22,6 +23,16 @@ pub struct Database {
     /// `sslmode=verify-full`, or a CA was given: the server must prove who it is.
     pub verify_server: bool,
     pub ca_file: Option<PathBuf>,
+    pub pooler: Pooler,
+}
+
+/// What stands between us and the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pooler {
+    /// Nothing
+    None,
+    /// PgBouncer or its like, in transaction mode
+    Transaction,
 }
 
 /// Longest wait for a TCP connect, and for a session on it.
@@ -30,9 +41,31 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a lock; less where a statement has less.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// What every statement runs under: nothing waits for ever, and plans do not flip to a walk over the whole table because
+/// statistics were taken while it was empty. The server gives a statement up before we do (`patience`), so that none runs
+/// on for nobody.
+fn settings(patience: Duration) -> [(&'static str, String); 6] {
+    let statement_ms = patience.mul_f64(0.8).as_millis().to_string();
+    let lock_ms = LOCK_TIMEOUT.min(patience / 2).as_millis().to_string();
+    [
+        ("lock_timeout", lock_ms),
+        ("statement_timeout", statement_ms.clone()),
+        ("idle_in_transaction_session_timeout", statement_ms),
+        ("enable_seqscan", "off".to_owned()),
+        ("enable_bitmapscan", "off".to_owned()),
+        ("jit", "off".to_owned()),
+    ]
+}
+
+/// The settings as SQL, for one transaction.
+fn local_settings(patience: Duration) -> Arc<str> {
+    let set = settings(patience).map(|(name, value)| format!("SET LOCAL {name} = {value}"));
+    set.join("; ").into()
+}
+
 impl Database {
     /// Reads a libpq-style URL or key=value string. The client library knows no `verify-full`, so that is ours.
-    pub fn parse(url: &str, ca_file: Option<PathBuf>) -> std::result::Result<Self, String> {
+    pub fn parse(url: &str, ca_file: Option<PathBuf>, pooler: Pooler) -> std::result::Result<Self, String> {
         let verify = ["sslmode=verify-full", "sslmode=verify-ca"]
             .iter()
             .any(|mode| url.contains(mode));
@@ -51,26 +84,21 @@ impl Database {
             config,
             verify_server: verify || ca_file.is_some(),
             ca_file,
+            pooler,
         })
     }
 
-    /// Session settings: nothing waits for ever, and plans do not flip to a walk over the whole table because
-    /// statistics were taken while it was empty. The server gives a statement up before we do (`patience`), so that none
-    /// runs on for nobody.
+    /// The settings go with the session, which a transaction pooler does not have: there each transaction brings them.
     fn session(&self, patience: Duration) -> Config {
         let mut config = self.config.clone();
-        let statement_ms = patience.mul_f64(0.8).as_millis();
-        let lock_ms = LOCK_TIMEOUT.min(patience / 2).as_millis();
-        let own = format!(
-            "-c lock_timeout={lock_ms} -c statement_timeout={statement_ms} \
-             -c idle_in_transaction_session_timeout={statement_ms} \
-             -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
-        );
-        let options = match self.config.get_options() {
-            Some(users) => format!("{own} {users}"),
-            None => own,
-        };
-        config.options(options);
+        if self.pooler == Pooler::None {
+            let own = settings(patience).map(|(name, value)| format!("-c {name}={value}"));
+            let own = own.join(" ");
+            config.options(match self.config.get_options() {
+                Some(users) => format!("{own} {users}"),
+                None => own,
+            });
+        }
         with_patience(config)
     }
 }
@@ -90,6 +118,24 @@ fn with_patience(mut config: Config) -> Config {
     config
 }
 
+/// Connections for the daemon.
+pub struct Pool {
+    connections: deadpool_postgres::Pool,
+    /// Behind a transaction pooler, what each transaction brings along.
+    local_settings: Option<Arc<str>>,
+}
+
+impl Pool {
+    pub(super) async fn session(&self) -> Result<Session> {
+        Ok(Session::new(self.connections.get().await?, self.local_settings.clone()))
+    }
+
+    /// Closes the connections that nobody uses now.
+    pub(super) fn drop_idle(&self) {
+        self.connections.retain(|_, _| false);
+    }
+}
+
 /// A pool of sessions whose statements may take as long as `patience`.
 pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result::Result<Pool, String> {
     let manager = Manager::from_config(
@@ -99,7 +145,7 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result
             recycling_method: RecyclingMethod::Fast,
         },
     );
-    Pool::builder(manager)
+    let connections = deadpool_postgres::Pool::builder(manager)
         .max_size(size)
         .wait_timeout(Some(Duration::from_secs(10)))
         // A server that accepts and then says nothing is given up in time to try again under the same lease.
@@ -107,10 +153,14 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .runtime(Runtime::Tokio1)
         .build()
-        .map_err(|error| error.to_string())
+        .map_err(|error| error.to_string())?;
+    Ok(Pool {
+        connections,
+        local_settings: (database.pooler == Pooler::Transaction).then(|| local_settings(patience)),
+    })
 }
 
-/// One plain connection, without the daemon's session settings: for migrations and for `status`.
+/// One plain connection, without the daemon's session settings: for migrations and for the demo.
 pub async fn connect(database: &Database) -> Result<Client> {
     let tls = tls(database).map_err(super::Error::Schema)?;
     let config = with_patience(database.config.clone());
@@ -201,9 +251,10 @@ mod tests {
 
     #[test]
     fn verify_full_is_understood_and_a_password_is_not_repeated() {
-        let database = Database::parse("postgres://u:s3cret@h/db?sslmode=verify-full", None).expect("valid");
+        let database =
+            Database::parse("postgres://u:s3cret@h/db?sslmode=verify-full", None, Pooler::None).expect("valid");
         assert!(database.verify_server);
-        let error = Database::parse("postgres://u:s3cret@h:notaport/db", None).expect_err("bad port");
+        let error = Database::parse("postgres://u:s3cret@h:notaport/db", None, Pooler::None).expect_err("bad port");
         assert!(!error.contains("s3cret"), "{error}");
     }
 }

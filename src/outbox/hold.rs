@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Outbox, Result, row};
+use super::{Outbox, Result, Transaction, row};
 use crate::lanes::{Lowered, Term};
 use crate::message::Row;
 use crate::verdict::{HoldOrder, Refusal};
@@ -98,10 +98,10 @@ impl Outbox {
         published: Option<i64>,
         refused: &[Refusal],
     ) -> Result<Option<Lowered>> {
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             let lowered = transaction
-                .query_opt(
+                .query(
                     &self.statements.lower_floor,
                     &[
                         &hold.lane,
@@ -113,7 +113,9 @@ impl Outbox {
                     ],
                 )
                 .await?;
-            let Some(lowered) = lowered else { return Ok(None) };
+            let Some(lowered) = lowered.first() else {
+                return Ok(None);
+            };
             let lowered = Lowered {
                 epoch: lowered.try_get("epoch")?,
                 floor: lowered.try_get("floor")?,
@@ -155,8 +157,8 @@ impl Outbox {
         wait: Option<Duration>,
         refused: &[Refusal],
     ) -> Result<bool> {
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             let fence = transaction
                 .query(
                     &self.statements.fence,
@@ -187,8 +189,8 @@ impl Outbox {
         token: Uuid,
         published: Option<i64>,
     ) -> Result<()> {
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             transaction
                 .execute(
                     &self.statements.lower_floor_keyless,
@@ -206,7 +208,7 @@ impl Outbox {
                     &[&hold.lane, &hold.topic, &hold.unit, &hold.resume_floor],
                 )
                 .await?;
-            Ok(transaction.commit().await?)
+            transaction.commit().await
         })
         .await
     }
@@ -221,11 +223,7 @@ impl Outbox {
     }
 }
 
-pub(super) async fn insert_holds(
-    transaction: &deadpool_postgres::Transaction<'_>,
-    sql: &str,
-    holds: &[(HoldOrder, i64)],
-) -> Result<()> {
+pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds: &[(HoldOrder, i64)]) -> Result<()> {
     if holds.is_empty() {
         return Ok(());
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::{LEASE_SHARE, Outbox, Result};
+use super::{LEASE_SHARE, OnPublished, Outbox, Result};
 use crate::lanes::keeper::Lease;
 use crate::lanes::{KeylessStored, Taken, Term};
 
@@ -67,12 +67,28 @@ impl Outbox {
             .collect()
     }
 
-    pub async fn take(&self, term: &Term, count: usize) -> Result<Vec<Taken>> {
+    /// What the term's server has lost no write since: see `V2__lineage.sql`.
+    pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
+        let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
+        Ok(row.try_get("name")?)
+    }
+
+    /// Which of these published rows the server does not know any more.
+    pub async fn lost(&self, ids: Vec<i64>, message_ids: Vec<Uuid>) -> Result<Vec<i64>> {
+        let sql = match self.on_published {
+            OnPublished::Keep | OnPublished::Archive => &self.statements.lost_kept,
+            OnPublished::Delete => &self.statements.lost_deleted,
+        };
+        let rows = self.query(sql, &[&ids, &message_ids]).await?;
+        rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
+    }
+
+    pub async fn take(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<Taken>> {
         let rows = self
             .query_within(
                 self.lease_patience(),
                 &self.statements.take,
-                &[&term.worker, &(count as i64), &term.incarnation],
+                &[&term.worker, &(count as i64), &term.incarnation, &lease.as_secs_f64()],
             )
             .await?;
         rows.iter()
@@ -82,6 +98,7 @@ impl Outbox {
                     epoch: row.try_get("epoch")?,
                     floor: row.try_get("floor")?,
                     suspect_rows: row.try_get("suspect_rows")?,
+                    suspect_until: row.try_get("suspect_until")?,
                     recovered: row.try_get("recovered")?,
                     has_holds: row.try_get::<_, i64>("holds")? > 0,
                 })
@@ -103,8 +120,8 @@ impl Outbox {
     /// Stamps the worker stopped and frees its lanes, in that order and in one transaction.
     pub async fn leave(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
         let (lanes, epochs, floors, suspects) = unzip4(given);
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
@@ -114,7 +131,7 @@ impl Outbox {
                     &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
                 )
                 .await?;
-            Ok(transaction.commit().await?)
+            transaction.commit().await
         })
         .await
     }
@@ -152,6 +169,7 @@ impl Outbox {
                 Ok(KeylessStored {
                     floor: row.try_get("floor")?,
                     epoch: row.try_get("epoch")?,
+                    suspect_until: row.try_get("suspect_until")?,
                     has_holds: row.try_get::<_, i64>("holds")? > 0,
                 })
             })

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::hold::insert_holds;
-use super::{OnPublished, Outbox, Result};
+use super::{OnPublished, Outbox, Result, Transaction};
 use crate::lanes::Term;
 use crate::verdict::{HoldOrder, Refusal};
 
@@ -62,8 +62,8 @@ impl Outbox {
         holds: &[(HoldOrder, i64)],
     ) -> Result<bool> {
         let (lanes, epochs) = unzip2(held);
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             let fence = transaction
                 .query(
                     &self.statements.fence,
@@ -98,8 +98,8 @@ impl Outbox {
         released: &[(i64, bool)],
         holds: &[(HoldOrder, i64)],
     ) -> Result<()> {
-        self.on_connection(async |client| {
-            let transaction = client.transaction().await?;
+        self.on_connection(async |session| {
+            let transaction = session.transaction().await?;
             let RefusalColumns {
                 ids,
                 reasons,
@@ -132,16 +132,12 @@ impl Outbox {
                 )
                 .await?;
             insert_holds(&transaction, &self.statements.hold, holds).await?;
-            Ok(transaction.commit().await?)
+            transaction.commit().await
         })
         .await
     }
 
-    pub(super) async fn refuse(
-        &self,
-        transaction: &deadpool_postgres::Transaction<'_>,
-        refused: &[Refusal],
-    ) -> Result<()> {
+    pub(super) async fn refuse(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
         if refused.is_empty() {
             return Ok(());
         }

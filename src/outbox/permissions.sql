@@ -2,7 +2,7 @@
 SELECT wanted.what
 FROM (
     SELECT t.privilege || ' on outbox.' || t.name, has_table_privilege('outbox.' || t.name, t.privilege)
-    FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'),
+    FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'),
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
                  ('history', 'SELECT'), ('history', 'INSERT')) AS t (name, privilege)

@@ -5,17 +5,20 @@ use std::time::SystemTime;
 
 use futures_util::TryStreamExt;
 use tokio_postgres::Client;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::{Database, Result, connect, in_schema, row};
 use crate::message::{Row, State};
 
-/// A read-only transaction that sees one moment, on a connection without the daemon's statement timeout.
+/// A read-only transaction that sees one moment, on a connection without the daemon's statement timeout. Its statements have
+/// no names, so that they pass a transaction pooler.
 pub struct Snapshot {
     client: Client,
     schema: String,
 }
+
+type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// How much there is of one topic.
 #[derive(Debug)]
@@ -49,7 +52,8 @@ impl Snapshot {
     /// The topics that rows name; the moment of the snapshot is this statement's.
     pub async fn windows(&self, topics: Option<&[String]>, since: Option<SystemTime>) -> Result<Vec<Window>> {
         let sql = in_schema(include_str!("verify_window.sql"), &self.schema);
-        let rows = self.client.query(&sql, &[&topics, &since]).await?;
+        let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
+        let rows = self.client.query_typed(&sql, &params).await?;
         rows.iter()
             .map(|row| {
                 Ok(Window {
@@ -69,8 +73,9 @@ impl Snapshot {
         mut each: impl FnMut(Kept) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let sql = in_schema(include_str!("verify_rows.sql"), &self.schema);
-        let params: [&(dyn ToSql + Sync); 2] = [&topics, &since];
-        let stream = self.client.query_raw(&sql, params).await.map_err(super::Error::from)?;
+        let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
+        let stream = self.client.query_typed_raw(&sql, params).await;
+        let stream = stream.map_err(super::Error::from)?;
         futures_util::pin_mut!(stream);
         while let Some(row) = stream.try_next().await.map_err(super::Error::from)? {
             each(kept(&row)?)?;
@@ -86,7 +91,7 @@ impl Snapshot {
     /// Which of these messages have a row?
     pub async fn known(&self, messages: &[Uuid]) -> Result<HashSet<Uuid>> {
         let sql = in_schema(include_str!("verify_known.sql"), &self.schema);
-        let rows = self.client.query(&sql, &[&messages]).await?;
+        let rows = self.client.query_typed(&sql, &[(&messages, Type::UUID_ARRAY)]).await?;
         rows.iter().map(|row| Ok(row.try_get("message_id")?)).collect()
     }
 }

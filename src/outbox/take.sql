@@ -17,6 +17,8 @@ WITH me AS MATERIALIZED (
     -- Plain IN, no join: when a lane changed hands after our snapshot, the recheck must see its new owner.
     SELECT l.lane, l.owner, l.suspect_rows FROM outbox.lane l
     WHERE l.lane >= 0
+      -- Leases granted before a failover may be among what it lost: let them run out.
+      AND l.lineage_since + $4 * interval '1 second' <= clock_timestamp()
       AND (l.owner IS NULL
            OR l.owner IN (SELECT id FROM outbox.worker WHERE stopped_at IS NOT NULL)
            OR l.owner IN (SELECT id FROM stamped))
@@ -31,5 +33,6 @@ RETURNING l.lane, l.epoch, l.floor,
           CASE WHEN free.owner IS NULL THEN free.suspect_rows
                ELSE greatest(free.suspect_rows, (SELECT w.lane_batch FROM outbox.worker w WHERE w.id = free.owner))
           END AS suspect_rows,
+          l.suspect_until,
           free.owner IS NOT NULL AS recovered,
           (SELECT count(*) FROM outbox.hold h WHERE h.lane = l.lane) AS holds

@@ -1,11 +1,16 @@
 -- Who may still commit an id already drawn, with its transaction id once it has one. A prepared transaction has no pid,
 -- hence IS DISTINCT FROM. Of a transaction with savepoints the lowest id is the one that commits. pg_locks knows only
 -- the lower half of an id; the upper half is that of the nearest id to those handed out now.
-SELECT l.virtualtransaction AS writer,
-       min(next.id + ((l.transactionid::text::bigint - next.id + 2147483648) & 4294967295) - 2147483648)
-           FILTER (WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock') AS id
-FROM pg_locks l, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS id) AS next
-WHERE l.locktype IN ('relation', 'transactionid') AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-GROUP BY l.virtualtransaction
-HAVING bool_or(l.locktype = 'relation' AND l.relation = 'outbox.message'::regclass AND l.mode = 'RowExclusiveLock'
-               AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+-- One row, always: an empty answer of another incarnation must not read as "nobody writes".
+SELECT (SELECT incarnation FROM outbox.server) = $1 AS same_server,
+       coalesce(array_agg(w.writer), '{}') AS writers, coalesce(array_agg(w.id), '{}') AS ids
+FROM (
+    SELECT l.virtualtransaction AS writer,
+           min(next.id + ((l.transactionid::text::bigint - next.id + 2147483648) & 4294967295) - 2147483648)
+               FILTER (WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock') AS id
+    FROM pg_locks l, (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS id) AS next
+    WHERE l.locktype IN ('relation', 'transactionid') AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+    GROUP BY l.virtualtransaction
+    HAVING bool_or(l.locktype = 'relation' AND l.relation = 'outbox.message'::regclass AND l.mode = 'RowExclusiveLock'
+                   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+) AS w

@@ -348,7 +348,8 @@ async fn the_relay_role_is_enough(on_published: &str) {
              SELECT outbox.enqueue('{missing}', NULL, '7');"
         ))
         .await;
-    let mut relay = RelayBuilder::new(&url, &world.kafka)
+    let mut relay = world
+        .relay_as(&url)
         .args(&["--on-published", on_published])
         .args(&[
             "--max-attempts",
@@ -512,7 +513,7 @@ async fn run_refuses_a_schema_from_the_future_with_or_without_migrate() {
     world
         .execute(
             "INSERT INTO outbox.schema_history (version, name, applied_on, checksum)
-             SELECT 999, 'later', applied_on, '1' FROM outbox.schema_history",
+             SELECT 999, 'later', applied_on, '1' FROM outbox.schema_history WHERE version = 1",
         )
         .await;
     refuses_to_run(&world, &[], "Upgrade outboxd").await;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::display::say;
 use crate::cli::Failure;
-use crate::outbox::{Database, connect};
+use crate::outbox::{Database, Pooler, connect};
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -121,7 +121,7 @@ impl Postgres {
     }
 
     async fn wait_until_ready(&mut self) -> Result<(), Failure> {
-        let database = Database::parse(&self.url(), None).map_err(Failure::Broken)?;
+        let database = Database::parse(&self.url(), None, Pooler::None).map_err(Failure::Broken)?;
         let give_up = Instant::now() + START_PATIENCE;
         while connect(&database).await.is_err() {
             let ended = matches!(self.server.as_mut().map(Child::try_wait), Some(Ok(Some(_))));

@@ -14,7 +14,7 @@ use super::postgres::Postgres;
 use super::workers::Setup;
 use crate::cli::Failure;
 use crate::config::Problems;
-use crate::outbox::{self, Database, connect, migrate};
+use crate::outbox::{self, Database, Pooler, connect, migrate};
 
 /// The servers. Those that are ours stop when this is dropped.
 pub struct Stage {
@@ -37,7 +37,7 @@ impl Stage {
                 (Some(postgres), url)
             }
         };
-        let database = Database::parse(&database_url, None)
+        let database = Database::parse(&database_url, None, Pooler::None)
             .map_err(|error| Problems(vec![format!("--database-url cannot be read: {error}")]))?;
         let schema = format!("outbox_demo_{suffix}");
         let mut client = connect(&database).await?;

@@ -49,10 +49,7 @@ async fn a_backend_that_crashes_begins_another_life_of_the_server_and_a_new_term
     let incarnation = "SELECT incarnation::text FROM outbox.server";
     let before = (world.text(started).await, world.text(incarnation).await);
     let victim = world.count("SELECT pg_backend_pid()::bigint").await;
-    let killed = std::process::Command::new("kill")
-        .args(["-9", &victim.to_string()])
-        .status();
-    assert!(killed.is_ok_and(|status| status.success()));
+    signal("KILL", victim);
     world.db = eventually(SOON, "another life of the server", async || {
         let (client, connection) = tokio_postgres::connect(&world.database_url, tokio_postgres::NoTls)
             .await

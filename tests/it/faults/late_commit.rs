@@ -22,7 +22,10 @@ struct Late {
 
 impl Late {
     async fn new() -> Self {
-        let world = World::new().await;
+        Late::in_world(World::new().await).await
+    }
+
+    async fn in_world(world: World) -> Self {
         let topic = world.topic("orders", 4, &[]).await;
         let relay = world.relay().start_ready().await;
         Late { world, topic, relay }
@@ -138,6 +141,29 @@ impl Drop for Prepared<'_> {
             .args([&self.0.database_url, "-qc", &rollback])
             .output();
     }
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_that_outlives_a_crash_is_published_when_it_commits() {
+    let fault = Fault::new(
+        51,
+        "a prepared transaction across a restart",
+        "published once it commits",
+    );
+    let postgres = OwnPostgres::start();
+    let mut late = Late::in_world(World::on(&postgres.url, &Stack::get().kafka).await).await;
+    late.world
+        .execute(&format!("BEGIN; {}; PREPARE TRANSACTION 'late'", late.insert()))
+        .await;
+    late.others_move_on().await;
+    postgres.crash();
+    postgres.restart();
+    late.world.db = late.world.session().await;
+    late.others_move_on().await;
+    late.world.execute("COMMIT PREPARED 'late'").await;
+    let recovered = fault.over().until_drained(&late.world).await;
+    late.arrives(10).await;
+    recovered.record(0);
 }
 
 #[tokio::test]

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use crate::support::*;
@@ -12,6 +12,9 @@ const REGISTER: &str = include_str!("../../../src/outbox/register.sql");
 const RENEW: &str = include_str!("../../../src/outbox/renew.sql");
 const TAKE: &str = include_str!("../../../src/outbox/take.sql");
 const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
+const LINEAGE: &str = include_str!("../../../src/outbox/lineage.sql");
+const HORIZON: &str = include_str!("../../../src/outbox/horizon.sql");
+const WRITERS: &str = include_str!("../../../src/outbox/writers.sql");
 
 /// One worker's side of the conversation with the database.
 struct Worker {
@@ -37,13 +40,23 @@ impl Worker {
 
     /// Takes up to `count` lanes; answers them with their epochs.
     async fn take(&self, count: i64) -> Vec<(i16, i64)> {
-        let params: [&(dyn ToSql + Sync); 3] = [&self.id, &count, &self.incarnation];
+        let rows = self.take_after(count, 60.0).await;
+        rows.iter().map(|row| (row.get("lane"), row.get("epoch"))).collect()
+    }
+
+    /// The same, where leases that a failover lost lasted so long.
+    async fn take_after(&self, count: i64, lease_seconds: f64) -> Vec<Row> {
+        let params: [&(dyn ToSql + Sync); 4] = [&self.id, &count, &self.incarnation, &lease_seconds];
         let taking = self.db.query(TAKE, &params);
         let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
-        let rows = rows
-            .expect("what is locked is skipped, not waited for")
-            .expect("answered");
-        rows.iter().map(|row| (row.get("lane"), row.get("epoch"))).collect()
+        rows.expect("what is locked is skipped, not waited for")
+            .expect("answered")
+    }
+
+    /// Begins a term as far as the server's lineage goes.
+    async fn inherit(&self) {
+        let lineage = self.db.query_one(LINEAGE, &[&self.incarnation]).await;
+        assert!(!lineage.expect("answered").get::<_, String>("name").is_empty());
     }
 
     /// Marks every row, as the owner of these lanes.
@@ -106,6 +119,43 @@ async fn a_mark_needs_the_owner_and_the_epoch() {
     assert_eq!(other.mark(&held).await, 0, "another worker's lanes");
     assert_eq!(owner.mark(&stale).await, 0, "an earlier take of the same lanes");
     assert_eq!(owner.mark(&held).await, 100);
+}
+
+/// Whoever is first on another lineage of the server decides, and what it decided outlives it.
+#[tokio::test]
+async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
+    let world = World::new().await;
+    world.fill("nowhere", 100, 50).await;
+    let first = Worker::register(&world, 60.0).await;
+    first.inherit().await;
+    let suspects = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("suspect_until")).collect::<Vec<i64>>();
+    let taken = first.take_after(32, 60.0).await;
+    assert_eq!(suspects(&taken), [0; 32], "the same lineage");
+    world.execute("UPDATE outbox.lane SET lineage = 'another'").await;
+    first.inherit().await;
+    world.fill("nowhere", 100, 50).await;
+    assert_eq!(first.take_after(32, 60.0).await.len(), 0, "a lost lease may still last");
+    assert_eq!(suspects(&first.take_after(32, 0.0).await), [100; 32]);
+    world
+        .execute("UPDATE outbox.worker SET lease_until = clock_timestamp()")
+        .await;
+    let second = Worker::register(&world, 60.0).await;
+    second.inherit().await;
+    assert_eq!(suspects(&second.take_after(64, 0.0).await), [100; 64]);
+}
+
+/// A connection to a server that was replaced may still answer: its ids and its writers are not those of the new one.
+#[tokio::test]
+async fn what_another_server_says_moves_no_floor() {
+    let world = World::new().await;
+    let same_server = async |incarnation: SystemTime| {
+        let drawn = world.db.query(HORIZON, &[&incarnation]).await.expect("answered");
+        let writers = world.db.query_one(WRITERS, &[&incarnation]).await.expect("answered");
+        (drawn.len(), writers.get::<_, bool>("same_server"))
+    };
+    let worker = Worker::register(&world, 60.0).await;
+    assert_eq!(same_server(worker.incarnation).await, (1, true));
+    assert_eq!(same_server(SystemTime::UNIX_EPOCH).await, (0, false));
 }
 
 #[tokio::test]

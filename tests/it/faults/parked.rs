@@ -5,10 +5,7 @@ use std::time::Duration;
 use crate::support::*;
 
 fn status(world: &World) -> serde_json::Value {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_outboxd"))
-        .args(["status", "--json", "--database-url", &world.database_url])
-        .output()
-        .expect("outboxd runs");
+    let output = world.outboxd("status", &["--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("JSON")
 }

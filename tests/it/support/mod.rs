@@ -5,6 +5,8 @@ mod counters;
 mod disk;
 mod fault;
 mod history;
+mod pair;
+mod pooler;
 mod promises;
 mod proxy;
 mod relay;
@@ -22,6 +24,7 @@ pub use counters::Counters;
 pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::History;
+pub use pair::Pair;
 pub use proxy::{Answer, Line, Proxy};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
@@ -46,6 +49,14 @@ pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFn
         assert!(Instant::now() < deadline, "waited {within:?} in vain for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Sends a signal to any process.
+pub fn signal(signal: &str, pid: i64) {
+    let sent = std::process::Command::new("kill")
+        .args([&format!("-{signal}"), &pid.to_string()])
+        .status();
+    assert!(sent.is_ok_and(|status| status.success()), "kill -{signal} {pid}");
 }
 
 /// SQL for bytes that no compression brings below a small topic's limit.

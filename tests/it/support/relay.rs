@@ -173,10 +173,7 @@ impl Relay {
     }
 
     pub fn signal(&self, signal: &str) {
-        let sent = Command::new("kill")
-            .args([&format!("-{signal}"), &self.pid().to_string()])
-            .status();
-        assert!(sent.is_ok_and(|status| status.success()), "kill -{signal}");
+        super::signal(signal, self.pid().into());
     }
 
     /// kill -9, and wait until it is gone.

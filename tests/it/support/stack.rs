@@ -48,7 +48,7 @@ fn running_stack() -> Option<Stack> {
 }
 
 /// Runs the stack script; panics with its words if it fails.
-fn stack(args: &[&str]) -> String {
+pub fn stack(args: &[&str]) -> String {
     let output = Command::new(script())
         .args(args)
         .stdin(Stdio::null())
@@ -57,6 +57,11 @@ fn stack(args: &[&str]) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "stack {args:?} failed: {stderr}");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// The same at a test's end, where a failure is nobody's business any more.
+pub fn clean_up(args: &[&str]) {
+    let _ = Command::new(script()).args(args).output();
 }
 
 /// A Kafka broker of the test's own, to be stopped and killed.
@@ -142,9 +147,7 @@ impl OwnKafka {
 
 impl Drop for OwnKafka {
     fn drop(&mut self) {
-        let _ = Command::new(script())
-            .args(["kafka-stop", &self.path(), "--mode", "immediate", "--wipe"])
-            .output();
+        clean_up(&["kafka-stop", &self.path(), "--mode", "immediate", "--wipe"]);
     }
 }
 
@@ -177,6 +180,13 @@ impl OwnPostgres {
         self.restart();
     }
 
+    /// Another server that follows this one, not synchronously.
+    pub fn standby(&self) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let url = stack(&["postgres-standby", &dir.path().display().to_string(), &self.path()]);
+        OwnPostgres { dir, url }
+    }
+
     /// `pg_ctl stop -m immediate`: as if the machine had lost power.
     pub fn crash(&self) {
         stack(&["postgres-stop", &self.path(), "--mode", "immediate"]);
@@ -197,8 +207,12 @@ impl OwnPostgres {
 
 impl Drop for OwnPostgres {
     fn drop(&mut self) {
-        let _ = Command::new(script())
-            .args(["postgres-stop", &self.path(), "--mode", "immediate", "--wipe"])
-            .output();
+        clean_up(&["postgres-stop", &self.path(), "--mode", "immediate", "--wipe"]);
     }
+}
+
+/// host:port of a URL.
+pub fn address_of(url: &str) -> &str {
+    let (_, rest) = url.split_once('@').expect("a login in the URL");
+    rest.split_once('/').expect("a database in the URL").0
 }

@@ -8,6 +8,7 @@ use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
 use super::LEASE;
+use super::pooler::PgBouncer;
 use super::proxy::Proxy;
 use super::relay::RelayBuilder;
 use super::stack::Stack;
@@ -19,6 +20,8 @@ pub struct World {
     /// Unique to this world: topics begin with it.
     pub name: String,
     pub db: Client,
+    /// What the relays of this world connect through.
+    pub pooler: Option<PgBouncer>,
     server_url: Option<String>,
 }
 
@@ -34,6 +37,13 @@ impl World {
         let world = World::empty_on(server_url, kafka).await;
         let output = world.outboxd("migrate", &[]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        world
+    }
+
+    /// The same as [`World::new`], with a transaction pooler between the relays and the server.
+    pub async fn pooled() -> Self {
+        let mut world = World::new().await;
+        world.pooler = Some(PgBouncer::before(&world.database_url));
         world
     }
 
@@ -53,6 +63,7 @@ impl World {
         let database_url = with_database(server_url, &name);
         World {
             db: connect(&database_url).await,
+            pooler: PgBouncer::is_wanted_before(server_url).then(|| PgBouncer::before(&database_url)),
             database_url,
             kafka: kafka.to_owned(),
             name,
@@ -60,13 +71,18 @@ impl World {
         }
     }
 
-    /// Runs a subcommand against this world's database, to its end.
+    /// Runs a subcommand against this world's database, to its end. A migration takes the direct way.
     pub fn outboxd(&self, subcommand: &str, args: &[&str]) -> Output {
-        outboxd()
-            .args([subcommand, "--database-url", &self.database_url])
-            .args(args)
-            .output()
-            .expect("outboxd runs")
+        let mut command = outboxd();
+        command.arg(subcommand);
+        match &self.pooler {
+            Some(pooler) if subcommand != "migrate" => {
+                let url = pooler.through(&self.database_url);
+                command.args(["--database-url", &url, "--database-pooler", "transaction"])
+            }
+            _ => command.args(["--database-url", &self.database_url]),
+        };
+        command.args(args).output().expect("outboxd runs")
     }
 
     /// A login of this world with these roles, and nothing else; answers its URL.
@@ -88,7 +104,15 @@ impl World {
 
     /// A relay process of this world, not yet started. Leases are short, so that recovery is quick.
     pub fn relay(&self) -> RelayBuilder {
-        RelayBuilder::new(&self.database_url, &self.kafka)
+        self.relay_as(&self.database_url)
+    }
+
+    /// The same under another login.
+    pub fn relay_as(&self, url: &str) -> RelayBuilder {
+        match &self.pooler {
+            Some(pooler) => RelayBuilder::new(&pooler.through(url), &self.kafka).pooled(),
+            None => RelayBuilder::new(url, &self.kafka),
+        }
     }
 
     /// The same, with a proxy before its PostgreSQL.
@@ -220,6 +244,7 @@ async fn try_connect(url: &str) -> Result<Client, tokio_postgres::Error> {
 }
 
 pub fn with_database(url: &str, database: &str) -> String {
-    let (server, _) = url.rsplit_once('/').expect("a database in the URL");
-    format!("{server}/{database}")
+    let (server, old) = url.rsplit_once('/').expect("a database in the URL");
+    let settings = old.find('?').map_or("", |from| &old[from..]);
+    format!("{server}/{database}{settings}")
 }

@@ -1,0 +1,53 @@
+//! Parameters of statements. Each knows its type in PostgreSQL, so that a statement can be sent without asking the server
+//! for it first.
+
+use std::time::SystemTime;
+
+use tokio_postgres::types::{ToSql, Type};
+use uuid::Uuid;
+
+pub trait Param: ToSql + Sync {
+    fn sql_type(&self) -> Type;
+}
+
+pub type Params<'a> = &'a [&'a dyn Param];
+
+/// The parameters, each with its type.
+pub fn typed<'a>(params: Params<'a>) -> impl Iterator<Item = (&'a (dyn ToSql + Sync), Type)> {
+    params
+        .iter()
+        .map(|param| (*param as &(dyn ToSql + Sync), param.sql_type()))
+}
+
+macro_rules! params {
+    ($($rust:ty => $sql:ident),* $(,)?) => {
+        $(impl Param for $rust {
+            fn sql_type(&self) -> Type {
+                Type::$sql
+            }
+        })*
+    };
+}
+
+params!(
+    bool => BOOL,
+    i16 => INT2,
+    i32 => INT4,
+    i64 => INT8,
+    f64 => FLOAT8,
+    &str => TEXT,
+    String => TEXT,
+    Uuid => UUID,
+    SystemTime => TIMESTAMPTZ,
+    Option<i64> => INT8,
+    Vec<bool> => BOOL_ARRAY,
+    Vec<i16> => INT2_ARRAY,
+    Vec<i32> => INT4_ARRAY,
+    Vec<i64> => INT8_ARRAY,
+    Vec<f64> => FLOAT8_ARRAY,
+    Vec<Uuid> => UUID_ARRAY,
+    Vec<&str> => TEXT_ARRAY,
+    Vec<Option<i64>> => INT8_ARRAY,
+    &[i16] => INT2_ARRAY,
+    &[i64] => INT8_ARRAY,
+);

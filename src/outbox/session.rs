@@ -1,0 +1,106 @@
+//! One connection at work: how a statement is sent, directly or through a transaction pooler.
+
+use std::sync::Arc;
+
+use deadpool_postgres::Object;
+use futures_util::TryStreamExt;
+use futures_util::future::try_join3;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, RowStream};
+
+use super::param::{Params, typed};
+use super::{Error, Result};
+
+pub struct Session {
+    client: Object,
+    /// Behind a transaction pooler: the settings, as SQL for one transaction.
+    local_settings: Option<Arc<str>>,
+}
+
+impl Session {
+    pub fn new(client: Object, local_settings: Option<Arc<str>>) -> Self {
+        Session { client, local_settings }
+    }
+
+    /// Closes the connection instead of giving it back.
+    pub fn close(self) {
+        drop(Object::take(self.client));
+    }
+
+    /// Runs one statement and hands its rows to `read`.
+    pub async fn run<T>(
+        &self,
+        sql: &str,
+        params: Params<'_>,
+        read: impl AsyncFnOnce(RowStream) -> Result<T>,
+    ) -> Result<T> {
+        match &self.local_settings {
+            None => {
+                let statement = self.client.prepare_cached(sql).await?;
+                let params = params.iter().map(|param| *param as &(dyn ToSql + Sync));
+                read(self.client.query_raw(&statement, params).await?).await
+            }
+            Some(settings) => self.run_pooled(settings, sql, params, read).await,
+        }
+    }
+
+    /// The next statement may meet another server connection, so this one brings its settings along and leaves nothing
+    /// behind: no named statement, no setting. All three are sent at once, when first polled: one round trip. Where the
+    /// statement fails, the COMMIT is a rollback.
+    async fn run_pooled<T>(
+        &self,
+        settings: &str,
+        sql: &str,
+        params: Params<'_>,
+        read: impl AsyncFnOnce(RowStream) -> Result<T>,
+    ) -> Result<T> {
+        let begin = format!("BEGIN; {settings}");
+        let begin = async { Ok(self.client.batch_execute(&begin).await?) };
+        let answer = async { read(self.client.query_typed_raw(sql, typed(params)).await?).await };
+        let commit = async { Ok::<_, Error>(self.client.batch_execute("COMMIT").await?) };
+        let ((), answer, ()) = try_join3(begin, answer, commit).await?;
+        Ok(answer)
+    }
+
+    pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+        self.run(sql, params, async |rows| Ok(rows.try_collect().await?)).await
+    }
+
+    /// Answers how many rows it touched.
+    pub async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
+        self.run(sql, params, async |rows| {
+            futures_util::pin_mut!(rows);
+            while rows.try_next().await?.is_some() {}
+            Ok(rows.rows_affected().unwrap_or(0))
+        })
+        .await
+    }
+
+    /// For several statements that stand or fall together.
+    pub async fn transaction(&mut self) -> Result<Transaction<'_>> {
+        let transaction = self.client.transaction().await?;
+        if let Some(settings) = &self.local_settings {
+            transaction.batch_execute(settings).await?;
+        }
+        Ok(Transaction(transaction))
+    }
+}
+
+/// Its statements are run once, so none is prepared: each is one round trip. Rolled back when dropped.
+pub struct Transaction<'a>(deadpool_postgres::Transaction<'a>);
+
+impl Transaction<'_> {
+    pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+        let rows = self.0.query_typed_raw(sql, typed(params)).await?;
+        Ok(rows.try_collect().await?)
+    }
+
+    pub async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
+        let params: Vec<_> = typed(params).collect();
+        Ok(self.0.execute_typed(sql, &params).await?)
+    }
+
+    pub async fn commit(self) -> Result<()> {
+        Ok(self.0.commit().await?)
+    }
+}
