@@ -513,6 +513,8 @@ fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settle
     let of_lane: Vec<&Row> = rows.iter().filter(|row| row.lane == Some(held.lane)).collect();
     let is_published = |row: &Row| verdict.published.binary_search(&row.id).is_ok();
     let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
+    // From now on known by its id: the count of suspect rows goes on to those behind it.
+    let is_suspect_still = |row: &Row| row.suspect && !is_published(row) && !is_dead(row);
     let left = |row: &&&Row| !row.delayed && !is_published(row) && !is_dead(row) && !verdict.holds_back(row);
     let lowest_left = if verdict.is_clean() {
         None
@@ -538,8 +540,8 @@ fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settle
         highest_id: of_lane.last().map_or(0, |row| row.id),
         unknown: of_lane
             .iter()
+            .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
             .map(|row| row.id)
-            .filter(|id| verdict.unknown.contains(id))
             .collect(),
         holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
         pause: stuck.then(breather),

@@ -124,7 +124,7 @@ impl Lane {
             self.suspect_rows = if all_done {
                 0
             } else {
-                self.suspect_rows.saturating_sub(seen.published.len())
+                self.suspect_rows.saturating_sub(seen.rows)
             };
         }
     }
