@@ -438,15 +438,15 @@ fn report_hold(hold: &HoldOrder) {
 /// Answers the rows, and per lane the id after which nothing is known.
 fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
-    for row in claim.dropped {
+    // A delayed row stands in no line that it could cut: it is due, and found again by that.
+    for row in claim.dropped.iter().filter(|row| !row.delayed) {
         let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(row.id - 1);
         *cut = (*cut).min(row.id - 1);
     }
     let mut rows = claim.rows;
     rows.retain(|row| {
-        row.lane
-            .and_then(|lane| cuts.get(&lane))
-            .is_none_or(|cut| row.id <= *cut)
+        let cut = row.lane.and_then(|lane| cuts.get(&lane));
+        row.delayed || cut.is_none_or(|cut| row.id <= *cut)
     });
     rows.sort_unstable_by_key(|row| row.id);
     for held in held {
