@@ -187,10 +187,8 @@ fn refuse(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Body;
+    use crate::message;
     use proptest::prelude::*;
-    use std::time::SystemTime;
-    use uuid::Uuid;
 
     const POLICY: Policy = Policy {
         max_attempts: 3,
@@ -201,22 +199,11 @@ mod tests {
 
     fn row(id: i64, lane: Option<i16>, topic: &str, key: Option<&str>, attempts: i16) -> Row {
         Row {
-            id,
             lane,
-            message_id: Uuid::from_u128(id as u128),
             topic: topic.into(),
             key: key.map(Into::into),
-            partition: None,
-            body: Body::Tombstone,
-            headers: None,
-            event_type: None,
-            aggregate_type: None,
-            aggregate_id: None,
-            aggregate_version: None,
             attempts,
-            created_at: SystemTime::UNIX_EPOCH,
-            delayed: false,
-            suspect: false,
+            ..message::tests::row(id)
         }
     }
 
