@@ -336,6 +336,49 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_key_is_placed_where_the_java_client_would_and_an_explicit_partition_where_it_says() {
+        // 1,357,151,166: the known answer for "foobar" without its sign.
+        let foobar = Row {
+            key: Some("foobar".into()),
+            ..row(1)
+        };
+        assert_eq!(foobar.place().partition(1000), Some(166));
+        assert_eq!(foobar.place().partition(0), None);
+        let third = Row {
+            partition: Some(3),
+            ..foobar
+        };
+        assert_eq!(
+            (third.place().partition(4), third.place().partition(3)),
+            (Some(3), None)
+        );
+    }
+
+    #[test]
+    fn a_row_weighs_its_payload_its_headers_and_its_key_and_something_for_the_rest() {
+        let bare = Row {
+            body: Body::Tombstone,
+            key: None,
+            ..row(1)
+        };
+        let full = Row {
+            body: Body::Bytes(vec![0; 5_000]),
+            headers: Some(vec![b' '; 300]),
+            key: Some("k".repeat(70)),
+            ..row(1)
+        };
+        assert!(bare.size() > 100);
+        assert_eq!(full.size(), bare.size() + 5_370);
+    }
+
+    #[test]
+    fn a_body_is_its_bytes_and_only_a_tombstone_has_none() {
+        assert_eq!(Body::Json(b"{}".to_vec()).as_bytes(), Some(b"{}".as_slice()));
+        assert_eq!(Body::Bytes(Vec::new()).as_bytes(), Some(b"".as_slice()));
+        assert_eq!(Body::Tombstone.as_bytes(), None);
+    }
+
+    #[test]
     fn a_row_without_key_travels_under_its_message_id() {
         let mut keyless = row(1);
         keyless.key = None;

@@ -562,6 +562,7 @@ mod tests {
     use super::*;
     use crate::lanes::{KeylessStored, Taken};
     use crate::message::tests::row;
+    use crate::verdict::OnDead;
 
     fn of_lane(lane: i16, ids: impl IntoIterator<Item = i64>) -> Vec<Row> {
         let lane = Some(lane);
@@ -627,6 +628,36 @@ mod tests {
 
     fn see(held: &Held, rows: &[Row], verdict: &Verdict) -> Seen {
         see_lane(held, rows, &HashMap::new(), Settled::default(), verdict)
+    }
+
+    #[test]
+    fn the_lease_outlasts_a_batch_its_overrun_and_its_mark() {
+        let settings = Settings {
+            tasks: 4,
+            batch_rows: 1000,
+            in_flight_bytes: 1 << 20,
+            batch_deadline: Duration::from_secs(5),
+            lease: Duration::from_secs(30),
+            policy: Policy {
+                max_attempts: 1,
+                backoff_min: Duration::ZERO,
+                backoff_max: Duration::ZERO,
+                on_dead: OnDead::Continue,
+            },
+        };
+        assert_eq!(settings.lease_needed() - Duration::from_secs(5), OVERRUN + MARK_MARGIN);
+        assert_eq!(settings.bytes_per_task(), 1 << 18, "the tasks share the memory");
+    }
+
+    #[test]
+    fn a_claim_that_failed_is_repeated_after_a_breath_and_one_discarded_at_once() {
+        let (failed, discarded) = (unseen(7), discarded(7));
+        assert_eq!((failed.lane, discarded.lane), (7, 7));
+        assert!(failed.pause.is_some() && discarded.pause.is_none());
+        assert!(
+            failed.sight.is_none() && discarded.sight.is_none(),
+            "nothing was learned"
+        );
     }
 
     // ── in_order ───────────────────────────────────────────────────────────────────────────────

@@ -260,6 +260,23 @@ mod tests {
     }
 
     #[test]
+    fn each_refusal_waits_longer_and_keeps_the_rows_doubt() {
+        let refusal = |attempts, suspect| {
+            let row = Row {
+                suspect,
+                ..row(1, None, "t", None, attempts)
+            };
+            POLICY.refusal(&row, "too large")
+        };
+        let (first, second) = (refusal(0, false), refusal(1, true));
+        assert_eq!((first.attempts, first.suspect, first.dead), (0, false, false));
+        assert_eq!((second.attempts, second.suspect, second.dead), (1, true, false));
+        assert!(first.wait <= POLICY.backoff_min, "{:?}", first.wait);
+        assert!(second.wait >= POLICY.backoff_min, "{:?}", second.wait);
+        assert!(refusal(i16::MAX, false).dead, "and no count overflows");
+    }
+
+    #[test]
     fn silence_from_all_of_kafka_is_an_outage_and_holds_nobody() {
         let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(1), "u", Some("b"), 0)];
         let verdict = judge(&rows, &[slow(), slow()], false, &POLICY);
