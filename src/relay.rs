@@ -122,10 +122,11 @@ impl Relay {
             return Vec::new();
         }
         held.iter()
-            .map(|held| Seen {
-                overweight: overweight.contains(&held.lane),
-                slow,
-                ..see_lane(held, &rows, &cuts, *settled, &verdict)
+            .map(|held| {
+                let mut seen = see_lane(held, &rows, &cuts, *settled, &verdict);
+                seen.overweight = overweight.contains(&held.lane);
+                seen.slow = slow;
+                seen
             })
             .collect()
     }
@@ -219,7 +220,6 @@ impl Relay {
         };
         metrics::claim_took(Stream::Keyless, began.elapsed());
         let slow = self.is_slow(began);
-        let claimed = claim.rows.len() + claim.dropped.len();
         let mut rows = claim.rows;
         rows.sort_unstable_by_key(|row| row.id);
         metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
@@ -229,23 +229,13 @@ impl Relay {
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         let dropped = claim.dropped;
-        if claimed > 0 {
+        if !rows.is_empty() || !dropped.is_empty() {
             self.settle_keyless(term, token, held.floor, &rows, &dropped, &verdict)
                 .await;
         }
-        let all_done = verdict.is_clean() && dropped.is_empty();
-        Seen {
-            lane: KEYLESS,
-            rows: rows.len(),
-            full: claimed >= held.most,
-            overweight: !dropped.is_empty(),
-            slow,
-            sight: all_done.then_some(Sight::of_everything(Settled::default())),
-            highest_id: rows.last().map_or(0, |row| row.id),
-            holds_added: !verdict.holds.is_empty(),
-            pause: (verdict.published.is_empty() && !verdict.is_clean()).then(breather),
-            ..Seen::default()
-        }
+        let mut seen = see_keyless(held, &rows, &dropped, &verdict);
+        seen.slow = slow;
+        seen
     }
 
     async fn settle_keyless(
@@ -549,6 +539,23 @@ fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settle
         holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
         pause: stuck.then(breather),
         published,
+        ..Seen::default()
+    }
+}
+
+/// Nothing about floors: others lease rows of these too.
+fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Seen {
+    let all_done = verdict.is_clean() && dropped.is_empty();
+    let stuck = verdict.published.is_empty() && !verdict.is_clean();
+    Seen {
+        lane: KEYLESS,
+        rows: rows.len(),
+        full: rows.len() + dropped.len() >= held.most,
+        overweight: !dropped.is_empty(),
+        sight: all_done.then_some(Sight::of_everything(Settled::default())),
+        highest_id: rows.last().map_or(0, |row| row.id),
+        holds_added: !verdict.holds.is_empty(),
+        pause: stuck.then(breather),
         ..Seen::default()
     }
 }
@@ -868,6 +875,45 @@ mod tests {
             ..Verdict::default()
         };
         assert_eq!(see(&held(0), &rows, &verdict).unknown, [3, 4]);
+    }
+
+    // ── see_keyless ────────────────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn rows_without_a_lane_are_done_when_none_is_left_and_none_was_left_behind() {
+        let held = HeldKeyless {
+            floor: 0,
+            start: 0,
+            most: 3,
+            suspect_until: 0,
+            has_holds: false,
+        };
+        let rows = [row(4), row(9)];
+        let published = Verdict {
+            published: vec![4, 9],
+            ..Verdict::default()
+        };
+        let done = see_keyless(&held, &rows, &[], &published);
+        assert_eq!((done.lane, done.rows, done.highest_id), (KEYLESS, 2, 9));
+        assert!(done.sight.is_some() && done.pause.is_none());
+        assert!(!done.full && !done.overweight && !done.holds_added);
+        let heavy = see_keyless(&held, &rows, &[dropped(10, KEYLESS)], &published);
+        assert!(heavy.full && heavy.overweight && heavy.sight.is_none() && heavy.pause.is_none());
+        let parked = Verdict {
+            unsent: vec![4, 9],
+            holds: vec![hold(KEYLESS, "")],
+            ..Verdict::default()
+        };
+        let stuck = see_keyless(&held, &rows, &[], &parked);
+        assert!(stuck.holds_added && stuck.sight.is_none() && stuck.pause.is_some());
+        let partly = Verdict {
+            published: vec![4],
+            unsent: vec![9],
+            ..Verdict::default()
+        };
+        let partly = see_keyless(&held, &rows, &[], &partly);
+        assert!(partly.sight.is_none() && partly.pause.is_none());
+        assert_eq!(see_keyless(&held, &[], &[], &Verdict::default()).highest_id, 0);
     }
 
     // ── a lane from batch to batch ─────────────────────────────────────────────────────────────
