@@ -38,7 +38,7 @@ model: ## Check the protocol's model in every state within its bounds
 
 mutants-pure: ## Break the pure parts in every small way: their unit tests must notice
 	@command -v cargo-mutants >/dev/null || cargo install cargo-mutants --locked
-	cargo mutants -j1 $(ARGS)
+	CARGO_TARGET_DIR=$(CURDIR)/target/mutants-pure cargo mutants -j1 --output target $(ARGS)
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)

@@ -391,9 +391,19 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn every_key_lands_on_a_partition_that_exists(key: Vec<u8>, count in 1i32..1000) {
-            let partition = Place::of_key(&key).partition(count);
+        fn every_key_is_the_records_own_and_lands_on_a_partition_that_exists(
+            key in ".{0,256}", count in 1..=i32::MAX,
+        ) {
+            let row = Row { key: Some(key.clone()), ..row(1) };
+            prop_assert_eq!(row.record_key().as_bytes(), key.as_bytes());
+            let partition = row.place().partition(count);
             prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
+        }
+
+        #[test]
+        fn an_explicit_partition_is_itself_or_does_not_exist(partition in 0..=i32::MAX, count in 0..=i32::MAX) {
+            let row = Row { partition: Some(partition), ..row(1) };
+            prop_assert_eq!(row.place().partition(count), (partition < count).then_some(partition));
         }
 
         #[test]

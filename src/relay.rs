@@ -429,7 +429,7 @@ fn report_hold(hold: &HoldOrder) {
 fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
     for row in claim.dropped {
-        let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(row.id - 1);
+        let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(i64::MAX);
         *cut = (*cut).min(row.id - 1);
     }
     let mut rows = claim.rows;
@@ -830,6 +830,7 @@ mod tests {
         assert!(!seen.full && !seen.holds_added && seen.pause.is_none() && seen.unknown.is_empty());
         let cut = see_lane(&held(1), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
         assert!(cut.full);
+        assert_eq!((cut.lane, cut.published), (1, vec![3]));
         assert_eq!(cut.sight.and_then(|sight| sight.cut_at), Some(3));
     }
 

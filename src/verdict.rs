@@ -227,6 +227,9 @@ mod tests {
         let verdict = judge(&rows, &[Outcome::Acked], false, &POLICY);
         assert!(verdict.is_clean());
         assert_eq!(verdict.published, [1]);
+        for outcome in [refused(), Outcome::Unsent, Outcome::Unknown, slow()] {
+            assert!(!judge(&rows, &[outcome], true, &POLICY).is_clean());
+        }
     }
 
     #[test]

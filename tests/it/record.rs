@@ -139,6 +139,22 @@ async fn headers_of_any_size_and_depth_arrive_as_postgresql_spells_them() {
 }
 
 #[tokio::test]
+async fn the_longest_topic_and_key_that_the_table_takes_arrive() {
+    let world = World::new().await;
+    let topic = world.topic(&"x".repeat(249 - world.name.len() - 1), 4, &[]).await;
+    assert_eq!(topic.len(), 249);
+    let keys = ["🔑".repeat(256), "\u{1}\n".repeat(512), String::new()];
+    let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), b"1".to_vec())).collect();
+    world.insert(&topic, &rows).await;
+    let _relay = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    let records = read_until(&world.kafka, &topic, keys.len(), SOON).await;
+    for key in &keys {
+        assert_eq!(of_key(&records, key).payload.as_deref(), Some(b"1".as_slice()));
+    }
+}
+
+#[tokio::test]
 async fn an_explicit_partition_is_obeyed_with_and_without_a_key() {
     let (_world, records) = published(
         "SELECT outbox.enqueue('$topic', 'k', to_jsonb(p), partition => p) FROM generate_series(0, 3) p;
