@@ -395,7 +395,8 @@ pub(crate) mod tests {
             key in ".{0,256}", count in 1..=i32::MAX,
         ) {
             let row = Row { key: Some(key.clone()), ..row(1) };
-            prop_assert_eq!(row.record_key().as_bytes(), key.as_bytes());
+            let record_key = row.record_key();
+            prop_assert_eq!(record_key.as_bytes(), key.as_bytes());
             let partition = row.place().partition(count);
             prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
         }

@@ -197,29 +197,30 @@ mod tests {
 
     #[test]
     fn the_next_window_follows_what_was_there() {
-        let next = |window, rows, mark: fn(&mut Seen)| {
-            let mut seen = Seen {
-                rows,
-                ..Seen::default()
-            };
-            mark(&mut seen);
-            next_window(window, &seen)
+        let next = |window, rows, seen: &Seen| next_window(window, &Seen { rows, ..seen.clone() });
+        let plain = Seen::default();
+        assert_eq!(next(1024, 100, &plain), 128);
+        assert_eq!(next(1024, 3, &plain), WINDOW_MIN);
+        assert_eq!(next(8, 3, &plain), 8, "it grows by full claims only");
+        let full = Seen {
+            full: true,
+            ..Seen::default()
         };
-        let (slow, overweight, full): (fn(&mut Seen), fn(&mut Seen), fn(&mut Seen)) = (
-            |seen| seen.slow = true,
-            |seen| seen.overweight = true,
-            |seen| seen.full = true,
-        );
-        assert_eq!(next(100, 100, full), 200);
-        assert_eq!(next(1 << 16, 1 << 16, full), 1 << 16, "enough is enough");
-        assert_eq!(next(1024, 100, |_| ()), 128);
-        assert_eq!(next(1024, 3, |_| ()), WINDOW_MIN);
-        assert_eq!(next(8, 3, |_| ()), 8, "it grows by full claims only");
-        assert_eq!(next(1024, 5, overweight), 10);
-        assert_eq!(next(1024, 1000, overweight), 1024);
-        assert_eq!(next(1024, 0, overweight), 1);
-        assert_eq!(next(100, 100, slow), 50);
-        assert_eq!(next(1, 1, slow), 1);
+        assert_eq!(next(100, 100, &full), 200);
+        assert_eq!(next(1 << 16, 1 << 16, &full), 1 << 16, "enough is enough");
+        let overweight = Seen {
+            overweight: true,
+            ..full
+        };
+        assert_eq!(next(1024, 5, &overweight), 10);
+        assert_eq!(next(1024, 1000, &overweight), 1024);
+        assert_eq!(next(1024, 0, &overweight), 1);
+        let slow = Seen {
+            slow: true,
+            ..overweight
+        };
+        assert_eq!(next(100, 100, &slow), 50);
+        assert_eq!(next(1, 1, &slow), 1);
     }
 
     proptest! {
