@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test faults model mutants mutants-pure bench-drain soak fmt lint deny clean
+.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench-drain soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: setup ## Run the demo: make demo ARGS="..."
 test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
 
+test-pooler: setup ## All tests of the relay through PgBouncer in transaction mode
+	@deploy/dev/test --pooler $(ARGS)
+
 faults: setup ## Inject every fault and write docs/faults.md anew
 	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/with-stack cargo test --locked --all-features --test it -- faults:: scaling:: --skip table::
 	@deploy/dev/faults-table docs/faults.md
@@ -38,7 +41,7 @@ model: ## Check the protocol's model in every state within its bounds
 
 mutants-pure: ## Break the pure parts in every small way: their unit tests must notice
 	@command -v cargo-mutants >/dev/null || cargo install cargo-mutants --locked
-	cargo mutants -j1 $(ARGS)
+	CARGO_TARGET_DIR=$(CURDIR)/target/mutants-pure cargo mutants -j1 --output target $(ARGS)
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)

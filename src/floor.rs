@@ -226,6 +226,7 @@ mod tests {
         assert_eq!(hard(&horizon), 0);
         horizon.look(110, &writers(&["b", "c"]));
         assert_eq!(hard(&horizon), 0, "b has not ended");
+        assert!(horizon.is_waiting());
         horizon.look(120, &writers(&["c"]));
         assert_eq!(hard(&horizon), 100, "c came later and cannot hold a lower id");
     }
@@ -272,6 +273,33 @@ mod tests {
             }
         );
         assert!(horizon.holders().is_empty());
+    }
+
+    #[test]
+    fn without_a_holder_there_is_one_note_at_a_time() {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        horizon.look(110, &writers(&["a"]));
+        horizon.look(120, &writers(&["b"]));
+        let settled = horizon.settled();
+        assert_eq!((settled.hard, settled.soft), (100, 100));
+    }
+
+    #[test]
+    fn the_end_of_a_holder_is_heard_once() {
+        let mut horizon = Horizon::default();
+        horizon.harden(0);
+        assert_eq!(horizon.settled(), Settled::default(), "there is no holder");
+        horizon.look(100, &writers(&["a"]));
+        horizon.soften();
+        horizon.look(200, &writers(&["a"]));
+        let soft = horizon.settled();
+        horizon.harden(soft.generation + 1);
+        assert_eq!(horizon.settled(), soft, "that was about another holder");
+        horizon.harden(soft.generation);
+        let hardened = horizon.settled();
+        assert_eq!((soft.soft, hardened.soft), (200, 0));
+        assert_eq!(hardened.generation, soft.generation + 1);
     }
 
     #[test]

@@ -143,7 +143,10 @@ pub struct Seen {
     pub sight: Option<Sight>,
     pub highest_id: i64,
     pub published: Vec<i64>,
+    /// May have been sent, and are not published: from now on known by id.
     pub unknown: Vec<i64>,
+    /// How many rows were not known by id: so far has the count of suspect rows come.
+    pub counted: usize,
     pub holds_added: bool,
     /// Look again only after this long.
     pub pause: Option<Duration>,

@@ -1,7 +1,9 @@
 //! What a row is, what it becomes on the wire, and what became of a publish. No I/O.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 /// How many lanes keyed rows are spread over. Frozen with the hash in the schema.
@@ -148,17 +150,18 @@ impl RecordKey<'_> {
     }
 }
 
-/// A JSON string travels as its text, null as a header without a value, anything else as JSON.
+/// A JSON string travels as its text, null as a header without a value, anything else in the very words of PostgreSQL:
+/// there a number has as many digits as it likes and arrays nest as deep as they like, which a parsed value would not bear.
 fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]>)) {
     // The schema admits objects only; anything else would have no names to send.
-    let Ok(serde_json::Value::Object(headers)) = serde_json::from_slice(json) else {
+    let Ok(headers) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(json) else {
         return;
     };
     for (name, value) in &headers {
-        match value {
-            serde_json::Value::Null => each(name, None),
-            serde_json::Value::String(text) => each(name, Some(text.as_bytes())),
-            other => each(name, Some(other.to_string().as_bytes())),
+        let spelling = value.get();
+        match serde_json::from_str::<Option<String>>(spelling) {
+            Ok(text) => each(name, text.as_ref().map(String::as_bytes)),
+            Err(_) => each(name, Some(spelling.as_bytes())),
         }
     }
 }
@@ -238,7 +241,7 @@ pub enum TopicFault {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -303,8 +306,25 @@ mod tests {
         assert_eq!(value("traceparent"), Some(Some(b"00-ab".to_vec())));
         assert_eq!(value("n"), Some(Some(b"5".to_vec())));
         assert_eq!(value("gone"), Some(None));
-        assert_eq!(value("o"), Some(Some(br#"{"a":1}"#.to_vec())));
+        assert_eq!(value("o"), Some(Some(br#"{"a": 1}"#.to_vec())));
         assert_eq!(value(POSSIBLE_DUPLICATE), None);
+    }
+
+    #[test]
+    fn one_header_beyond_what_a_parser_bears_takes_no_other_along() {
+        let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        let huge = ["1e400", "-1e-400", "123456789012345678901234567890.10", &nested];
+        for value in huge {
+            let row = Row {
+                headers: Some(format!(r#"{{"huge": {value}, "plain": "\u00fc\ud83d\ude80\n"}}"#).into_bytes()),
+                ..row(1)
+            };
+            let expected = [
+                ("huge".to_owned(), Some(value.as_bytes().to_vec())),
+                ("plain".to_owned(), Some("ü🚀\n".as_bytes().to_vec())),
+            ];
+            assert!(headers_of(&row)[1..] == expected, "{value:.40}");
+        }
     }
 
     #[test]
@@ -313,6 +333,49 @@ mod tests {
         suspect.suspect = true;
         assert!(headers_of(&suspect).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
         assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
+    }
+
+    #[test]
+    fn a_key_is_placed_where_the_java_client_would_and_an_explicit_partition_where_it_says() {
+        // 1,357,151,166: the known answer for "foobar" without its sign.
+        let foobar = Row {
+            key: Some("foobar".into()),
+            ..row(1)
+        };
+        assert_eq!(foobar.place().partition(1000), Some(166));
+        assert_eq!(foobar.place().partition(0), None);
+        let third = Row {
+            partition: Some(3),
+            ..foobar
+        };
+        assert_eq!(
+            (third.place().partition(4), third.place().partition(3)),
+            (Some(3), None)
+        );
+    }
+
+    #[test]
+    fn a_row_weighs_its_payload_its_headers_and_its_key_and_something_for_the_rest() {
+        let bare = Row {
+            body: Body::Tombstone,
+            key: None,
+            ..row(1)
+        };
+        let full = Row {
+            body: Body::Bytes(vec![0; 5_000]),
+            headers: Some(vec![b' '; 300]),
+            key: Some("k".repeat(70)),
+            ..row(1)
+        };
+        assert!(bare.size() > 100);
+        assert_eq!(full.size(), bare.size() + 5_370);
+    }
+
+    #[test]
+    fn a_body_is_its_bytes_and_only_a_tombstone_has_none() {
+        assert_eq!(Body::Json(b"{}".to_vec()).as_bytes(), Some(b"{}".as_slice()));
+        assert_eq!(Body::Bytes(Vec::new()).as_bytes(), Some(b"".as_slice()));
+        assert_eq!(Body::Tombstone.as_bytes(), None);
     }
 
     #[test]
@@ -328,9 +391,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_lands_on_a_partition_that_exists(key: Vec<u8>, count in 1i32..1000) {
-            let partition = Place::of_key(&key).partition(count);
+        fn every_key_is_the_records_own_and_lands_on_a_partition_that_exists(
+            key in ".{0,256}", count in 1..=i32::MAX,
+        ) {
+            let row = Row { key: Some(key.clone()), ..row(1) };
+            let record_key = row.record_key();
+            prop_assert_eq!(record_key.as_bytes(), key.as_bytes());
+            let partition = row.place().partition(count);
             prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
+        }
+
+        #[test]
+        fn an_explicit_partition_is_itself_or_does_not_exist(partition in 0..=i32::MAX, count in 0..=i32::MAX) {
+            let row = Row { partition: Some(partition), ..row(1) };
+            prop_assert_eq!(row.place().partition(count), (partition < count).then_some(partition));
         }
 
         #[test]
@@ -358,6 +432,13 @@ mod tests {
         })
     }
 
+    /// A JSON value, neither text nor null, as somebody might write it.
+    fn any_spelling() -> impl Strategy<Value = String> {
+        let number = r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?";
+        let leaf = prop_oneof![number, "true|false", r#"\[null, *"\\\\u00fc"\]"#];
+        (leaf, 0..300usize).prop_map(|(leaf, depth)| format!("{}{leaf}{}", "[ ".repeat(depth), "]".repeat(depth)))
+    }
+
     proptest! {
         #[test]
         fn every_header_of_any_object_travels_once_and_reads_back(
@@ -376,6 +457,22 @@ mod tests {
                 };
                 prop_assert_eq!(&read, value);
             }
+        }
+
+        #[test]
+        fn what_is_not_text_travels_as_it_is_spelt(spellings in prop::collection::vec(any_spelling(), 0..8)) {
+            let members: Vec<_> = spellings.iter().enumerate().map(|(n, value)| format!(r#""{n}": {value}"#)).collect();
+            let row = Row { headers: Some(format!("{{{}}}", members.join(", ")).into_bytes()), ..row(1) };
+            let sent: Vec<_> = headers_of(&row).into_iter().skip(1).map(|(_, value)| value.expect("a value")).collect();
+            let spelt: Vec<_> = spellings.into_iter().map(String::into_bytes).collect();
+            prop_assert_eq!(sent, spelt);
+        }
+
+        #[test]
+        fn text_arrives_unescaped_however_it_was_escaped(text: String) {
+            let escaped: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+            let row = Row { headers: Some(format!(r#"{{"text": "{escaped}"}}"#).into_bytes()), ..row(1) };
+            prop_assert_eq!(headers_of(&row).pop(), Some(("text".to_owned(), Some(text.into_bytes()))));
         }
 
         #[test]

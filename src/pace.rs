@@ -94,4 +94,32 @@ mod tests {
         }
         assert_eq!(pace.bytes(), 1 << 20);
     }
+
+    #[test]
+    fn a_batch_has_as_many_rows_as_fit_by_the_weight_of_the_last_ones() {
+        let pace = Pace::new(100_000);
+        assert_eq!(pace.rows(), 100, "by a guess");
+        pace.weigh(10, 50_000);
+        assert_eq!(pace.rows(), 50, "rows of 5,000 bytes count for a quarter");
+        assert_eq!(Pace::new(10).rows(), 1, "one row goes whatever it weighs");
+        (0..100).for_each(|_| pace.weigh(1, 0));
+        assert_eq!(pace.rows(), 100_000, "a byte each at the least");
+    }
+
+    #[test]
+    fn it_changes_only_by_what_a_batch_tells() {
+        let after = |bytes, took| {
+            let pace = Pace::new(8 << 20);
+            pace.sent(4 << 20, DEADLINE, DEADLINE);
+            assert_eq!(pace.bytes(), 1 << 20, "late: a quarter of what was sent");
+            pace.sent(bytes, took, DEADLINE);
+            pace.bytes()
+        };
+        let just_in_half = DEADLINE / 2 - Duration::from_millis(1);
+        assert_eq!(after(1 << 20, just_in_half), 2 << 20);
+        assert_eq!(after(1 << 20, DEADLINE / 2), 1 << 20);
+        assert_eq!(after(1 << 20, DEADLINE - Duration::from_millis(1)), 1 << 20);
+        assert_eq!(after((1 << 18) + 1, Duration::ZERO), 2 << 20);
+        assert_eq!(after(1 << 18, Duration::ZERO), 1 << 20, "a small batch is always quick");
+    }
 }

@@ -187,10 +187,8 @@ fn refuse(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Body;
+    use crate::message;
     use proptest::prelude::*;
-    use std::time::SystemTime;
-    use uuid::Uuid;
 
     const POLICY: Policy = Policy {
         max_attempts: 3,
@@ -201,22 +199,11 @@ mod tests {
 
     fn row(id: i64, lane: Option<i16>, topic: &str, key: Option<&str>, attempts: i16) -> Row {
         Row {
-            id,
             lane,
-            message_id: Uuid::from_u128(id as u128),
             topic: topic.into(),
             key: key.map(Into::into),
-            partition: None,
-            body: Body::Tombstone,
-            headers: None,
-            event_type: None,
-            aggregate_type: None,
-            aggregate_id: None,
-            aggregate_version: None,
             attempts,
-            created_at: SystemTime::UNIX_EPOCH,
-            delayed: false,
-            suspect: false,
+            ..message::tests::row(id)
         }
     }
 
@@ -240,6 +227,9 @@ mod tests {
         let verdict = judge(&rows, &[Outcome::Acked], false, &POLICY);
         assert!(verdict.is_clean());
         assert_eq!(verdict.published, [1]);
+        for outcome in [refused(), Outcome::Unsent, Outcome::Unknown, slow()] {
+            assert!(!judge(&rows, &[outcome], true, &POLICY).is_clean());
+        }
     }
 
     #[test]
@@ -270,6 +260,23 @@ mod tests {
         };
         let verdict = judge(&rows, &[refused()], true, &hold);
         assert_eq!(verdict.holds[0].wait, None, "waits for an operator");
+    }
+
+    #[test]
+    fn each_refusal_waits_longer_and_keeps_the_rows_doubt() {
+        let refusal = |attempts, suspect| {
+            let row = Row {
+                suspect,
+                ..row(1, None, "t", None, attempts)
+            };
+            POLICY.refusal(&row, "too large")
+        };
+        let (first, second) = (refusal(0, false), refusal(1, true));
+        assert_eq!((first.attempts, first.suspect, first.dead), (0, false, false));
+        assert_eq!((second.attempts, second.suspect, second.dead), (1, true, false));
+        assert!(first.wait <= POLICY.backoff_min, "{:?}", first.wait);
+        assert!(second.wait >= POLICY.backoff_min, "{:?}", second.wait);
+        assert!(refusal(i16::MAX, false).dead, "and no count overflows");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) struct Lane {
     pub(super) suspect_rows: usize,
     /// Up to this id any row may have been sent before a failover lost its mark.
     pub(super) suspect_until: i64,
-    /// Rows we sent ourselves without learning what became of them.
+    /// Rows that may have been sent, by us or by the last owner, and are known by id.
     pub(super) unknown: HashSet<i64>,
     pub(super) not_before: Instant,
     pub(super) served: u64,
@@ -124,7 +124,7 @@ impl Lane {
             self.suspect_rows = if all_done {
                 0
             } else {
-                self.suspect_rows.saturating_sub(seen.rows)
+                self.suspect_rows.saturating_sub(seen.counted)
             };
         }
     }
@@ -137,5 +137,245 @@ impl Keyless {
         self.not_before = seen.pause.map(|pause| now + pause);
         self.window = next_window(self.window, seen);
         self.ready = seen.full || seen.sight.is_none() || seen.pause.is_some();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::floor::Sight;
+
+    const SETTLED: Settled = Settled {
+        hard: 50,
+        soft: 70,
+        generation: 1,
+    };
+
+    /// Everything there was is published.
+    fn all_done() -> Seen {
+        Seen {
+            sight: Some(Sight::of_everything(SETTLED)),
+            ..Seen::default()
+        }
+    }
+
+    fn with_left(id: i64) -> Seen {
+        Seen {
+            sight: Some(Sight {
+                lowest_left: Some(id),
+                ..Sight::of_everything(SETTLED)
+            }),
+            ..Seen::default()
+        }
+    }
+
+    /// Checked out, and suspect in every way.
+    fn busy_lane() -> Lane {
+        let mut lane = Lane::from(&Taken {
+            lane: 0,
+            epoch: 3,
+            floor: 10,
+            suspect_rows: 5,
+            suspect_until: 20,
+            recovered: false,
+            has_holds: false,
+        });
+        lane.busy = true;
+        lane.unknown = HashSet::from([11, 12]);
+        lane
+    }
+
+    fn after(seen: Seen) -> Lane {
+        let mut lane = busy_lane();
+        lane.checkin(&seen, Instant::now());
+        lane
+    }
+
+    #[test]
+    fn the_next_window_follows_what_was_there() {
+        let next = |window, rows, seen: &Seen| next_window(window, &Seen { rows, ..seen.clone() });
+        let plain = Seen::default();
+        assert_eq!(next(1024, 100, &plain), 128);
+        assert_eq!(next(1024, 3, &plain), WINDOW_MIN);
+        assert_eq!(next(8, 3, &plain), 8, "it grows by full claims only");
+        let full = Seen {
+            full: true,
+            ..Seen::default()
+        };
+        assert_eq!(next(100, 100, &full), 200);
+        assert_eq!(next(1 << 16, 1 << 16, &full), 1 << 16, "enough is enough");
+        let overweight = Seen {
+            overweight: true,
+            ..full
+        };
+        assert_eq!(next(1024, 5, &overweight), 10);
+        assert_eq!(next(1024, 1000, &overweight), 1024);
+        assert_eq!(next(1024, 0, &overweight), 1);
+        let slow = Seen {
+            slow: true,
+            ..overweight
+        };
+        assert_eq!(next(100, 100, &slow), 50);
+        assert_eq!(next(1, 1, &slow), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_window_is_never_empty_nor_beyond_its_bound(
+            window in 1..=1usize << 16, rows in 0..100_000usize, full: bool, overweight: bool, slow: bool,
+        ) {
+            let seen = Seen { rows, full, overweight, slow, ..Seen::default() };
+            prop_assert!((1..=1 << 16).contains(&next_window(window, &seen)));
+        }
+    }
+
+    #[test]
+    fn a_lane_is_held_from_its_floor_and_with_all_its_doubts() {
+        let held = busy_lane().held(7, 40, SETTLED);
+        assert_eq!(
+            (held.lane, held.epoch, held.floor, held.start, held.most),
+            (7, 3, 10, 10, 40)
+        );
+        assert_eq!((held.suspect_rows, held.suspect_until), (5, 20));
+        assert_eq!(held.unknown, HashSet::from([11, 12]));
+        assert!(!held.has_holds);
+        let held = after(all_done()).held(7, 40, SETTLED);
+        assert_eq!((held.floor, held.start), (50, 70), "soft while its holders live");
+    }
+
+    #[test]
+    fn a_lane_with_nothing_left_rests_and_is_beyond_doubt() {
+        let lane = after(all_done());
+        assert!(!lane.busy && !lane.ready);
+        assert_eq!((lane.suspect_rows, lane.floor.hard()), (0, 50));
+    }
+
+    #[test]
+    fn a_lane_with_rows_left_is_ready_and_its_doubt_goes_on_behind_those_counted() {
+        let left = after(Seen {
+            counted: 2,
+            ..with_left(30)
+        });
+        assert!(left.ready && !left.busy);
+        assert_eq!((left.suspect_rows, left.floor.hard()), (3, 29));
+        let full = after(Seen {
+            counted: 9,
+            full: true,
+            ..all_done()
+        });
+        assert!(full.ready);
+        assert_eq!((full.suspect_rows, full.window), (0, 2 * WINDOW_MIN));
+        let full = after(Seen {
+            counted: 4,
+            full: true,
+            ..all_done()
+        });
+        assert_eq!(full.suspect_rows, 1, "more is there, though nothing is left of these");
+    }
+
+    #[test]
+    fn a_hold_keeps_the_doubt_about_what_it_keeps_back() {
+        let lane = after(Seen {
+            holds_added: true,
+            counted: 3,
+            ..all_done()
+        });
+        assert!(lane.has_holds);
+        assert_eq!(lane.suspect_rows, 5);
+        let mut lane = lane;
+        lane.checkin(&all_done(), Instant::now());
+        assert!(lane.has_holds, "only a release ends it");
+    }
+
+    #[test]
+    fn an_unknown_row_is_forgotten_when_it_is_published() {
+        let lane = after(Seen {
+            published: vec![11, 13],
+            unknown: vec![14],
+            ..all_done()
+        });
+        assert_eq!(lane.unknown, HashSet::from([12, 14]));
+    }
+
+    #[test]
+    fn a_claim_that_failed_teaches_nothing_but_patience() {
+        let now = Instant::now();
+        let pause = Duration::from_secs(1);
+        let mut lane = busy_lane();
+        lane.ready = false;
+        lane.checkin(
+            &Seen {
+                pause: Some(pause),
+                ..Seen::default()
+            },
+            now,
+        );
+        assert!(lane.ready && !lane.busy);
+        assert_eq!((lane.window, lane.not_before), (WINDOW_MIN / 2, now + pause));
+        assert_eq!((lane.suspect_rows, lane.floor.hard()), (5, 10));
+        lane.checkin(&Seen::default(), now);
+        assert_eq!(
+            (lane.window, lane.not_before),
+            (WINDOW_MIN / 2, now),
+            "one that was discarded did not hurt"
+        );
+    }
+
+    #[test]
+    fn a_lane_that_got_none_of_the_byte_budget_is_first_next_time() {
+        let served_after = |rows, overweight| {
+            let mut lane = busy_lane();
+            lane.served = 9;
+            let seen = Seen {
+                rows,
+                overweight,
+                ..all_done()
+            };
+            lane.checkin(&seen, Instant::now());
+            lane.served
+        };
+        assert_eq!(served_after(0, true), 0);
+        assert_eq!(served_after(1, true), 9);
+        assert_eq!(served_after(0, false), 9);
+    }
+
+    #[test]
+    fn rows_without_a_lane_are_looked_for_again_while_there_may_be_some() {
+        let now = Instant::now();
+        let checked_in = |seen: Seen| {
+            let mut keyless = Keyless {
+                busy: 2,
+                window: 64,
+                ready: true,
+                ..Keyless::default()
+            };
+            keyless.checkin(&seen, now);
+            keyless
+        };
+        let pause = Some(Duration::from_secs(1));
+        let rested = checked_in(all_done());
+        assert!(!rested.ready && !rested.stored.has_holds);
+        assert_eq!((rested.busy, rested.window, rested.not_before), (1, WINDOW_MIN, None));
+        assert!(
+            checked_in(Seen {
+                full: true,
+                ..all_done()
+            })
+            .ready
+        );
+        assert!(checked_in(Seen::default()).ready, "nothing was learned");
+        let paused = checked_in(Seen { pause, ..all_done() });
+        assert!(paused.ready);
+        assert_eq!(paused.not_before, Some(now + Duration::from_secs(1)));
+        let mut held = checked_in(Seen {
+            holds_added: true,
+            ..all_done()
+        });
+        held.checkin(&all_done(), now);
+        assert!(held.stored.has_holds);
     }
 }

@@ -86,7 +86,7 @@ async fn headers_carry_the_metadata_and_what_the_application_wrote() {
         ("aggregate-version", "12"),
         ("traceparent", traceparent),
         ("number", "1.5"),
-        ("object", r#"{"a":[1]}"#),
+        ("object", r#"{"a": [1]}"#),
         ("yes", "true"),
         ("text", "größe"),
     ] {
@@ -110,6 +110,47 @@ async fn headers_carry_the_metadata_and_what_the_application_wrote() {
             ))
             .await;
         assert_eq!(record.message_id(), id);
+    }
+}
+
+#[tokio::test]
+async fn headers_of_any_size_and_depth_arrive_as_postgresql_spells_them() {
+    let (world, records) = published(
+        r#"SELECT outbox.enqueue('$topic', 'k', '1', headers => jsonb_build_object(
+               'beyond a double', 1e400, 'many digits', 123456789012345678901234567890.10,
+               'deep', (repeat('[', 1000) || repeat(']', 1000))::jsonb, 'text', U&'\00FC\+01F680 "\0001"', 'plain', 7));"#,
+        1,
+    )
+    .await;
+    let written = world
+        .db
+        .query(
+            "SELECT name, CASE name WHEN 'text' THEN value #>> '{}' ELSE value::text END
+             FROM outbox.message, jsonb_each(headers) AS header (name, value)",
+            &[],
+        )
+        .await
+        .expect("headers are read");
+    assert_eq!(written.len(), 5);
+    for header in written {
+        let (name, value): (&str, &str) = (header.get(0), header.get(1));
+        assert_eq!(records[0].header(name), Some(value.as_bytes()), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_longest_topic_and_key_that_the_table_takes_arrive() {
+    let world = World::new().await;
+    let topic = world.topic(&"x".repeat(249 - world.name.len() - 1), 4, &[]).await;
+    assert_eq!(topic.len(), 249);
+    let keys = ["🔑".repeat(256), "\u{1}\n".repeat(512), String::new()];
+    let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), b"1".to_vec())).collect();
+    world.insert(&topic, &rows).await;
+    let _relay = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    let records = read_until(&world.kafka, &topic, keys.len(), SOON).await;
+    for key in &keys {
+        assert_eq!(of_key(&records, key).payload.as_deref(), Some(b"1".as_slice()));
     }
 }
 

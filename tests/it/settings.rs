@@ -21,6 +21,53 @@ const ENOUGH: [&str; 4] = [
     "127.0.0.1:9",
 ];
 
+/// The flags whose value is free text, each with an environment twin.
+const FREE_TEXT: [&str; 13] = [
+    "--schema",
+    "--retention",
+    "--max-attempts",
+    "--retry-backoff-min",
+    "--retry-backoff-max",
+    "--tasks",
+    "--batch-rows",
+    "--max-in-flight-bytes",
+    "--batch-deadline",
+    "--lease",
+    "--poll-interval-max",
+    "--shutdown-grace",
+    "--http-listen",
+];
+
+#[test]
+fn any_text_in_the_variables_is_listed_and_no_secret_is_repeated() {
+    for text in ["", " ", "-1", "ü\nx", "99999999999999999999", "\u{1b}[31m"] {
+        let variable = |flag: &str| format!("OUTBOXD_{}", flag[2..].to_uppercase().replace('-', "_"));
+        let output = outboxd()
+            .arg("run")
+            .envs(FREE_TEXT.map(|flag| (variable(flag), text)))
+            .env(
+                "OUTBOXD_DATABASE_URL",
+                format!("postgres://u:hunter2{text}@h:x{text}/db"),
+            )
+            .env(
+                "OUTBOXD_KAFKA_PROPERTIES",
+                format!("hunter3{text}\nsasl.pasword=hunter4{text}"),
+            )
+            .output()
+            .expect("outboxd runs");
+        let said = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(64), "{text:?}: {said}");
+        for flag in FREE_TEXT
+            .iter()
+            .chain(&["--database-url", "--kafka-brokers", "name=value", "sasl.pasword"])
+        {
+            assert!(said.contains(flag), "{text:?}: {flag} is missing in {said}");
+        }
+        assert!(!said.contains("hunter"), "{text:?}: {said}");
+        assert!(!said.contains('\u{1b}'), "raw to the terminal: {said:?}");
+    }
+}
+
 #[test]
 fn bad_settings_are_listed_all_at_once_and_no_secret_is_repeated() {
     let output = run(&[

@@ -128,7 +128,7 @@ async fn relayed(args: &[&str]) -> World {
     let rich = format!(
         "INSERT INTO outbox.message (topic, key, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id,
                                      aggregate_version, partition)
-         VALUES ('{topic}', 'rich', '{{\"b\": 1.50, \"a\": \"ü\"}}', NULL, '{{\"t\": \"x\", \"n\": 5, \"gone\": null}}', 'E', 'A', '1', 3, 2),
+         VALUES ('{topic}', 'rich', '{{\"b\": 1.50, \"a\": \"ü\"}}', NULL, '{{\"t\": \"x\", \"n\": 1e400, \"gone\": null}}', 'E', 'A', '1', 3, 2),
                 ('{topic}', 'gone', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
                 ('{topic}', NULL, NULL, '\\x00ff', '{{}}', NULL, NULL, NULL, NULL, 1)"
     );

@@ -88,12 +88,18 @@ async fn a_heavy_row_that_was_delayed_does_not_hold_up_its_lane() {
     let topic = world.topic("orders", 1, &[("max.message.bytes", "4000000")]).await;
     let delayed = world.insert(&topic, &[(Some("k"), noise(1_000_000))]).await[0];
     world
-        .execute(&format!("UPDATE outbox.message SET available_at = now() WHERE id = {delayed}"))
+        .execute(&format!(
+            "UPDATE outbox.message SET available_at = now() WHERE id = {delayed}"
+        ))
         .await;
     for _ in 0..30 {
         world.insert(&topic, &[(Some("k"), noise(1_000_000))]).await;
     }
-    let _relay = world.relay().args(&["--max-in-flight-bytes", "8MiB"]).start_ready().await;
+    let _relay = world
+        .relay()
+        .args(&["--max-in-flight-bytes", "8MiB"])
+        .start_ready()
+        .await;
     world.drained(SOON).await;
     assert_eq!(world.records(&topic).await.len(), 31);
 }
