@@ -7,7 +7,7 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{sleep, sleep_until};
 
 use crate::progress::Progress;
-use crate::schedule::{Event, Kind, Schedule};
+use crate::schedule::{Event, Kind, REST, Schedule};
 use crate::stage::Stage;
 use crate::support::alter_topic;
 
@@ -28,6 +28,9 @@ pub async fn play(schedule: &Schedule, stage: &Arc<Stage>, start: Instant, progr
     let mut injected = Vec::new();
     let mut background = JoinSet::new();
     for event in schedule.events.iter().copied() {
+        if event.rested {
+            sleep(REST).await;
+        }
         sleep_until((start + event.at).into()).await;
         progress.fault(&event);
         if event.kind.is_in_the_background() {

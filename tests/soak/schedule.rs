@@ -4,7 +4,11 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::replicas::REPLICAS;
+use crate::replicas::{LEASE, REPLICAS};
+use crate::verdict::GRACE;
+
+/// After every kind of fault has had its turn.
+pub const REST: Duration = LEASE.saturating_add(GRACE);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -108,6 +112,8 @@ pub struct Event {
     /// Since the start. A fault that is due while another lasts waits for its turn.
     pub at: Duration,
     pub kind: Kind,
+    /// Before it nothing is broken for as long as a recovery may take: by then everything must flow.
+    pub rested: bool,
     pub replica: usize,
     pub lasts: Duration,
 }
@@ -126,6 +132,10 @@ impl Schedule {
         let mut at = Duration::from_secs(3);
         loop {
             // From a deck, so that every kind has its turn even in a short run.
+            let rested = deck.is_empty() && !events.is_empty();
+            if rested {
+                at += REST;
+            }
             if deck.is_empty() {
                 deck.extend(Kind::ALL);
                 draw.shuffle(&mut deck);
@@ -134,6 +144,7 @@ impl Schedule {
             let event = Event {
                 at,
                 kind,
+                rested,
                 replica: draw.usize(..REPLICAS),
                 lasts: Duration::from_millis(draw.u64(kind.lasts())),
             };

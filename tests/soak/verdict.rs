@@ -11,6 +11,9 @@ use crate::writers::{DELAY_MAX, OPEN_MAX};
 
 /// What every fault is promised: the backlog is drained so long after the lease would have ended.
 pub const GRACE: Duration = Duration::from_secs(10);
+/// What a sample may be late by.
+const SCRAPE: Duration = Duration::from_secs(2);
+const SAMPLES_OF_A_REST: usize = 3;
 
 /// Below this, memory may do what it likes.
 const MEMORY_MIB_FREE: f64 = 100.0;
@@ -57,6 +60,7 @@ impl Evidence {
         checks.extend(self.dead_letters());
         checks.extend([
             self.drain(),
+            self.rests(),
             self.lag(),
             self.memory(),
             self.connections(),
@@ -124,6 +128,29 @@ impl Evidence {
         }
     }
 
+    /// At the end of a rest nothing waits but what its writer keeps open.
+    fn rests(&self) -> Check {
+        let worst = self.lags_after_rests().into_iter().fold(0.0, f64::max);
+        let allowed = (OPEN_MAX + SCRAPE).as_secs_f64();
+        Check {
+            promise: "lag after a rest of the lease and ten seconds",
+            measured: format!("{worst:.1} s at most"),
+            allowed: format!("≤ {allowed:.1} s"),
+            holds: worst <= allowed,
+        }
+    }
+
+    /// The best of the last samples before each fault that a rest came before: one may meet a row just committed.
+    fn lags_after_rests(&self) -> Vec<f64> {
+        let ends = self.faults.iter().filter(|fault| fault.event.rested);
+        ends.map(|end| {
+            let rested = self.samples.iter().rev().filter(|sample| sample.at <= end.began);
+            let backlogs = rested.take(SAMPLES_OF_A_REST).filter_map(|sample| sample.backlog);
+            backlogs.map(|backlog| backlog.lag_seconds).fold(f64::MAX, f64::min)
+        })
+        .collect()
+    }
+
     fn lag(&self) -> Check {
         let (measured, allowed) = (self.lag_max(), self.lag_allowed());
         Check {
@@ -139,10 +166,14 @@ impl Evidence {
         backlogs.map(|backlog| backlog.lag_seconds).fold(0.0, f64::max)
     }
 
-    /// The longest fault, and the time its recovery may take.
+    /// From one rest to the next, faults may follow each other faster than what they break recovers.
     fn lag_allowed(&self) -> f64 {
-        let longest = self.faults.iter().map(|fault| fault.took).max().unwrap_or_default();
-        (longest.max(OPEN_MAX) + LEASE + GRACE).as_secs_f64()
+        let stretches = self.faults.chunk_by(|_, next| !next.event.rested);
+        let longest = stretches.map(|stretch| {
+            let ends = stretch.iter().map(|fault| fault.began + fault.took);
+            ends.max().unwrap_or_default() - stretch[0].began
+        });
+        (longest.max().unwrap_or_default().max(OPEN_MAX) + LEASE + GRACE).as_secs_f64()
     }
 
     fn memory(&self) -> Check {
