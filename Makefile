@@ -27,7 +27,7 @@ test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
 
 faults: setup ## Inject every fault and write docs/faults.md anew
-	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/test faults
+	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/with-stack cargo test --locked --all-features --test it -- faults:: scaling:: --skip table::
 	@deploy/dev/faults-table docs/faults.md
 
 mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."

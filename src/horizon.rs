@@ -25,7 +25,8 @@ const SHARE_OF_TIME: u32 = 20;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Rows of a holder are found at most this much after it commits.
 const HOLDERS_EVERY: Duration = Duration::from_millis(50);
-/// The operator is told of a holder this often.
+/// One that has held for so long is named, and asked for again as often; the log says so more seldom.
+const NAME_AFTER: Duration = Duration::from_secs(10);
 const REMIND_EVERY: Duration = Duration::from_secs(60);
 
 /// Moves the horizon until `draining`.
@@ -36,6 +37,7 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
         settled_at: Instant::now(),
         softened_at: Instant::now(),
         keyless_at: Instant::now(),
+        named_at: None,
         told_at: None,
     };
     let mut wait = LOOK_EVERY;
@@ -55,6 +57,7 @@ struct Watch<'a> {
     settled_at: Instant,
     softened_at: Instant,
     keyless_at: Instant,
+    named_at: Option<Instant>,
     told_at: Option<Instant>,
 }
 
@@ -136,18 +139,26 @@ impl Watch<'_> {
 
     /// Who left a transaction open after its INSERT: for the operator, who alone can end it.
     async fn name_the_holder(&mut self) -> Result<()> {
+        let held = self.settled_at.elapsed();
+        if held < NAME_AFTER || self.named_at.is_some_and(|at| at.elapsed() < NAME_AFTER) {
+            return Ok(());
+        }
+        self.named_at = Some(Instant::now());
+        let Some(oldest) = self.lanes.holders().into_iter().min() else {
+            return Ok(());
+        };
+        let Some((pid, application)) = self.outbox.holder(oldest).await? else {
+            return Ok(());
+        };
+        metrics::floor_holder(pid);
         if self.told_at.is_some_and(|at| at.elapsed() < REMIND_EVERY) {
             return Ok(());
         }
-        let Some(holder) = self.outbox.oldest_writer().await? else {
-            return Ok(());
-        };
         self.told_at = Some(Instant::now());
-        metrics::floor_holder(holder.pid);
         warn!(
-            pid = holder.pid,
-            application = holder.application,
-            seconds = holder.age_seconds.round(),
+            pid,
+            application,
+            seconds = held.as_secs(),
             "a transaction that wrote to the outbox stays open: its rows follow when it commits; \
              the scan floor waits for it. To end it: SELECT pg_terminate_backend(pid)"
         );
@@ -157,6 +168,6 @@ impl Watch<'_> {
     fn holder_is_gone(&mut self) {
         metrics::floor_age(Duration::ZERO);
         metrics::floor_holder(0);
-        self.told_at = None;
+        self.named_at = None;
     }
 }

@@ -63,6 +63,7 @@ statements!(
     history_prepare,
     hold,
     hold_head,
+    holder,
     holders_ended,
     holds,
     holds_keyless,

@@ -428,15 +428,15 @@ fn report_hold(hold: &HoldOrder) {
 /// Answers the rows, and per lane the id after which nothing is known.
 fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
-    for row in claim.dropped {
+    // A delayed row stands in no line that it could cut: it is due, and found again by that.
+    for row in claim.dropped.iter().filter(|row| !row.delayed) {
         let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(i64::MAX);
         *cut = (*cut).min(row.id - 1);
     }
     let mut rows = claim.rows;
     rows.retain(|row| {
-        row.lane
-            .and_then(|lane| cuts.get(&lane))
-            .is_none_or(|cut| row.id <= *cut)
+        let cut = row.lane.and_then(|lane| cuts.get(&lane));
+        row.delayed || cut.is_none_or(|cut| row.id <= *cut)
     });
     rows.sort_unstable_by_key(|row| row.id);
     for held in held {
@@ -586,6 +586,7 @@ mod tests {
             id,
             lane: Some(lane),
             suspect: false,
+            delayed: false,
         }
     }
 
@@ -693,13 +694,21 @@ mod tests {
 
     #[test]
     fn a_lane_is_cut_before_the_first_row_left_behind_and_others_are_not() {
+        let due = Dropped {
+            delayed: true,
+            ..dropped(1, 1)
+        };
         let claim = Claim {
-            rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7])].concat(),
-            dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2)],
+            rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7]), vec![delayed(row(9))]].concat(),
+            dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2), due],
         };
         let (rows, cuts) = in_order(claim, &[held(0), held(1), held(2)]);
-        assert_eq!(ids(&rows), [1, 2, 7]);
-        assert_eq!(cuts, HashMap::from([(0, 2), (2, 7)]));
+        assert_eq!(ids(&rows), [1, 2, 7, 9]);
+        assert_eq!(
+            cuts,
+            HashMap::from([(0, 2), (2, 7)]),
+            "what is due is found again by that"
+        );
     }
 
     proptest! {

@@ -117,8 +117,8 @@ impl Lane {
         }
         self.floor.advance(sight);
         self.window = next_window(self.window, seen);
-        self.ready = seen.full || sight.lowest_left.is_some();
-        let all_done = !seen.full && sight.lowest_left.is_none();
+        self.ready = seen.full || seen.overweight || sight.lowest_left.is_some();
+        let all_done = !self.ready;
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
         if !self.has_holds {
             self.suspect_rows = if all_done {
@@ -275,6 +275,13 @@ mod tests {
             ..all_done()
         });
         assert_eq!(full.suspect_rows, 1, "more is there, though nothing is left of these");
+        let overweight = after(Seen {
+            counted: 4,
+            overweight: true,
+            ..all_done()
+        });
+        assert!(overweight.ready, "what was left behind is due");
+        assert_eq!(overweight.suspect_rows, 1);
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub struct Dropped {
     pub id: i64,
     pub lane: Option<i16>,
     pub suspect: bool,
+    pub delayed: bool,
 }
 
 impl Outbox {
@@ -97,6 +98,7 @@ impl Outbox {
                         id: row.id,
                         lane: row.lane,
                         suspect: row.suspect,
+                        delayed: row.delayed,
                     });
                     continue;
                 }
@@ -118,6 +120,13 @@ impl Outbox {
         }
         let (names, ids): (Vec<String>, Vec<Option<i64>>) = (now.try_get("writers")?, now.try_get("ids")?);
         Ok((highest.try_get("id")?, names.into_iter().zip(ids).collect()))
+    }
+
+    /// The session of this transaction: its pid and the name it goes by. `None`: it has ended, or is nobody's any more.
+    pub async fn holder(&self, transaction: i64) -> Result<Option<(i32, String)>> {
+        let rows = self.query(&self.statements.holder, &[&transaction]).await?;
+        let holder = |row: &tokio_postgres::Row| Ok((row.try_get("pid")?, row.try_get("application")?));
+        rows.first().map(holder).transpose()
     }
 
     /// Has one of these transactions ended? Then a claim from a soft floor before this call is worth nothing.

@@ -1,6 +1,21 @@
--- One batch per lane we hold: everything pending above the lane's floor, oldest first, and what was delayed
--- and is due, all in one snapshot. It writes nothing: the lane's lease is the claim.
-SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, m.available_at IS NOT NULL AS delayed
+-- One batch per lane we hold, all in one snapshot: what was delayed and is due, then everything pending above the lane's
+-- floor, oldest first. It writes nothing: the lane's lease is the claim. Who was delayed comes first, since the byte budget
+-- may leave behind what comes last.
+SELECT * FROM (
+    SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true AS delayed
+    FROM outbox.message m
+    -- coalesce: without statistics the planner would rather walk over whole lanes than use the index of delayed rows.
+    WHERE m.available_at <= statement_timestamp() AND coalesce(m.lane, -1::smallint) = ANY ($1)
+      AND m.published_at IS NULL AND m.dead_at IS NULL
+      AND (NOT $4::boolean OR NOT EXISTS (
+            SELECT FROM outbox.hold h
+            WHERE h.lane = m.lane AND h.topic = m.topic
+              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
+      AND (SELECT incarnation FROM outbox.server) = $6
+    ORDER BY m.available_at, m.id LIMIT $5
+) due
+UNION ALL
+SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, false
 FROM unnest($1::smallint[], $2::bigint[], $3::integer[]) AS own (lane, floor, most)
 CROSS JOIN LATERAL (
     SELECT m.*
@@ -17,17 +32,3 @@ CROSS JOIN LATERAL (
     ORDER BY m.lane, m.id LIMIT own.most
 ) m
 WHERE (SELECT incarnation FROM outbox.server) = $6
-UNION ALL
-SELECT * FROM (
-    SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true
-    FROM outbox.message m
-    -- coalesce: without statistics the planner would rather walk over whole lanes than use the index of delayed rows.
-    WHERE m.available_at <= statement_timestamp() AND coalesce(m.lane, -1::smallint) = ANY ($1)
-      AND m.published_at IS NULL AND m.dead_at IS NULL
-      AND (NOT $4::boolean OR NOT EXISTS (
-            SELECT FROM outbox.hold h
-            WHERE h.lane = m.lane AND h.topic = m.topic
-              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
-      AND (SELECT incarnation FROM outbox.server) = $6
-    ORDER BY m.available_at, m.id LIMIT $5
-) due

@@ -91,7 +91,7 @@ impl Outbox {
                 .try_get("free")?,
             holds: self.status_holds().await?,
             dead: self.status_dead().await?,
-            open_writer: self.oldest_writer().await?,
+            open_writer: self.status_writer().await?,
         })
     }
 
@@ -145,8 +145,7 @@ impl Outbox {
             .collect()
     }
 
-    /// The writer that has been open for longest, as far as this login may see.
-    pub async fn oldest_writer(&self) -> Result<Option<OpenWriter>> {
+    async fn status_writer(&self) -> Result<Option<OpenWriter>> {
         let rows = self.query(&self.statements.status_writer, &[]).await?;
         rows.first()
             .map(|row| {

@@ -81,6 +81,29 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     recovered.record(0);
 }
 
+/// A delayed row has a low id by the time it is due. Where the byte budget leaves it behind, nobody else must wait for it.
+#[tokio::test]
+async fn a_heavy_row_that_was_delayed_does_not_hold_up_its_lane() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "4000000")]).await;
+    let delayed = world.insert(&topic, &[(Some("k"), noise(1_000_000))]).await[0];
+    world
+        .execute(&format!(
+            "UPDATE outbox.message SET available_at = now() WHERE id = {delayed}"
+        ))
+        .await;
+    for _ in 0..30 {
+        world.insert(&topic, &[(Some("k"), noise(1_000_000))]).await;
+    }
+    let _relay = world
+        .relay()
+        .args(&["--max-in-flight-bytes", "8MiB"])
+        .start_ready()
+        .await;
+    world.drained(SOON).await;
+    assert_eq!(world.records(&topic).await.len(), 31);
+}
+
 #[tokio::test]
 async fn a_light_row_does_not_wait_behind_a_lane_full_of_heavy_ones() {
     const HEAVY: i64 = 60;
