@@ -694,13 +694,21 @@ mod tests {
 
     #[test]
     fn a_lane_is_cut_before_the_first_row_left_behind_and_others_are_not() {
+        let due = Dropped {
+            delayed: true,
+            ..dropped(1, 1)
+        };
         let claim = Claim {
-            rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7])].concat(),
-            dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2)],
+            rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7]), vec![delayed(row(9))]].concat(),
+            dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2), due],
         };
         let (rows, cuts) = in_order(claim, &[held(0), held(1), held(2)]);
-        assert_eq!(ids(&rows), [1, 2, 7]);
-        assert_eq!(cuts, HashMap::from([(0, 2), (2, 7)]));
+        assert_eq!(ids(&rows), [1, 2, 7, 9]);
+        assert_eq!(
+            cuts,
+            HashMap::from([(0, 2), (2, 7)]),
+            "what is due is found again by that"
+        );
     }
 
     proptest! {

@@ -275,6 +275,13 @@ mod tests {
             ..all_done()
         });
         assert_eq!(full.suspect_rows, 1, "more is there, though nothing is left of these");
+        let overweight = after(Seen {
+            counted: 4,
+            overweight: true,
+            ..all_done()
+        });
+        assert!(overweight.ready, "what was left behind is due");
+        assert_eq!(overweight.suspect_rows, 1);
     }
 
     #[test]
