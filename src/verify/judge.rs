@@ -113,9 +113,12 @@ impl Judge {
             self.absent(row);
             return None;
         };
+        // One copy says nothing, the one that was sent first. A request given up may land after its repeat.
+        let original = own.iter().copied().find(|copy| !copy.flagged);
         for copy in &own {
             if !std::ptr::eq(*copy, first) {
-                self.repeat(row, copy);
+                let overtaken = first.flagged && original.is_some_and(|original| std::ptr::eq(*copy, original));
+                self.repeat(row, copy, copy.flagged || overtaken);
             }
             self.partition(row, copy);
             if let Some(part) = copy.content.difference(row.content) {
@@ -160,16 +163,16 @@ impl Judge {
         }
     }
 
-    fn repeat(&mut self, row: &Expected, copy: &Arrived) {
-        let what = if copy.flagged {
-            "repeat, flagged"
-        } else {
-            "repeat, not flagged"
+    fn repeat(&mut self, row: &Expected, copy: &Arrived, flagged: bool) {
+        let what = match (copy.flagged, flagged) {
+            (true, _) => "repeat, flagged",
+            (false, true) => "overtaken by its repeat, which is flagged",
+            (false, false) => "repeat, not flagged",
         };
         let offender = self.at_record(Some(row.id), copy, what.to_owned());
         let duplicated = &mut self.findings.duplicated;
         duplicated.copies.add(|| offender);
-        if copy.flagged {
+        if flagged {
             duplicated.flagged += 1;
         } else {
             duplicated.unflagged += 1;
@@ -523,6 +526,19 @@ mod tests {
                 .count,
             1
         );
+    }
+
+    #[test]
+    fn a_copy_that_its_flagged_repeat_overtook_is_not_held_against_anybody_and_a_second_one_is() {
+        let flagged = Arrived {
+            flagged: true,
+            ..record(5, 7)
+        };
+        let findings = judged(circumstances(), vec![row(5)], vec![flagged, record(5, 8)]);
+        assert_eq!((findings.duplicated.flagged, findings.duplicated.unflagged), (1, 0));
+        let copies = vec![flagged, record(5, 8), record(5, 9)];
+        let findings = judged(circumstances(), vec![row(5)], copies);
+        assert_eq!((findings.duplicated.flagged, findings.duplicated.unflagged), (1, 1));
     }
 
     #[test]

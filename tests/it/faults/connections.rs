@@ -163,6 +163,9 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
+    // Past the first claim of all, which finds nothing.
+    world.fill(&topic, 1, 0).await;
+    world.drained(SOON).await;
     proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
     world.fill(&topic, 20, 0).await;
     proxy.spoiled().await;
@@ -187,13 +190,17 @@ async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
+    // Past the first claim of all, which finds nothing.
+    world.fill(&topic, 1, 0).await;
+    world.drained(SOON).await;
     proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
     // Left by a worker that died with them under way.
     world
         .execute(&format!(
             "BEGIN;
              INSERT INTO outbox.message (topic, payload) SELECT '{topic}', '{{}}' FROM generate_series(1, 20);
-             UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now();
+             UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now()
+             WHERE published_at IS NULL;
              COMMIT"
         ))
         .await;
