@@ -7,7 +7,7 @@ CREATE VIEW outbox.lineage AS
 SELECT s.incarnation,
        substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
        || CASE WHEN 'off' IN (current_setting('synchronous_commit'), current_setting('fsync'))
-               THEN ' ' || s.incarnation ELSE '' END AS name
+               THEN ' ' || extract(epoch FROM s.incarnation) ELSE '' END AS name
 FROM outbox.server s;
 
 GRANT SELECT ON outbox.lineage TO outbox_relay, outbox_operator;

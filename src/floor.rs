@@ -32,9 +32,27 @@ pub struct Horizon {
 struct Note {
     highest_id: i64,
     writers: Writers,
+    /// Whoever is still noted has been so since patience was lost last.
+    is_old: bool,
 }
 
 impl Note {
+    fn new(highest_id: i64, writers: Writers) -> Self {
+        Note {
+            highest_id,
+            writers,
+            is_old: false,
+        }
+    }
+
+    /// The transactions of an old note, as far as they are known by their ids; a young one is old the next time.
+    fn outstayed(&mut self) -> Vec<i64> {
+        if !std::mem::replace(&mut self.is_old, true) {
+            return Vec::new();
+        }
+        self.writers.values().flatten().copied().collect()
+    }
+
     /// Those no longer here have ended.
     fn observe(&mut self, here: &Writers) {
         self.writers = here
@@ -76,23 +94,25 @@ impl Horizon {
         self.observe(writers);
         let mut writers = writers.clone();
         if self.noted.is_none() {
-            self.noted = Some(Note { highest_id, writers });
+            self.noted = Some(Note::new(highest_id, writers));
         } else if !self.holders.is_empty() && self.soft_noted.is_none() {
             writers.retain(|_, id| id.is_none_or(|id| !self.holders.contains(&id)));
-            self.soft_noted = Some(Note { highest_id, writers });
+            self.soft_noted = Some(Note::new(highest_id, writers));
         }
         self.settle();
     }
 
-    /// Whoever is noted is going to stay: from now on the soft horizon moves without them. Not possible while one has no
-    /// transaction id, by which its end is seen.
+    /// Patience is lost: whoever was noted when it was lost before is going to stay, and from now on the soft horizon moves
+    /// without them. Not without one that has no transaction id, by which its end is seen.
     pub fn soften(&mut self) {
-        let noted = self.noted.iter().chain(&self.soft_noted);
-        let ids: Option<Vec<i64>> = noted.flat_map(|note| note.writers.values().copied()).collect();
-        if let Some(ids) = ids {
-            self.holders.extend(ids);
-            self.soft_noted = None;
+        let notes = self.noted.iter_mut().chain(&mut self.soft_noted);
+        let outstayed: Vec<i64> = notes.flat_map(Note::outstayed).collect();
+        self.holders.extend(outstayed);
+        if let Some(note) = &mut self.soft_noted {
+            note.writers
+                .retain(|_, id| id.is_none_or(|id| !self.holders.contains(&id)));
         }
+        self.settle();
     }
 
     /// A holder has ended: what was soft is so no more.
@@ -251,6 +271,8 @@ mod tests {
         let mut horizon = Horizon::default();
         horizon.look(100, &writers(&["a"]));
         horizon.soften();
+        assert!(horizon.holders().is_empty(), "it has only just come");
+        horizon.soften();
         horizon.look(200, &writers(&["a", "b"]));
         assert_eq!(horizon.settled().soft, 0, "b may still commit");
         horizon.look(300, &writers(&["a"]));
@@ -292,6 +314,8 @@ mod tests {
         assert_eq!(horizon.settled(), Settled::default(), "there is no holder");
         horizon.look(100, &writers(&["a"]));
         horizon.soften();
+        assert!(horizon.holders().is_empty(), "it has only just come");
+        horizon.soften();
         horizon.look(200, &writers(&["a"]));
         let soft = horizon.settled();
         horizon.harden(soft.generation + 1);
@@ -303,10 +327,24 @@ mod tests {
     }
 
     #[test]
+    fn who_was_noted_a_moment_ago_does_not_become_a_holder_beside_one_that_stays() {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        horizon.soften();
+        horizon.soften();
+        horizon.look(200, &writers(&["a", "b"]));
+        horizon.soften();
+        assert_eq!(horizon.holders(), [i64::from(b'a')]);
+        horizon.look(300, &writers(&["a"]));
+        assert_eq!(horizon.settled().soft, 300, "b has ended, and nothing was lost by it");
+    }
+
+    #[test]
     fn nobody_without_a_transaction_id_becomes_a_holder() {
         let mut horizon = Horizon::default();
         let copying = Writers::from([("copy".to_owned(), None)]);
         horizon.look(100, &copying);
+        horizon.soften();
         horizon.soften();
         horizon.look(200, &copying);
         assert!(horizon.holders().is_empty());

@@ -115,6 +115,7 @@ impl Relay {
         let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;
         let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|row| row.lane).collect();
+        let more_due = claim.delayed() >= self.settings.batch_rows;
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
@@ -124,6 +125,7 @@ impl Relay {
         held.iter()
             .map(|held| {
                 let mut seen = see_lane(held, &rows, &cuts, *settled, &verdict);
+                seen.full |= more_due;
                 seen.overweight = overweight.contains(&held.lane);
                 seen.slow = slow;
                 seen
@@ -335,7 +337,9 @@ impl Relay {
             if hold.unit.is_empty() && topics.contains(&hold.topic.as_str()) {
                 continue;
             }
-            topics.push(&hold.topic);
+            if hold.unit.is_empty() {
+                topics.push(&hold.topic);
+            }
             report_hold(hold);
         }
         if let Some(reason) = &verdict.outage {

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::{Lanes, Term, share::fair_share};
+use super::{KeylessStored, Lanes, Term, share::fair_share};
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::metrics;
@@ -118,25 +118,43 @@ async fn begin(
         incarnation,
         ends: asked + lease.duration,
     };
-    let lineage = outbox.lineage(incarnation).await?;
+    let (lineage, keyless) = match stored_state(outbox, &term).await {
+        Ok(stored) => stored,
+        Err(error) => {
+            // Registered and never at work, it would be given its share of the lanes for as long as its lease lasts.
+            let _ = outbox.stop_worker(worker).await;
+            return Err(error);
+        }
+    };
     if last.is_some_and(|(_, last)| *last != lineage) {
-        report_lost(outbox, published).await?;
+        report_lost(outbox, published).await;
     }
-    let keyless = outbox.keyless(incarnation).await?.unwrap_or_default();
     lanes.begin_term(term, keyless);
     Ok((worker, lineage))
 }
 
+async fn stored_state(outbox: &Outbox, term: &Term) -> Result<(String, KeylessStored)> {
+    let lineage = outbox.lineage(term.incarnation).await?;
+    let keyless = outbox.keyless(term.incarnation).await?.unwrap_or_default();
+    Ok((lineage, keyless))
+}
+
 /// The server has lost writes: were rows among them that we have published?
-async fn report_lost(outbox: &Outbox, published: &Published) -> Result<()> {
+async fn report_lost(outbox: &Outbox, published: &Published) {
     let (ids, message_ids) = published.recall();
     let asked = ids.len();
-    let lost = outbox.lost(ids, message_ids).await?;
     published.forget();
     warn!(
         asked,
         "the server has lost its last writes, as after a failover: what was pending may be sent again, and says so"
     );
+    let lost = match outbox.lost(ids, message_ids).await {
+        Ok(lost) => lost,
+        Err(error) => {
+            error!(%error, "cannot ask for what was published before the failover: compare with `outboxd verify`");
+            return;
+        }
+    };
     if !lost.is_empty() {
         metrics::published_rows_lost(lost.len());
         error!(
@@ -145,7 +163,6 @@ async fn report_lost(outbox: &Outbox, published: &Published) -> Result<()> {
             "the failover has lost rows that are already in Kafka: `outboxd verify` compares, docs/operations.md says what to do"
         );
     }
-    Ok(())
 }
 
 /// Ticks until the term is over or the process stops.

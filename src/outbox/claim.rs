@@ -19,6 +19,14 @@ pub struct Claim {
     pub dropped: Vec<Dropped>,
 }
 
+impl Claim {
+    /// How many rows came because they were due: their limit is one for all lanes.
+    pub fn delayed(&self) -> usize {
+        let kept = self.rows.iter().filter(|row| row.delayed).count();
+        kept + self.dropped.iter().filter(|row| row.delayed).count()
+    }
+}
+
 /// What is kept of a row left behind.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropped {

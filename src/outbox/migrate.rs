@@ -32,14 +32,17 @@ pub fn known_version() -> i32 {
     newest.unwrap_or(0)
 }
 
+/// Longest wait for a lock on a table that relays and applications use.
+const LOCK_TIMEOUT: &str = "5s";
+
 /// Applies what is missing; answers the versions applied. Two at once do not collide: the second waits.
 /// Needs a session of its own, so connect directly, not through a transaction pooler.
 pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     let lock = format!("SELECT pg_advisory_lock(hashtextextended('{schema}.schema_history', 0))");
     client.batch_execute(&lock).await?;
-    client
-        .batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"))
-        .await?;
+    // Whatever waits for a lock on our tables makes everybody behind it wait: a backup must not stop every relay.
+    let prepare = format!("SET lock_timeout = '{LOCK_TIMEOUT}'; CREATE SCHEMA IF NOT EXISTS {schema}");
+    client.batch_execute(&prepare).await?;
     let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
     runner.set_migration_table_name(format!("{schema}.schema_history"));
     let report = runner.run_async(client).await.map_err(explain)?;

@@ -6,6 +6,9 @@ use rdkafka::ClientConfig;
 
 use super::OVERRUN;
 
+/// The client takes no more.
+const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
+
 /// Properties that would break a promise, each with the reason and what to use instead.
 const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "use --kafka-brokers"),
@@ -80,7 +83,7 @@ pub fn client_config(
     own: &[(String, String)],
 ) -> ClientConfig {
     let mut config = ClientConfig::new();
-    let longest_send = (deadline + OVERRUN).as_millis().to_string();
+    let longest_send = (deadline + OVERRUN).min(SOCKET_TIMEOUT_MAX).as_millis().to_string();
     config
         .set("bootstrap.servers", brokers)
         .set("client.id", "outboxd")

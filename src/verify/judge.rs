@@ -534,7 +534,7 @@ mod tests {
             flagged: true,
             ..record(5, 7)
         };
-        let findings = judged(circumstances(), vec![row(5)], vec![flagged, record(5, 8)]);
+        let findings = judged(circumstances(), vec![row(5)], vec![flagged.clone(), record(5, 8)]);
         assert_eq!((findings.duplicated.flagged, findings.duplicated.unflagged), (1, 0));
         let copies = vec![flagged, record(5, 8), record(5, 9)];
         let findings = judged(circumstances(), vec![row(5)], copies);
