@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::floor::{Horizon, Sight};
+use crate::jitter::jittered;
 use crate::lanes::{Lanes, Term};
 use crate::metrics;
 use crate::outbox::{Outbox, Result};
@@ -82,7 +83,7 @@ impl Watch<'_> {
         if let Err(error) = self.step(&term).await {
             metrics::database_error();
             warn!(%error, "cannot move the scan floor; claims read more than they need to");
-            return Duration::from_secs(1).mul_f64(0.5 + fastrand::f64());
+            return jittered(Duration::from_secs(1));
         }
         if self.lanes.settled().hard > before.hard {
             self.settled_at = Instant::now();

@@ -625,7 +625,7 @@ impl Inner {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::floor::Writers;
 
@@ -635,7 +635,8 @@ mod tests {
         lease_left: Duration::ZERO,
     };
 
-    fn owning(count: i16) -> (Lanes, Term) {
+    /// A term of a minute that owns the first lanes, each taken with so many suspect rows.
+    pub(crate) fn owning_suspect(count: i16, suspect_rows: i32) -> (Lanes, Term) {
         let lanes = Lanes::default();
         let term = Term {
             worker: Uuid::from_u128(1),
@@ -648,14 +649,18 @@ mod tests {
                 lane,
                 epoch: 1,
                 floor: 0,
-                suspect_rows: 0,
+                suspect_rows,
                 suspect_until: 0,
-                recovered: false,
+                recovered: suspect_rows > 0,
                 has_holds: false,
             })
             .collect();
         lanes.add(term.worker, &taken);
         (lanes, term)
+    }
+
+    fn owning(count: i16) -> (Lanes, Term) {
+        owning_suspect(count, 0)
     }
 
     fn lanes_of(checkout: &Checkout) -> Vec<i16> {

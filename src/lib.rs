@@ -14,6 +14,7 @@ pub mod verdict;
 
 pub mod clock;
 pub mod floor;
+pub mod jitter;
 pub mod lanes;
 
 pub mod horizon;

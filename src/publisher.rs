@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
+use crate::jitter::jittered;
 use crate::message::{Outcome, Row, TopicFault};
 use crate::metrics;
 use producer::{Producer, Wave};
@@ -180,7 +181,7 @@ impl Publisher {
         let since = Instant::now();
         let mut wait = Duration::from_millis(200);
         while !self.topics.reachable(topic).await {
-            tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64())).await;
+            tokio::time::sleep(jittered(wait)).await;
             wait = (wait * 2).min(Duration::from_secs(3));
         }
         info!(

@@ -566,12 +566,10 @@ fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lanes::{KeylessStored, Taken};
+    use crate::lanes::tests::owning_suspect;
     use crate::message::tests::row;
     use crate::verdict::OnDead;
 
@@ -962,23 +960,7 @@ mod tests {
 
     impl Inherited {
         fn with(suspect_rows: i32) -> Self {
-            let lanes = Lanes::default();
-            let term = Term {
-                worker: Uuid::from_u128(1),
-                incarnation: SystemTime::UNIX_EPOCH,
-                ends: Instant::now() + Duration::from_secs(60),
-            };
-            lanes.begin_term(term, KeylessStored::default());
-            let taken = Taken {
-                lane: 0,
-                epoch: 1,
-                floor: 0,
-                suspect_rows,
-                suspect_until: 0,
-                recovered: true,
-                has_holds: false,
-            };
-            lanes.add(term.worker, &[taken]);
+            let (lanes, term) = owning_suspect(1, suspect_rows);
             Inherited { lanes, term }
         }
 

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::health::{Health, Loop};
+use crate::jitter::jittered;
 use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{Outbox, Result};
@@ -43,9 +44,7 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, health: &Health, poll_max: Du
             wait = wait.max(AFTER_BLIND_PROBE);
         }
         if failures > 0 {
-            wait = wait
-                .max(Duration::from_millis(100) * failures.min(20))
-                .mul_f64(0.5 + fastrand::f64());
+            wait = jittered(wait.max(Duration::from_millis(100) * failures.min(20)));
         }
         tokio::select! {
             () = sleep(wait) => {}

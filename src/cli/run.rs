@@ -13,6 +13,7 @@ use super::Failure;
 use crate::config::{Config, RunArgs, pool_size};
 use crate::health::Health;
 use crate::http;
+use crate::jitter::jittered;
 use crate::lanes::{Lanes, keeper};
 use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
@@ -126,7 +127,7 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Failure> {
                 failures += 1;
                 warn!(%error, attempt = failures, "cannot reach the database yet; trying again");
                 let wait = Duration::from_millis(200) * failures.min(25);
-                tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64())).await;
+                tokio::time::sleep(jittered(wait)).await;
             }
         }
     }

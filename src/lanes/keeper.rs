@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::{KeylessStored, Lanes, Term, share::fair_share};
 use crate::failpoint;
 use crate::health::{Health, Loop};
+use crate::jitter::jittered;
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
 use crate::published::Published;
@@ -381,10 +382,6 @@ pub async fn leave(lanes: &Lanes, outbox: &Outbox, lease: &Lease) -> Result<()> 
     }
     lanes.end_term(term.worker);
     Ok(())
-}
-
-fn jittered(duration: Duration) -> Duration {
-    duration.mul_f64(0.5 + fastrand::f64())
 }
 
 async fn pause(duration: Duration, stop: &CancellationToken) {

@@ -41,3 +41,12 @@ pub fn breaks(model: impl Checked, promise: &'static str) -> Option<usize> {
     let checker = model.checker().threads(THREADS).finish_when(broken).spawn_bfs().join();
     checker.discovery(promise).map(|path| path.into_actions().len())
 }
+
+/// Has the state a successor?
+pub fn goes_on<M: Model>(model: &M, state: &M::State) -> bool {
+    let mut actions = Vec::new();
+    model.actions(state, &mut actions);
+    actions
+        .into_iter()
+        .any(|action| model.next_state(state, action).is_some())
+}

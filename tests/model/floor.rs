@@ -10,6 +10,7 @@ mod writer;
 use outboxd::floor::Horizon;
 use stateright::{Model, Property};
 
+use crate::check::goes_on;
 use crate::rules::{Rule, Rules};
 use relay::{Relay, Step, Store};
 use writer::Writer;
@@ -116,7 +117,7 @@ impl Model for Floor {
             }),
             Property::always(STORED, |_, state: &State| state.stored_floor_leads_nobody()),
             Property::always(LOSS, |model: &Floor, state: &State| {
-                state.nothing_is_left() || model.goes_on(state)
+                state.nothing_is_left() || goes_on(model, state)
             }),
             Property::sometimes("a held row is published", |_, state: &State| {
                 state.relay.has_released() && state.nothing_is_left()
@@ -129,16 +130,6 @@ pub const ORDER: &str = "first copies are in order";
 pub const PHANTOM: &str = "nothing rolled back is published";
 pub const STORED: &str = "a stored floor never leads";
 pub const LOSS: &str = "every committed row is published in the end";
-
-impl Floor {
-    fn goes_on(&self, state: &State) -> bool {
-        let mut actions = Vec::new();
-        self.actions(state, &mut actions);
-        actions
-            .into_iter()
-            .any(|action| self.next_state(state, action).is_some())
-    }
-}
 
 impl State {
     fn spend(&mut self) -> bool {

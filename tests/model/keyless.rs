@@ -5,6 +5,7 @@
 
 use stateright::{Model, Property};
 
+use crate::check::goes_on;
 use crate::rules::{Rule, Rules};
 
 #[derive(Clone, Debug)]
@@ -135,7 +136,7 @@ impl Model for Keyless {
                 state.lowest_pending().is_none_or(|row| row >= floor)
             }),
             Property::always(LOSS, |model: &Keyless, state: &State| {
-                state.lowest_pending().is_none() || model.goes_on(state)
+                state.lowest_pending().is_none() || goes_on(model, state)
             }),
             Property::sometimes("a floor is stored", |_, state: &State| state.stored_floor > 0),
         ]
@@ -145,16 +146,6 @@ impl Model for Keyless {
 pub const MARKS: &str = "only the last claim of a row marks it";
 pub const STORED: &str = "a stored floor never leads";
 pub const LOSS: &str = "every row is published in the end";
-
-impl Keyless {
-    fn goes_on(&self, state: &State) -> bool {
-        let mut actions = Vec::new();
-        self.actions(state, &mut actions);
-        actions
-            .into_iter()
-            .any(|action| self.next_state(state, action).is_some())
-    }
-}
 
 /// Row n has the id n + 1, so a floor is also the first row above it.
 impl State {

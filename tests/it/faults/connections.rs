@@ -156,9 +156,8 @@ async fn a_mark_of_keyless_rows_whose_answer_is_lost_is_repeated_without_harm() 
     mark_answered_by_silence(Answer::Cut, "SET published_at", 0).await;
 }
 
-/// What is left of the lease when the answer comes does not cover a send.
-#[tokio::test]
-async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
+/// A relay whose next claim of keyless rows is answered so late that what is left of the lease does not cover a send.
+async fn next_claim_answered_too_late() -> (World, String, Proxy, Relay) {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
@@ -167,6 +166,12 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
     world.fill(&topic, 1, 0).await;
     world.drained(SOON).await;
     proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
+    (world, topic, proxy, relay)
+}
+
+#[tokio::test]
+async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
+    let (world, topic, proxy, relay) = next_claim_answered_too_late().await;
     world.fill(&topic, 20, 0).await;
     proxy.spoiled().await;
     world.drained(SOON).await;
@@ -186,14 +191,7 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
 
 #[tokio::test]
 async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
-    let world = World::new().await;
-    let topic = world.topic("orders", 4, &[]).await;
-    let proxy = Proxy::to_postgres(&world.database_url);
-    let relay = world.relay_through(&proxy).start_ready().await;
-    // Past the first claim of all, which finds nothing.
-    world.fill(&topic, 1, 0).await;
-    world.drained(SOON).await;
-    proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
+    let (world, topic, proxy, relay) = next_claim_answered_too_late().await;
     // Left by a worker that died with them under way.
     world
         .execute(&format!(

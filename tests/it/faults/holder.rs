@@ -21,16 +21,6 @@ fn insert(topic: &str, key: &str) -> String {
     format!("INSERT INTO outbox.message (topic, key, payload) VALUES ('{topic}', {key}, '1');")
 }
 
-/// Rows and index entries of the outbox that the server has read so far.
-async fn rows_read(world: &World) -> i64 {
-    world
-        .count(
-            "SELECT sum(idx_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_indexes
-             WHERE relid = 'outbox.message'::regclass",
-        )
-        .await
-}
-
 #[tokio::test]
 async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follow_when_it_commits() {
     const ROUND: usize = 2_000;
@@ -45,13 +35,13 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     let writer = holder(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
     let mut reads = Vec::new();
     for _ in 0..15 {
-        let before = rows_read(&world).await;
+        let before = world.rows_read().await;
         for _ in 0..4 {
             world.fill(&topic, ROUND / 4, 50).await;
             world.fill(&topic, ROUND / 4, 0).await;
             world.drained(SOON).await;
         }
-        reads.push(rows_read(&world).await - before);
+        reads.push(world.rows_read().await - before);
     }
     println!("rows read per round of {ROUND}: {reads:?}");
     eventually(SOON, "the holder to be named by its pid", async || {

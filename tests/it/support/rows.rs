@@ -42,6 +42,15 @@ impl World {
         inserted.iter().map(|row| row.get(0)).collect()
     }
 
+    /// Rows and index entries of the outbox that the server has read so far, as far as sessions have told.
+    pub async fn rows_read(&self) -> i64 {
+        self.count(
+            "SELECT sum(idx_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_indexes
+             WHERE relid = 'outbox.message'::regclass",
+        )
+        .await
+    }
+
     /// What is in the topic now.
     pub async fn records(&self, topic: &str) -> Vec<Record> {
         let (kafka, topic) = (self.kafka.clone(), topic.to_owned());
