@@ -11,6 +11,7 @@
 //! - a deadline of our own, inside the lease and shorter than the client's timeout: an expired record could be
 //!   overtaken by the one behind it.
 
+mod admin;
 mod outcome;
 mod producer;
 pub mod properties;
@@ -38,6 +39,11 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 /// After a fatal error some reports come only after a purge, but answers that are on their way should come first: a record
 /// purged in flight has to be sent again, as a possible duplicate.
 const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
+/// A client that hears nothing for so long may never hear anything again: a broker that is just starting can answer that
+/// it knows the topic and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A fresh client tells.
+const SILENT_CLIENT: Duration = Duration::from_secs(5);
+/// In a long outage clients are exchanged less and less often.
+const SILENT_CLIENT_MAX: Duration = Duration::from_secs(60);
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -89,7 +95,7 @@ impl Publisher {
             clock,
             main: RwLock::new(main),
             spare: Mutex::new(Some(spare)),
-            topics: Topics::new(config, quarantine.clone()),
+            topics: Topics::new(config)?,
             quarantine: Mutex::new(quarantine),
             alone: Mutex::default(),
             paused: watch::channel(false).0,
@@ -180,7 +186,14 @@ impl Publisher {
     async fn wait_for_kafka(&self, topic: &str) {
         let since = Instant::now();
         let mut wait = Duration::from_millis(200);
+        let mut patience = SILENT_CLIENT;
+        let mut client_since = since;
         while !self.topics.reachable(topic).await {
+            if client_since.elapsed() >= patience {
+                self.topics.start_over();
+                client_since = Instant::now();
+                patience = (patience * 2).min(SILENT_CLIENT_MAX);
+            }
             tokio::time::sleep(jittered(wait)).await;
             wait = (wait * 2).min(Duration::from_secs(3));
         }
@@ -384,6 +397,7 @@ impl Publisher {
         let quarantine = self.quarantine();
         let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)]);
         if !wave.done_by(deadline, || false).await {
+            quarantine.retire();
             quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
             return outcome::of_code(wave.code(0), &row.topic, true);
@@ -406,15 +420,18 @@ impl Publisher {
         self.main.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The producer for single records. One with a fatal error would refuse every record it is given from then on.
+    /// The producer for single records. One with a fatal error would refuse every record it is given from then on, and
+    /// one that gave no answer may never give one again.
     fn quarantine(&self) -> Arc<Producer> {
         let mut quarantine = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner);
-        if quarantine.is_fatal() {
+        if quarantine.is_fatal() || quarantine.is_retired() {
             match Producer::new(&self.config, false, &self.clock) {
                 Ok(next) => {
                     *quarantine = next;
                     metrics::producer_rebuilt();
-                    warn!("replaced the Kafka producer for single records after a fatal error");
+                    warn!(
+                        "replaced the Kafka producer for single records: a fatal error, or no answer before a deadline"
+                    );
                 }
                 Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
             }

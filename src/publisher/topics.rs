@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
-use rdkafka::error::KafkaError;
-use rdkafka::producer::Producer as _;
+use rdkafka::admin::{AdminOptions, ResourceSpecifier};
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::producer::Producer;
+use super::admin::Admin;
 use super::sick;
 use crate::message::{Outcome, TopicFault};
 
@@ -42,20 +40,17 @@ type Entries = Arc<Mutex<HashMap<String, Entry>>>;
 
 pub struct Topics {
     config: ClientConfig,
-    /// Metadata is asked through this one for good: a fatal error stops its sends only.
-    client: Arc<Producer>,
-    admin: Mutex<Option<Arc<AdminClient<DefaultClientContext>>>>,
+    admin: Mutex<Arc<Admin>>,
     entries: Entries,
 }
 
 impl Topics {
-    pub fn new(config: &ClientConfig, client: Arc<Producer>) -> Self {
-        Topics {
+    pub fn new(config: &ClientConfig) -> KafkaResult<Self> {
+        Ok(Topics {
             config: config.clone(),
-            client,
-            admin: Mutex::default(),
+            admin: Mutex::new(Admin::new(config)?),
             entries: Entries::default(),
-        }
+        })
     }
 
     /// The topic, or what not knowing it means for a row.
@@ -159,14 +154,18 @@ impl Topics {
     }
 
     async fn metadata(&self, name: &str) -> Result<i32, Code> {
-        let client = self.client.clone();
+        let admin = self.admin();
         let name = name.to_owned();
         let asked = tokio::task::spawn_blocking(move || {
-            let metadata = client
+            let metadata = admin
                 .client()
-                .client()
+                .inner()
                 .fetch_metadata(Some(&name), LOOKUP_TIMEOUT)
                 .map_err(|error| code_of(&error))?;
+            if metadata.brokers().is_empty() {
+                // A broker that has just started and has not heard of its cluster.
+                return Err(Code::AllBrokersDown);
+            }
             let topic = metadata.topics().first().ok_or(Code::UnknownTopicOrPartition)?;
             match topic.error() {
                 Some(error) => Err(error.into()),
@@ -195,12 +194,13 @@ impl Topics {
 
     /// Where describing is not permitted, or not possible, the limit stays unknown and refusals teach it.
     fn describe_in_background(&self, name: &str) {
-        let Some(admin) = self.admin() else { return };
+        let admin = self.admin();
         let entries = self.entries.clone();
         let name = name.to_owned();
         tokio::spawn(async move {
             let options = AdminOptions::new().request_timeout(Some(LOOKUP_TIMEOUT));
             let Ok(described) = admin
+                .client()
                 .describe_configs([&ResourceSpecifier::Topic(&name)], &options)
                 .await
             else {
@@ -218,12 +218,16 @@ impl Topics {
         });
     }
 
-    fn admin(&self) -> Option<Arc<AdminClient<DefaultClientContext>>> {
-        let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
-        if admin.is_none() {
-            *admin = self.config.create().ok().map(Arc::new);
+    /// Whoever asks from now on asks through a client that has no past.
+    pub fn start_over(&self) {
+        match Admin::new(&self.config) {
+            Ok(admin) => *self.admin.lock().unwrap_or_else(PoisonError::into_inner) = admin,
+            Err(error) => tracing::warn!(%error, "cannot build a Kafka client; keeping the old one"),
         }
-        admin.clone()
+    }
+
+    fn admin(&self) -> Arc<Admin> {
+        self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -8,6 +8,9 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
 use crate::support::*;
 
+/// Rows claimed together are sent together: none is left unsent behind a request that failed.
+const IN_ONE_REQUEST: [&str; 2] = ["--kafka-property", "linger.ms=200"];
+
 type Mock = MockCluster<'static, DefaultProducerContext>;
 
 /// A world whose Kafka is a mock with one topic of two partitions.
@@ -52,9 +55,8 @@ async fn a_producer_with_a_fatal_error_is_replaced_and_its_rows_arrive_in_order(
         "the producer is replaced and its unacknowledged rows are sent again, in order",
     );
     let (mock, world, topic) = mocked().await;
-    // In one request: the mock would take a second one behind the one it refuses, which no broker does.
-    let in_one_request = ["--kafka-property", "linger.ms=200"];
-    let relay = world.relay().args(&in_one_request).start_ready().await;
+    // The mock would take a second request behind the one it refuses, which no broker does.
+    let relay = world.relay().args(&IN_ONE_REQUEST).start_ready().await;
     world.fill(&topic, 50, 5).await;
     world.drained(SOON).await;
     assert_eq!(relay.metric("outboxd_producer_rebuilds_total"), Some(0.0));
@@ -95,7 +97,7 @@ async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
 #[tokio::test]
 async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so() {
     let (mock, world, topic) = mocked().await;
-    let relay = world.relay().start_ready().await;
+    let relay = world.relay().args(&IN_ONE_REQUEST).start_ready().await;
     world.fill(&topic, 50, 5).await;
     world.drained(SOON).await;
 
@@ -111,7 +113,7 @@ async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so(
 #[tokio::test]
 async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_up_afterwards() {
     let (mock, world, topic) = mocked().await;
-    let relay = world.relay().start_ready().await;
+    let relay = world.relay().args(&IN_ONE_REQUEST).start_ready().await;
     world.fill(&topic, 50, 0).await;
     world.drained(SOON).await;
     fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT; 10_000]);

@@ -14,6 +14,7 @@ mod rows;
 mod stack;
 mod topics;
 mod trickle;
+mod waking;
 mod wiretap;
 mod world;
 
@@ -31,6 +32,7 @@ pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
 pub use topics::{alter_topic, create_topic, delete_topic, forget_records, grow_topic};
 pub use trickle::Trickle;
+pub use waking::WakingBroker;
 pub use world::{World, connect, outboxd, with_database};
 
 /// How long a test waits for something that should come soon.
