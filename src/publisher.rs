@@ -42,8 +42,8 @@ const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// A client that hears nothing for so long may never hear anything again: a broker that is just starting can answer that
 /// it knows the topic and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A fresh client tells.
 const SILENT_CLIENT: Duration = Duration::from_secs(5);
-/// In a long outage clients are exchanged less and less often.
-const SILENT_CLIENT_MAX: Duration = Duration::from_secs(60);
+/// In a long outage it is exchanged less often: where connecting takes long, an impatient one would never be through.
+const SILENT_CLIENT_MAX: Duration = Duration::from_secs(20);
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,7 @@
-//! A broker that has just been started and has not heard of its cluster yet: it knows topics, and no broker that has them.
+//! A broker that cannot make up its mind: now it knows itself, now it knows topics and no broker at all.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -17,11 +17,17 @@ const INIT_PRODUCER_ID: i16 = 22;
 const LEADER_NOT_AVAILABLE: i16 = 5;
 const UNSUPPORTED_VERSION: i16 = 35;
 
-/// Speaks as much of Kafka's protocol as a client needs to ask for a topic. A real broker is in this state for some
-/// milliseconds of its start.
+/// Speaks as much of Kafka's protocol as a client needs to ask for a topic. A real broker gives the second answer for some
+/// milliseconds of its start, and librdkafka 2.12 takes it, one time in four, as a reason to forget every broker for good.
+/// Given again and again it silences every client.
 pub struct WakingBroker {
     serving: JoinHandle<()>,
-    answered: Arc<AtomicUsize>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+struct Asked {
+    times: usize,
+    last: Instant,
 }
 
 impl WakingBroker {
@@ -31,21 +37,29 @@ impl WakingBroker {
             TcpListener::bind(address).await.ok()
         })
         .await;
-        let answered = Arc::new(AtomicUsize::new(0));
-        let count = answered.clone();
+        let port = listener.local_addr().expect("an address").port();
+        let asked = Arc::new(Mutex::new(Asked {
+            times: 0,
+            last: Instant::now(),
+        }));
+        let count = asked.clone();
         let serving = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((mut client, _)) = listener.accept().await {
                 let count = count.clone();
-                connections.spawn(async move { while serve(&mut client, &count).await.is_ok() {} });
+                connections.spawn(async move { while serve(&mut client, port, &count).await.is_ok() {} });
             }
         });
-        WakingBroker { serving, answered }
+        WakingBroker { serving, asked }
     }
 
-    /// How often it was asked for a topic.
-    pub fn answered(&self) -> usize {
-        self.answered.load(Ordering::Relaxed)
+    /// Nobody has asked for a topic for so long, after some did.
+    pub async fn quiet_for(&self, silence: Duration) {
+        eventually(2 * SOON, "every client to fall silent", async || {
+            let asked = self.asked.lock().expect("no panic");
+            (asked.times > 0 && asked.last.elapsed() > silence).then_some(())
+        })
+        .await;
     }
 
     /// The port is free again.
@@ -56,7 +70,7 @@ impl WakingBroker {
 }
 
 /// One request and its answer.
-async fn serve(client: &mut TcpStream, answered: &AtomicUsize) -> std::io::Result<()> {
+async fn serve(client: &mut TcpStream, port: u16, asked: &Mutex<Asked>) -> std::io::Result<()> {
     let size = client.read_i32().await?;
     let mut request = vec![0; usize::try_from(size).expect("a length")];
     client.read_exact(&mut request).await?;
@@ -74,8 +88,9 @@ async fn serve(client: &mut TcpStream, answered: &AtomicUsize) -> std::io::Resul
         API_VERSIONS => answer.extend(versions(version)),
         METADATA => {
             let topics = request.read_i32().await?;
-            answer.extend(topics_without_brokers(topics.max(0), request));
-            answered.fetch_add(usize::from(topics > 0), Ordering::Relaxed);
+            let knows_itself = topics <= 0 || asked.lock().expect("no panic").once_more() % 2 == 1;
+            answer.extend(brokers(knows_itself.then_some(port)));
+            answer.extend(without_leaders(topics.max(0), request));
         }
         // What needs a cluster waits for one.
         _ => return Ok(()),
@@ -100,9 +115,23 @@ fn versions(asked: i16) -> Vec<u8> {
     answer
 }
 
-fn topics_without_brokers(topics: i32, mut names: &[u8]) -> Vec<u8> {
-    let (no_brokers, no_controller) = (0i32, -1i32);
-    let mut answer = [no_brokers, no_controller, topics].map(i32::to_be_bytes).concat();
+/// The broker at this port or none, and no controller.
+fn brokers(port: Option<u16>) -> Vec<u8> {
+    let mut answer = i32::from(port.is_some()).to_be_bytes().to_vec();
+    if let Some(port) = port {
+        let (id, host, no_rack) = (1i32, b"127.0.0.1", -1i16);
+        answer.extend(id.to_be_bytes());
+        answer.extend((host.len() as i16).to_be_bytes());
+        answer.extend(host);
+        answer.extend(i32::from(port).to_be_bytes());
+        answer.extend(no_rack.to_be_bytes());
+    }
+    answer.extend((-1i32).to_be_bytes());
+    answer
+}
+
+fn without_leaders(topics: i32, mut names: &[u8]) -> Vec<u8> {
+    let mut answer = topics.to_be_bytes().to_vec();
     for _ in 0..topics {
         let length = 2 + usize::from(u16::from_be_bytes([names[0], names[1]]));
         let (name, rest) = names.split_at(length);
@@ -112,5 +141,15 @@ fn topics_without_brokers(topics: i32, mut names: &[u8]) -> Vec<u8> {
         answer.extend([0; 5]);
         names = rest;
     }
+    // The client guesses the memory it needs from the answer's length, and too little from a short one.
+    answer.extend([0; 300]);
     answer
+}
+
+impl Asked {
+    fn once_more(&mut self) -> usize {
+        self.last = Instant::now();
+        self.times += 1;
+        self.times
+    }
 }
