@@ -83,6 +83,29 @@ async fn death_between_acknowledgement_and_mark_of_keyless_rows_repeats_one_batc
     dies_before_marking(before_mark(), "after_publish_keyless", 0, BATCH).await;
 }
 
+#[tokio::test]
+async fn what_a_dead_worker_may_have_sent_is_remembered_though_its_successor_dies_at_once() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world.fill(&topic, BATCH, 1).await;
+    let mut first = one_batch(&world).failpoint("after_publish").start();
+    first.at_failpoint("after_publish").await;
+    first.kill();
+    // It can have two rows of a lane in doubt by its own doing.
+    let mut second = world
+        .relay()
+        .args(&["--tasks", "1", "--batch-rows", "1"])
+        .failpoint("after_claim")
+        .start();
+    second.at_failpoint("after_claim").await;
+    second.kill();
+    let _third = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    let history = world.history(&topic).await;
+    history.assert_repeats_at_most(BATCH);
+    assert!(history.repeats > 2, "{} were there already", history.repeats);
+}
+
 fn mid_batch() -> Fault {
     Fault::new(
         3,
