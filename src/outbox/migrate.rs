@@ -2,6 +2,7 @@
 
 use refinery::{Migration, Runner};
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 use super::{Error, Outbox, Result, in_schema};
 
@@ -58,8 +59,20 @@ fn explain(error: refinery::Error) -> Error {
         refinery::error::Kind::DivergentVersion(found, _) => Error::Schema(format!(
             "migration {found} was applied here with another text than this outboxd brings. Use a released outboxd"
         )),
+        refinery::error::Kind::Connection(_, cause) if is_locked_out(cause.as_ref()) => Error::Busy(format!(
+            "a table of the outbox is locked, and the migration waited {LOCK_TIMEOUT} for it; it has changed nothing. Run it \
+             again when the backup or the long transaction is over (SELECT pid, xact_start, query FROM pg_stat_activity \
+             ORDER BY xact_start)"
+        )),
         _ => error.into(),
     }
+}
+
+fn is_locked_out(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause
+        .downcast_ref::<tokio_postgres::Error>()
+        .and_then(tokio_postgres::Error::code)
+        == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
 fn from_the_future(found: i32) -> Error {

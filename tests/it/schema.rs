@@ -493,6 +493,61 @@ async fn migrations_started_together_do_not_collide() {
     assert_eq!(world.count("SELECT count(*) FROM outbox.lane").await, 65);
 }
 
+mod embedded {
+    refinery::embed_migrations!("migrations");
+}
+
+/// A database as the first release left it.
+async fn first_version() -> World {
+    let world = World::empty().await;
+    world.execute("CREATE SCHEMA outbox").await;
+    let mut runner = embedded::migrations::runner().set_target(refinery::Target::Version(1));
+    runner.set_migration_table_name("outbox.schema_history");
+    let mut session = world.session().await;
+    runner.run_async(&mut session).await.expect("the first version");
+    world
+}
+
+#[tokio::test]
+async fn a_table_in_use_is_migrated_with_everything_in_it() {
+    let world = first_version().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 200, 10).await;
+    world
+        .execute("UPDATE outbox.message SET dead_at = now(), attempts = 3 WHERE id = 7")
+        .await;
+    let output = world.outboxd("migrate", &[]);
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    let relay = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    assert_eq!(history.flagged, 0, "nobody has sent any of it before");
+    assert_eq!(relay.metric("outboxd_rows_published_total"), Some(199.0));
+}
+
+#[tokio::test]
+async fn a_migration_that_cannot_lock_a_table_gives_up_and_says_so() {
+    let world = first_version().await;
+    let mut session = world.session().await;
+    let backup = session.transaction().await.expect("a transaction");
+    backup
+        .execute("SELECT count(*) FROM outbox.lane", &[])
+        .await
+        .expect("a lock");
+    let output = world.outboxd("migrate", &[]);
+    assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains("Run it again"), "{}", stderr_of(&output));
+    assert_eq!(
+        world
+            .count("SELECT max(version)::bigint FROM outbox.schema_history")
+            .await,
+        1
+    );
+    backup.rollback().await.expect("it ends");
+    assert!(world.outboxd("migrate", &[]).status.success(), "later it goes through");
+}
+
 /// `outboxd run` must end by itself with the code, and say the words.
 async fn refuses_to_run(world: &World, args: &[&str], words: &str) {
     let mut relay = world.relay().args(args).start();
