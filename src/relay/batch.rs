@@ -1,0 +1,606 @@
+//! What a batch means for its lanes, before it is sent and after. No clock, no server: all of it is tested as it stands.
+
+use std::collections::HashMap;
+
+use super::breather;
+use crate::floor::{Settled, Sight};
+use crate::lanes::{Held, HeldKeyless, Seen};
+use crate::message::{KEYLESS, Row};
+use crate::outbox::{Claim, Dropped};
+use crate::verdict::{HoldOrder, Verdict};
+
+/// Sorts a claim by id (SQL promises no order of a joined result) and cuts each lane where the byte budget cut it.
+/// Answers the rows, and per lane the id after which nothing is known.
+pub fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
+    let mut cuts: HashMap<i16, i64> = HashMap::new();
+    // A delayed row stands in no line that it could cut: it is due, and found again by that.
+    for row in claim.dropped.iter().filter(|row| !row.delayed) {
+        let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(i64::MAX);
+        *cut = (*cut).min(row.id - 1);
+    }
+    let mut rows = claim.rows;
+    rows.retain(|row| {
+        let cut = row.lane.and_then(|lane| cuts.get(&lane));
+        row.delayed || cut.is_none_or(|cut| row.id <= *cut)
+    });
+    rows.sort_unstable_by_key(|row| row.id);
+    for held in held {
+        let fresh = rows.iter().filter(|row| row.lane == Some(held.lane) && !row.delayed);
+        let (mut count, mut last) = (0, 0);
+        for row in fresh {
+            count += 1;
+            last = row.id;
+        }
+        if count >= held.most {
+            let cut = cuts.entry(held.lane).or_insert(last);
+            *cut = (*cut).min(last);
+        }
+    }
+    (rows, cuts)
+}
+
+/// The first rows of a lane whose last owner could not say what it had sent, those whose marks a failover may have lost, and
+/// those known by id: the count goes on to the rows behind them.
+pub fn flag_suspects(rows: &mut [Row], held: &[Held]) {
+    for held in held {
+        if held.suspect_rows == 0 && held.suspect_until == 0 && held.unknown.is_empty() {
+            continue;
+        }
+        let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
+        let mut places = 0..held.suspect_rows;
+        for row in of_lane {
+            let is_suspect = held.unknown.contains(&row.id) || places.next().is_some();
+            row.suspect = is_suspect || row.id <= held.suspect_until;
+        }
+    }
+}
+
+/// What goes back unpublished, each with whether a copy of it may be there: from this try, or from an earlier one.
+pub fn given_back(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<(i64, bool)> {
+    let is_unsent = |row: &&Row| verdict.unsent.binary_search(&row.id).is_ok();
+    let unsent = rows.iter().filter(is_unsent).map(|row| (row.id, row.suspect));
+    let dropped = dropped.iter().map(|row| (row.id, row.suspect));
+    let unknown = verdict.unknown.iter().map(|id| (*id, true));
+    unsent.chain(dropped).chain(unknown).collect()
+}
+
+pub fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {
+    let floor_of = |lane| held.iter().find(|h| h.lane == lane).map_or(0, |h| h.floor);
+    holds.iter().map(|hold| (hold.clone(), floor_of(hold.lane))).collect()
+}
+
+/// Nothing was learned about the lane: look again in a moment.
+pub fn unseen(lane: i16) -> Seen {
+    Seen {
+        lane,
+        pause: Some(breather()),
+        ..Seen::default()
+    }
+}
+
+/// Nothing was learned about the lane, and nothing is wrong: look again at once.
+pub fn discarded(lane: i16) -> Seen {
+    Seen {
+        lane,
+        ..Seen::default()
+    }
+}
+
+pub fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settled, verdict: &Verdict) -> Seen {
+    let of_lane: Vec<&Row> = rows.iter().filter(|row| row.lane == Some(held.lane)).collect();
+    let is_published = |row: &Row| verdict.published.binary_search(&row.id).is_ok();
+    let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
+    // From now on known by id, and counted no more.
+    let is_suspect_still = |row: &Row| row.suspect && !is_published(row) && !is_dead(row);
+    let left = |row: &&&Row| !row.delayed && !is_published(row) && !is_dead(row) && !verdict.holds_back(row);
+    let lowest_left = if verdict.is_clean() {
+        None
+    } else {
+        of_lane.iter().filter(left).map(|row| row.id).min()
+    };
+    let cut_at = cuts.get(&held.lane).copied();
+    let published: Vec<i64> = of_lane
+        .iter()
+        .filter(|row| is_published(row))
+        .map(|row| row.id)
+        .collect();
+    let stuck = published.is_empty() && lowest_left.is_some();
+    Seen {
+        lane: held.lane,
+        rows: of_lane.len(),
+        full: cut_at.is_some(),
+        sight: Some(Sight {
+            settled,
+            cut_at,
+            lowest_left,
+        }),
+        highest_id: of_lane.last().map_or(0, |row| row.id),
+        counted: of_lane.iter().filter(|row| !held.unknown.contains(&row.id)).count(),
+        unknown: of_lane
+            .iter()
+            .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
+            .map(|row| row.id)
+            .collect(),
+        holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
+        pause: stuck.then(breather),
+        published,
+        ..Seen::default()
+    }
+}
+
+/// Nothing about floors: others lease rows of these too.
+pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Seen {
+    let all_done = verdict.is_clean() && dropped.is_empty();
+    let stuck = verdict.published.is_empty() && !verdict.is_clean();
+    Seen {
+        lane: KEYLESS,
+        rows: rows.len(),
+        full: rows.len() + dropped.len() >= held.most,
+        overweight: !dropped.is_empty(),
+        sight: all_done.then_some(Sight::of_everything(Settled::default())),
+        highest_id: rows.last().map_or(0, |row| row.id),
+        holds_added: !verdict.holds.is_empty(),
+        pause: stuck.then(breather),
+        ..Seen::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lanes::tests::owning_suspect;
+    use crate::lanes::{Appetite, Lanes, Term, Work};
+    use crate::message::tests::row;
+    use crate::verdict::Refusal;
+
+    fn of_lane(lane: i16, ids: impl IntoIterator<Item = i64>) -> Vec<Row> {
+        let lane = Some(lane);
+        ids.into_iter().map(|id| Row { lane, ..row(id) }).collect()
+    }
+
+    fn delayed(mut row: Row) -> Row {
+        row.delayed = true;
+        row
+    }
+
+    fn dropped(id: i64, lane: i16) -> Dropped {
+        Dropped {
+            id,
+            lane: Some(lane),
+            suspect: false,
+            delayed: false,
+        }
+    }
+
+    fn held(lane: i16) -> Held {
+        Held {
+            lane,
+            epoch: 1,
+            floor: 0,
+            start: 0,
+            most: 100,
+            suspect_rows: 0,
+            suspect_until: 0,
+            unknown: HashSet::new(),
+            has_holds: false,
+        }
+    }
+
+    fn refusal(id: i64, dead: bool) -> Refusal {
+        Refusal {
+            id,
+            attempts: 0,
+            suspect: false,
+            reason: "too large".into(),
+            dead,
+            wait: Duration::ZERO,
+        }
+    }
+
+    fn hold(lane: i16, unit: &str) -> HoldOrder {
+        HoldOrder {
+            lane,
+            topic: "orders".into(),
+            unit: unit.into(),
+            head_id: None,
+            reason: "sick".into(),
+            wait: None,
+        }
+    }
+
+    fn ids(rows: &[Row]) -> Vec<i64> {
+        rows.iter().map(|row| row.id).collect()
+    }
+
+    fn suspects(rows: &[Row]) -> Vec<i64> {
+        rows.iter().filter(|row| row.suspect).map(|row| row.id).collect()
+    }
+
+    fn see(held: &Held, rows: &[Row], verdict: &Verdict) -> Seen {
+        see_lane(held, rows, &HashMap::new(), Settled::default(), verdict)
+    }
+
+    #[test]
+    fn a_claim_that_failed_is_repeated_after_a_breath_and_one_discarded_at_once() {
+        let (failed, discarded) = (unseen(7), discarded(7));
+        assert_eq!((failed.lane, discarded.lane), (7, 7));
+        assert!(failed.pause.is_some() && discarded.pause.is_none());
+        assert!(
+            failed.sight.is_none() && discarded.sight.is_none(),
+            "nothing was learned"
+        );
+    }
+
+    // ── in_order ───────────────────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn a_lane_that_got_all_it_asked_for_is_cut_at_its_last_fresh_row() {
+        let claim = |most| {
+            let mut rows = of_lane(0, [3, 2]);
+            rows.extend([delayed(row(1)), delayed(row(9))]);
+            rows.extend(of_lane(1, [4]));
+            let claim = Claim {
+                rows,
+                dropped: Vec::new(),
+            };
+            in_order(claim, &[Held { most, ..held(0) }, held(1)])
+        };
+        let (rows, cuts) = claim(2);
+        assert_eq!(ids(&rows), [1, 2, 3, 4, 9]);
+        assert_eq!(
+            cuts,
+            HashMap::from([(0, 3)]),
+            "what was delayed says nothing about the rest"
+        );
+        assert!(claim(3).1.is_empty());
+    }
+
+    #[test]
+    fn a_lane_is_cut_before_the_first_row_left_behind_and_others_are_not() {
+        let due = Dropped {
+            delayed: true,
+            ..dropped(1, 1)
+        };
+        let claim = Claim {
+            rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7]), vec![delayed(row(9))]].concat(),
+            dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2), due],
+        };
+        let (rows, cuts) = in_order(claim, &[held(0), held(1), held(2)]);
+        assert_eq!(ids(&rows), [1, 2, 7, 9]);
+        assert_eq!(
+            cuts,
+            HashMap::from([(0, 2), (2, 7)]),
+            "what is due is found again by that"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_overtakes_a_row_left_behind_and_nothing_else_is_left_out(
+            claimed in prop::collection::btree_map(0..40i64, (0..3i16, any::<bool>()), 0..40),
+        ) {
+            let mut claim = Claim::default();
+            for (id, (lane, is_dropped)) in &claimed {
+                if *is_dropped {
+                    claim.dropped.push(dropped(*id, *lane));
+                } else {
+                    claim.rows.extend(of_lane(*lane, [*id]));
+                }
+            }
+            claim.rows.reverse();
+            let (rows, cuts) = in_order(claim, &[held(0), held(1), held(2)]);
+            let first_left_behind = |lane| claimed.iter().find(|(_, fate)| **fate == (lane, true)).map(|(id, _)| *id);
+            let expected = claimed.iter().filter(|(id, (lane, is_dropped))| {
+                !is_dropped && first_left_behind(*lane).is_none_or(|first| **id < first)
+            });
+            prop_assert_eq!(ids(&rows), expected.map(|(id, _)| *id).collect::<Vec<_>>());
+            for lane in 0..3 {
+                prop_assert_eq!(cuts.get(&lane).map(|cut| cut + 1), first_left_behind(lane));
+            }
+        }
+    }
+
+    // ── flag_suspects ──────────────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn the_first_rows_of_a_lane_the_old_ones_and_the_known_ones_are_suspect() {
+        let flagged = |held: Held| {
+            let mut rows = [of_lane(0, [1, 3, 5, 7]), of_lane(1, [2])].concat();
+            rows.sort_by_key(|row| row.id);
+            flag_suspects(&mut rows, &[held]);
+            suspects(&rows)
+        };
+        let suspect_rows = 2;
+        assert!(flagged(held(0)).is_empty());
+        assert_eq!(
+            flagged(Held {
+                suspect_rows,
+                ..held(0)
+            }),
+            [1, 3]
+        );
+        assert_eq!(
+            flagged(Held {
+                suspect_rows,
+                ..held(1)
+            }),
+            [2]
+        );
+        let suspect_until = 5;
+        assert_eq!(
+            flagged(Held {
+                suspect_until,
+                ..held(0)
+            }),
+            [1, 3, 5]
+        );
+        let unknown = HashSet::from([3, 7]);
+        assert_eq!(
+            flagged(Held {
+                unknown: unknown.clone(),
+                ..held(0)
+            }),
+            [3, 7]
+        );
+        let both = Held {
+            unknown,
+            suspect_rows: 1,
+            ..held(0)
+        };
+        assert_eq!(flagged(both), [1, 3, 7]);
+    }
+
+    // ── given_back, with_floors ────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn what_goes_back_keeps_its_doubt() {
+        let mut rows: Vec<Row> = (1..=4).map(row).collect();
+        rows[1].suspect = true;
+        let verdict = Verdict {
+            published: vec![3],
+            unsent: vec![1, 2],
+            unknown: vec![4],
+            ..Verdict::default()
+        };
+        let left_behind = [
+            dropped(5, 0),
+            Dropped {
+                suspect: true,
+                ..dropped(6, 0)
+            },
+        ];
+        let back = given_back(&rows, &left_behind, &verdict);
+        assert_eq!(back, [(1, false), (2, true), (5, false), (6, true), (4, true)]);
+    }
+
+    #[test]
+    fn a_delayed_row_left_behind_cuts_no_lane_and_one_in_the_batch_is_cut_by_nobody() {
+        let left = Dropped {
+            delayed: true,
+            ..dropped(2, 7)
+        };
+        let mut rows = of_lane(7, 10..=12);
+        rows.push(delayed(of_lane(7, [30]).remove(0)));
+        let claim = Claim {
+            rows: rows.clone(),
+            dropped: vec![left],
+        };
+        let (sent, cuts) = in_order(claim, &[held(7)]);
+        assert_eq!((ids(&sent), cuts.get(&7)), (vec![10, 11, 12, 30], None));
+        let claim = Claim {
+            rows,
+            dropped: vec![left, dropped(12, 7)],
+        };
+        let (sent, cuts) = in_order(claim, &[held(7)]);
+        assert_eq!((ids(&sent), cuts.get(&7)), (vec![10, 11, 30], Some(&11)));
+    }
+
+    #[test]
+    fn a_hold_remembers_the_floor_of_its_own_lane() {
+        let holds = [hold(1, ""), hold(0, "k:k"), hold(7, "")];
+        let floors = [Held { floor: 10, ..held(0) }, Held { floor: 20, ..held(1) }];
+        let [one, two, stray] = holds.clone();
+        assert_eq!(with_floors(&holds, &floors), [(one, 20), (two, 10), (stray, 0)]);
+    }
+
+    // ── see_lane ───────────────────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn a_lane_whose_rows_are_all_published_has_nothing_left() {
+        let rows = [of_lane(0, [1, 2]), of_lane(1, [3])].concat();
+        let verdict = Verdict {
+            published: vec![1, 2, 3],
+            ..Verdict::default()
+        };
+        let settled = Settled {
+            hard: 4,
+            soft: 5,
+            generation: 6,
+        };
+        let seen = see_lane(&held(0), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
+        assert_eq!(seen.sight, Some(Sight::of_everything(settled)));
+        assert_eq!((seen.lane, seen.rows, seen.highest_id), (0, 2, 2));
+        assert_eq!(seen.published, [1, 2]);
+        assert!(!seen.full && !seen.holds_added && seen.pause.is_none() && seen.unknown.is_empty());
+        let cut = see_lane(&held(1), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
+        assert!(cut.full);
+        assert_eq!((cut.lane, cut.published), (1, vec![3]));
+        assert_eq!(cut.sight.and_then(|sight| sight.cut_at), Some(3));
+    }
+
+    #[test]
+    fn the_lowest_row_left_is_one_that_no_hold_no_due_time_and_no_dead_letter_accounts_for() {
+        let mut rows = of_lane(0, 1..=7);
+        rows[2] = delayed(row(3));
+        rows[3].key = Some("held".into());
+        let verdict = Verdict {
+            published: vec![1],
+            refused: vec![refusal(2, true), refusal(5, false)],
+            unsent: vec![3, 4, 6, 7],
+            holds: vec![hold(0, "k:held")],
+            ..Verdict::default()
+        };
+        let seen = see(&held(0), &rows, &verdict);
+        assert_eq!(seen.sight.and_then(|sight| sight.lowest_left), Some(5));
+        assert!(seen.holds_added);
+        assert_eq!(seen.pause, None, "something got through");
+        assert!(!see(&held(1), &rows, &verdict).holds_added);
+    }
+
+    #[test]
+    fn only_a_lane_that_got_nothing_through_and_has_rows_left_takes_a_breath() {
+        let rows = of_lane(0, [1]);
+        let unsent = Verdict {
+            unsent: vec![1],
+            ..Verdict::default()
+        };
+        assert!(see(&held(0), &rows, &unsent).pause.is_some());
+        assert_eq!(see(&held(1), &rows, &unsent).pause, None, "it had no rows");
+    }
+
+    #[test]
+    fn what_may_have_landed_is_remembered_by_id() {
+        let mut rows = of_lane(0, 1..=5);
+        rows.iter_mut().take(3).for_each(|row| row.suspect = true);
+        let verdict = Verdict {
+            published: vec![1],
+            refused: vec![refusal(2, true)],
+            unsent: vec![3, 5],
+            unknown: vec![4],
+            ..Verdict::default()
+        };
+        assert_eq!(see(&held(0), &rows, &verdict).unknown, [3, 4]);
+    }
+
+    // ── see_keyless ────────────────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn rows_without_a_lane_are_done_when_none_is_left_and_none_was_left_behind() {
+        let held = HeldKeyless {
+            floor: 0,
+            start: 0,
+            most: 3,
+            suspect_until: 0,
+            has_holds: false,
+        };
+        let rows = [row(4), row(9)];
+        let published = Verdict {
+            published: vec![4, 9],
+            ..Verdict::default()
+        };
+        let done = see_keyless(&held, &rows, &[], &published);
+        assert_eq!((done.lane, done.rows, done.highest_id), (KEYLESS, 2, 9));
+        assert!(done.sight.is_some() && done.pause.is_none());
+        assert!(!done.full && !done.overweight && !done.holds_added);
+        let heavy = see_keyless(&held, &rows, &[dropped(10, KEYLESS)], &published);
+        assert!(heavy.full && heavy.overweight && heavy.sight.is_none() && heavy.pause.is_none());
+        let parked = Verdict {
+            unsent: vec![4, 9],
+            holds: vec![hold(KEYLESS, "")],
+            ..Verdict::default()
+        };
+        let stuck = see_keyless(&held, &rows, &[], &parked);
+        assert!(stuck.holds_added && stuck.sight.is_none() && stuck.pause.is_some());
+        let partly = Verdict {
+            published: vec![4],
+            unsent: vec![9],
+            ..Verdict::default()
+        };
+        let partly = see_keyless(&held, &rows, &[], &partly);
+        assert!(partly.sight.is_none() && partly.pause.is_none());
+        assert_eq!(see_keyless(&held, &[], &[], &Verdict::default()).highest_id, 0);
+    }
+
+    // ── a lane from batch to batch ─────────────────────────────────────────────────────────────
+
+    /// A lane taken from somebody who died with rows in flight.
+    struct Inherited {
+        lanes: Lanes,
+        term: Term,
+    }
+
+    impl Inherited {
+        fn with(suspect_rows: i32) -> Self {
+            let (lanes, term) = owning_suspect(1, suspect_rows);
+            Inherited { lanes, term }
+        }
+
+        fn checkout(&self) -> Held {
+            let appetite = Appetite {
+                rows: 1000,
+                tasks: 1,
+                lease_left: Duration::ZERO,
+            };
+            let work = std::iter::repeat_with(|| self.lanes.checkout(&appetite).expect("ready").work);
+            let mut held = work.filter_map(|work| match work {
+                Work::Lanes(held) => held.into_iter().next(),
+                Work::Keyless(_) => None,
+            });
+            held.next().expect("the lane")
+        }
+
+        /// One batch of these rows, of which these are not sent. Answers which were flagged.
+        fn relay(&self, ids: &[i64], unsent: &[i64]) -> Vec<i64> {
+            let held = self.checkout();
+            let mut rows = of_lane(0, ids.iter().copied());
+            flag_suspects(&mut rows, std::slice::from_ref(&held));
+            let (unsent, published) = ids.iter().partition(|id| unsent.contains(id));
+            let verdict = Verdict {
+                published,
+                unsent,
+                ..Verdict::default()
+            };
+            let seen = Seen {
+                pause: None,
+                ..see(&held, &rows, &verdict)
+            };
+            self.lanes.checkin(&self.term, vec![seen]);
+            suspects(&rows)
+        }
+    }
+
+    #[test]
+    fn a_suspect_row_kept_back_is_still_flagged_when_later_ones_are_published() {
+        let lane = Inherited::with(3);
+        assert_eq!(lane.relay(&[1, 2, 3, 4, 5, 6], &[1]), [1, 2, 3]);
+        assert_eq!(lane.relay(&[1, 7], &[1]), [1]);
+        assert_eq!(lane.relay(&[1, 8], &[]), [1]);
+    }
+
+    #[test]
+    fn however_often_a_suspect_row_is_tried_it_counts_once() {
+        let lane = Inherited::with(4);
+        for _ in 0..5 {
+            assert_eq!(lane.relay(&[1, 2], &[1, 2]), [1, 2]);
+        }
+        assert_eq!(lane.relay(&[1, 2, 3], &[1]), [1, 2, 3]);
+        assert_eq!(lane.relay(&[1, 4, 5], &[1]), [1, 4]);
+    }
+
+    proptest! {
+        /// Windows grow and shrink, rows are sent or not: what the last owner may have sent, its oldest rows, is flagged
+        /// each time, and no other row ever.
+        #[test]
+        fn the_rows_of_the_last_owner_are_flagged_until_they_are_published(
+            suspect_rows in 0..12i64,
+            batches in prop::collection::vec((1..8usize, prop::collection::vec(any::<bool>(), 8)), 1..20),
+        ) {
+            let lane = Inherited::with(suspect_rows as i32);
+            let mut pending: Vec<i64> = (1..=200).collect();
+            for (window, sent) in batches {
+                let claimed = pending[..window].to_vec();
+                // Something is left in any case: a lane that has nothing is not claimed from again.
+                let unsent: Vec<i64> = claimed.iter().zip(sent).filter(|(id, sent)| !sent || **id == 1).map(|(id, _)| *id).collect();
+                let flagged = lane.relay(&claimed, &unsent);
+                let expected: Vec<i64> = claimed.iter().copied().filter(|id| *id <= suspect_rows).collect();
+                prop_assert_eq!(flagged, expected);
+                pending.retain(|id| !claimed.contains(id) || unsent.contains(id));
+            }
+        }
+    }
+}
