@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use clap::ValueEnum as _;
+
 use crate::schedule::{Kind, Schedule};
 use crate::verdict::Evidence;
 
@@ -46,7 +48,7 @@ pub fn lag(schedule: &Schedule, evidence: &Evidence) -> String {
         seconds: last.max(1.0),
         lag: evidence.lag_max().max(1.0) * 1.1,
     };
-    let height = TOP + HEIGHT + 40.0 + LINE * Kind::ALL.len() as f64;
+    let height = TOP + HEIGHT + 40.0 + LINE * Kind::value_variants().len() as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n{STYLE}\n\
          <text class=\"title\" x=\"{LEFT}\" y=\"22\">Age of the oldest pending row, seed {}</text>\n",
@@ -90,7 +92,7 @@ fn steps(most: f64, about: f64) -> impl Iterator<Item = f64> {
 
 fn faults(out: &mut String, scale: &Scale, evidence: &Evidence) -> std::fmt::Result {
     let base = TOP + HEIGHT + 34.0;
-    for (line, kind) in Kind::ALL.into_iter().enumerate() {
+    for (line, &kind) in Kind::value_variants().iter().enumerate() {
         let (x, y) = (LEFT - 8.0, base + LINE * line as f64);
         writeln!(
             out,

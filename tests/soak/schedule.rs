@@ -4,13 +4,15 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use crate::replicas::{LEASE, REPLICAS};
 use crate::verdict::GRACE;
 
 /// After every kind of fault has had its turn.
 pub const REST: Duration = LEASE.saturating_add(GRACE);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     Kill,
     Freeze,
@@ -29,21 +31,6 @@ pub enum Kind {
 use Kind::*;
 
 impl Kind {
-    pub const ALL: [Kind; 12] = [
-        Kill,
-        Freeze,
-        Hiccup,
-        Restart,
-        Disconnect,
-        CrashPostgres,
-        KillKafka,
-        FreezeKafka,
-        LockTable,
-        IdleWriter,
-        OldSnapshot,
-        ShrinkTopic,
-    ];
-
     pub fn name(self) -> &'static str {
         match self {
             Kill => "kill -9 of a replica",
@@ -137,7 +124,7 @@ impl Schedule {
                 at += REST;
             }
             if deck.is_empty() {
-                deck.extend(Kind::ALL);
+                deck.extend(Kind::value_variants());
                 draw.shuffle(&mut deck);
             }
             let Some(kind) = deck.pop() else { continue };

@@ -4,6 +4,16 @@ use std::time::Duration;
 
 use crate::support::*;
 
+/// Room for eight of the rows below, and time to send them.
+const FEW_BYTES: [&str; 6] = [
+    "--max-in-flight-bytes",
+    "8MiB",
+    "--batch-deadline",
+    "5s",
+    "--lease",
+    "15s",
+];
+
 /// The most memory the process ever had, in bytes.
 fn peak_memory(relay: &Relay) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", relay.pid())).expect("it runs");
@@ -39,18 +49,7 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
             .await
             .expect("a block");
     }
-    let relay = world
-        .relay()
-        .args(&[
-            "--max-in-flight-bytes",
-            "8MiB",
-            "--batch-deadline",
-            "5s",
-            "--lease",
-            "15s",
-        ])
-        .start_ready()
-        .await;
+    let relay = world.relay().args(&FEW_BYTES).start_ready().await;
     let idle = peak_memory(&relay);
     let sql = "INSERT INTO outbox.message (topic, key, payload_bytes)
                SELECT $1, CASE WHEN $2 THEN 'key-' || n % 8 END, bytes
@@ -120,18 +119,7 @@ async fn a_light_row_does_not_wait_behind_a_lane_full_of_heavy_ones() {
         world.insert(&topic, &[(Some(&heavy), noise(1_000_000))]).await;
     }
     let id = world.insert(&topic, &[(Some(&light), b"light".to_vec())]).await[0];
-    let _relay = world
-        .relay()
-        .args(&[
-            "--max-in-flight-bytes",
-            "8MiB",
-            "--batch-deadline",
-            "5s",
-            "--lease",
-            "15s",
-        ])
-        .start_ready()
-        .await;
+    let _relay = world.relay().args(&FEW_BYTES).start_ready().await;
     world.drained(SOON).await;
     let earlier = format!(
         "SELECT count(*) FROM outbox.message heavy JOIN outbox.message light ON light.id = {id}
