@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 
 use crate::lanes::Lanes;
 use crate::metrics;
-use crate::outbox::{OnPublished, Outbox, Result};
+use crate::outbox::{Counted, OnPublished, Outbox, Result};
 
 /// No row is removed sooner after it was published.
 pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
@@ -16,6 +16,8 @@ pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
 const SAMPLE_WALK: i64 = 10_000;
+/// So many operations have a series of their own.
+const SAMPLE_OPERATIONS: i64 = 20;
 /// One step of retention, and the rest after it.
 const PURGE_ROWS: i64 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);
@@ -34,6 +36,8 @@ pub struct Settings {
 /// Where each chore stands.
 struct Chores {
     sample_at: Instant,
+    /// By the database, at the last sample: what is new since then is ours to count.
+    counted: Option<Counted>,
     purge_at: Instant,
     purge_cursor: i64,
     rescan_at: Instant,
@@ -46,6 +50,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
     let now = Instant::now();
     let mut chores = Chores {
         sample_at: now,
+        counted: None,
         purge_at: now,
         purge_cursor: 0,
         rescan_at: now + RESCAN_EVERY,
@@ -59,6 +64,8 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
         }
         if !lanes.owns(0) {
             metrics::backlog_unsampled();
+            // Somebody else counts now.
+            chores.counted = None;
             continue;
         }
         if let Err(error) = chores.step(outbox, settings).await {
@@ -75,6 +82,9 @@ impl Chores {
         if now >= self.sample_at {
             self.sample_at = now + SAMPLE_EVERY;
             metrics::backlog(&outbox.sample(SAMPLE_WALK).await?);
+            metrics::commands(&outbox.sample_commands(SAMPLE_WALK, SAMPLE_OPERATIONS).await?);
+            let intake = outbox.sample_intake(SAMPLE_WALK).await?;
+            metrics::intake(&intake, self.counted.replace(intake.counted));
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;

@@ -1,9 +1,13 @@
 //! Every metric: name, help, buckets, once. A leaf anyone may call.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::outbox::{Commands, Counted, Intake};
 
 /// Which way a batch went: the only label that is not a plain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,6 +247,66 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         Unit::Seconds,
         "Time from INSERT to mark, by the database's clock; one sample per batch: its oldest row.",
     ),
+    (
+        "outboxd_commands",
+        Gauge,
+        Unit::Count,
+        "Idempotent commands that have not succeeded, by operation and state; the busiest operations by name.",
+    ),
+    (
+        "outboxd_commands_granted_total",
+        Counter,
+        Unit::Count,
+        "Attempts of idempotent commands that were granted.",
+    ),
+    (
+        "outboxd_command_replays_total",
+        Counter,
+        Unit::Count,
+        "Claims answered with a stored success.",
+    ),
+    (
+        "outboxd_command_conflicts_total",
+        Counter,
+        Unit::Count,
+        "Claims refused because their key was used for another request.",
+    ),
+    (
+        "outboxd_consumer_duplicates_total",
+        Counter,
+        Unit::Count,
+        "Messages consumed or received again, without effect.",
+    ),
+    (
+        "outboxd_consumer_conflicts_total",
+        Counter,
+        Unit::Count,
+        "Messages refused because their id was used for another payload.",
+    ),
+    (
+        "outboxd_inbox_unfinished_messages",
+        Gauge,
+        Unit::Count,
+        "Inbox messages that are neither done nor poison, counted up to a bound.",
+    ),
+    (
+        "outboxd_inbox_due_messages",
+        Gauge,
+        Unit::Count,
+        "Those of them that a claim would take now.",
+    ),
+    (
+        "outboxd_inbox_poison_messages",
+        Gauge,
+        Unit::Count,
+        "Inbox messages given up after their last attempt, counted up to a bound.",
+    ),
+    (
+        "outboxd_inbox_oldest_seconds",
+        Gauge,
+        Unit::Seconds,
+        "Age of the oldest unfinished inbox message.",
+    ),
 ];
 
 const BUCKETS: &[f64] = &[
@@ -403,6 +467,51 @@ pub fn backlog(sample: &crate::outbox::Sample) {
     gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
     gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
     gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
+}
+
+/// Series of commands that were set before, and are zero where they are not set again.
+static COMMANDS: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+
+pub fn commands(sampled: &[Commands]) {
+    let mut known = COMMANDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gone = std::mem::take(&mut *known);
+    for commands in sampled {
+        let series = (commands.operation.clone(), commands.state.clone());
+        gone.remove(&series);
+        set_commands(&series, commands.count as f64);
+        known.insert(series);
+    }
+    gone.iter().for_each(|series| set_commands(series, 0.0));
+}
+
+fn set_commands((operation, state): &(String, String), count: f64) {
+    gauge!("outboxd_commands", "operation" => operation.clone(), "state" => state.clone()).set(count);
+}
+
+/// What is waiting, and what is new since the last sample of this worker.
+pub fn intake(sampled: &Intake, before: Option<Counted>) {
+    gauge!("outboxd_inbox_unfinished_messages").set(sampled.inbox_unfinished as f64);
+    gauge!("outboxd_inbox_due_messages").set(sampled.inbox_due as f64);
+    gauge!("outboxd_inbox_poison_messages").set(sampled.inbox_poison as f64);
+    gauge!("outboxd_inbox_oldest_seconds").set(sampled.inbox_oldest_seconds);
+    // Whoever sampled before has counted what was there.
+    let Some(before) = before else { return };
+    let now = sampled.counted;
+    for (name, before, now) in [
+        ("outboxd_commands_granted_total", before.granted, now.granted),
+        ("outboxd_command_replays_total", before.replayed, now.replayed),
+        ("outboxd_command_conflicts_total", before.conflicted, now.conflicted),
+        ("outboxd_consumer_duplicates_total", before.duplicates, now.duplicates),
+        ("outboxd_consumer_conflicts_total", before.payload_conflicts, now.payload_conflicts),
+    ] {
+        counter!(name).increment(grown(before, now));
+    }
+}
+
+/// A count that is lower than before began again at zero.
+fn grown(before: i64, now: i64) -> u64 {
+    let since = if now < before { 0 } else { before };
+    u64::try_from(now - since).unwrap_or(0)
 }
 
 pub fn claim_took(stream: Stream, took: Duration) {

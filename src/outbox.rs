@@ -24,7 +24,7 @@ pub use connect::{Database, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
 pub use lease::Peer;
-pub use sweep::Sample;
+pub use sweep::{Commands, Counted, Intake, Sample};
 
 use param::Params;
 use session::{Session, Transaction};
@@ -93,6 +93,8 @@ statements!(
     renew,
     rescan,
     sample,
+    sample_commands,
+    sample_intake,
     schema_history,
     schema_version,
     sequence_cache,

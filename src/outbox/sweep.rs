@@ -18,6 +18,35 @@ pub struct Sample {
     pub dead_tuples: i64,
 }
 
+/// The way in, as sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct Intake {
+    /// Counted by the database since it started.
+    pub counted: Counted,
+    pub inbox_unfinished: i64,
+    pub inbox_due: i64,
+    pub inbox_poison: i64,
+    pub inbox_oldest_seconds: f64,
+}
+
+/// Counts that only grow, until a crash of the server sets them back to zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub granted: i64,
+    pub replayed: i64,
+    pub conflicted: i64,
+    pub duplicates: i64,
+    pub payload_conflicts: i64,
+}
+
+/// Commands of one operation in one state.
+#[derive(Clone, Debug)]
+pub struct Commands {
+    pub operation: String,
+    pub state: String,
+    pub count: i64,
+}
+
 impl Outbox {
     /// One step of retention above `cursor`: (where it got, how many rows went, whether the rest is too young).
     pub async fn purge(&self, cursor: i64, most: i64, retention: Duration) -> Result<(Option<i64>, i64, bool)> {
@@ -62,5 +91,35 @@ impl Outbox {
             horizon_age: row.try_get("horizon_age")?,
             dead_tuples: row.try_get::<_, Option<i64>>("dead_tuples")?.unwrap_or(0),
         })
+    }
+
+    pub async fn sample_intake(&self, walk: i64) -> Result<Intake> {
+        let row = self.query_one(&self.statements.sample_intake, &[&walk]).await?;
+        Ok(Intake {
+            counted: Counted {
+                granted: row.try_get("granted")?,
+                replayed: row.try_get("replayed")?,
+                conflicted: row.try_get("conflicted")?,
+                duplicates: row.try_get("duplicates_suppressed")?,
+                payload_conflicts: row.try_get("payload_conflicts")?,
+            },
+            inbox_unfinished: row.try_get("unfinished")?,
+            inbox_due: row.try_get("due")?,
+            inbox_poison: row.try_get("poison")?,
+            inbox_oldest_seconds: row.try_get("oldest_seconds")?,
+        })
+    }
+
+    pub async fn sample_commands(&self, walk: i64, operations: i64) -> Result<Vec<Commands>> {
+        let rows = self.query(&self.statements.sample_commands, &[&walk, &operations]).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Commands {
+                    operation: row.try_get("operation")?,
+                    state: row.try_get("state")?,
+                    count: row.try_get("commands")?,
+                })
+            })
+            .collect()
     }
 }
