@@ -561,10 +561,11 @@ impl Lanes {
             if !gone(lane) {
                 return true;
             }
+            // Rows known by id become rows counted from the head again, among others that lie between them.
             let suspect = if lane.unknown.is_empty() {
                 lane.suspect_rows
             } else {
-                lane.suspect_rows.max(lane_batch)
+                (lane.suspect_rows + lane.unknown.len()).max(lane_batch)
             };
             removed.push((*number, lane.epoch, lane.floor.hard(), suspect as i32));
             false

@@ -123,7 +123,13 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "outboxd_producer_rebuilds_total",
         Counter,
         Unit::Count,
-        "Times the Kafka producer was replaced.",
+        "Times a Kafka producer was replaced: after a fatal error, or because it gave no answer.",
+    ),
+    (
+        "outboxd_lookup_client_rebuilds_total",
+        Counter,
+        Unit::Count,
+        "Times the Kafka client that looks topics up was replaced because it heard nothing.",
     ),
     (
         "outboxd_database_errors_total",
@@ -401,6 +407,10 @@ pub fn terms_lost() {
 
 pub fn producer_rebuilt() {
     counter!("outboxd_producer_rebuilds_total").increment(1);
+}
+
+pub fn lookup_client_rebuilt() {
+    counter!("outboxd_lookup_client_rebuilds_total").increment(1);
 }
 
 pub fn database_error() {

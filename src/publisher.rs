@@ -2,7 +2,8 @@
 //!
 //! Three producers: the *main* one carries batches; a warm *spare* stands by, because building one takes half a second
 //! and every lane would wait; the *quarantine* sends single records whose acceptance is in doubt, so that a refusal there
-//! disturbs nobody. The rules that keep a key in order through a partial failure:
+//! disturbs nobody. A fourth client looks topics up and sends nothing. None of them is trusted to come back by itself: one
+//! that gives no answer is replaced. The rules that keep a key in order through a partial failure:
 //!
 //! - the partition is computed here, as the Java client would;
 //! - a producer's first record to a partition goes alone and is waited for, since a broker takes any first sequence
@@ -39,11 +40,8 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 /// After a fatal error some reports come only after a purge, but answers that are on their way should come first: a record
 /// purged in flight has to be sent again, as a possible duplicate.
 const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
-/// A client that hears nothing for so long may never hear anything again: a broker that is just starting can answer that
-/// it knows the topic and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A fresh client tells.
-const SILENT_CLIENT: Duration = Duration::from_secs(5);
-/// In a long outage it is exchanged less often: where connecting takes long, an impatient one would never be through.
-const SILENT_CLIENT_MAX: Duration = Duration::from_secs(20);
+/// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
+const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -186,14 +184,7 @@ impl Publisher {
     async fn wait_for_kafka(&self, topic: &str) {
         let since = Instant::now();
         let mut wait = Duration::from_millis(200);
-        let mut patience = SILENT_CLIENT;
-        let mut client_since = since;
         while !self.topics.reachable(topic).await {
-            if client_since.elapsed() >= patience {
-                self.topics.start_over();
-                client_since = Instant::now();
-                patience = (patience * 2).min(SILENT_CLIENT_MAX);
-            }
             tokio::time::sleep(jittered(wait)).await;
             wait = (wait * 2).min(Duration::from_secs(3));
         }
@@ -387,23 +378,27 @@ impl Publisher {
 
     /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
     async fn send_alone(&self, row: &Row, partition: i32, deadline: Instant) -> Outcome {
-        if Instant::now() >= deadline {
-            return Outcome::Unsent;
-        }
         let turn = self.turn(&row.topic, partition);
         let Ok(_turn) = tokio::time::timeout_at(deadline.into(), turn.lock()).await else {
             return Outcome::Unsent;
         };
-        let quarantine = self.quarantine();
+        let quarantine = self.quarantine().await;
+        let sent = Instant::now();
+        if deadline.saturating_duration_since(sent) < LEAST_TIME_ALONE {
+            return Outcome::Unsent;
+        }
         let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)]);
         if !wave.done_by(deadline, || false).await {
-            quarantine.retire();
+            if !quarantine.answered_since(sent) {
+                quarantine.retire();
+            }
             quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
             return outcome::of_code(wave.code(0), &row.topic, true);
         }
         let outcome = outcome::of_code(wave.code(0), &row.topic, false);
         if outcome == Outcome::Acked {
+            quarantine.acknowledged(&row.topic, partition);
             self.acknowledged();
         }
         outcome
@@ -422,17 +417,22 @@ impl Publisher {
 
     /// The producer for single records. One with a fatal error would refuse every record it is given from then on, and
     /// one that gave no answer may never give one again.
-    fn quarantine(&self) -> Arc<Producer> {
+    async fn quarantine(&self) -> Arc<Producer> {
+        let current = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if !current.is_fatal() && !current.is_retired() {
+            return current;
+        }
+        let (config, clock) = (self.config.clone(), self.clock.clone());
+        let built = tokio::task::spawn_blocking(move || Producer::new(&config, false, &clock)).await;
         let mut quarantine = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner);
-        if quarantine.is_fatal() || quarantine.is_retired() {
-            match Producer::new(&self.config, false, &self.clock) {
-                Ok(next) => {
+        if Arc::ptr_eq(&quarantine, &current) {
+            match built {
+                Ok(Ok(next)) => {
                     *quarantine = next;
                     metrics::producer_rebuilt();
-                    warn!(
-                        "replaced the Kafka producer for single records: a fatal error, or no answer before a deadline"
-                    );
+                    warn!("replaced the Kafka producer for single records: a fatal error, or no answer at all");
                 }
+                Ok(Err(error)) => warn!(%error, "cannot build a producer; keeping the old one"),
                 Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
             }
         }

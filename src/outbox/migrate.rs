@@ -60,8 +60,8 @@ fn explain(error: refinery::Error) -> Error {
             "migration {found} was applied here with another text than this outboxd brings. Use a released outboxd"
         )),
         refinery::error::Kind::Connection(_, cause) if is_locked_out(cause.as_ref()) => Error::Busy(format!(
-            "a table of the outbox is locked, and the migration waited {LOCK_TIMEOUT} for it; it has changed nothing. Run it \
-             again when the backup or the long transaction is over (SELECT pid, xact_start, query FROM pg_stat_activity \
+            "a table of the outbox is locked; the migration waited {LOCK_TIMEOUT} for it and was undone. Run it again \
+             when the backup or the long transaction is over (SELECT pid, xact_start, query FROM pg_stat_activity \
              ORDER BY xact_start)"
         )),
         _ => error.into(),

@@ -4,30 +4,29 @@ use std::sync::Arc;
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::AdminClient;
-use rdkafka::client::DefaultClientContext;
+use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::KafkaResult;
+
+use super::producer::{Quiet, close};
 
 pub struct Admin {
     /// `None` only while being dropped.
-    client: Option<AdminClient<DefaultClientContext>>,
+    client: Option<AdminClient<Quiet>>,
 }
 
 impl Admin {
     pub fn new(config: &ClientConfig) -> KafkaResult<Arc<Self>> {
-        Ok(Arc::new(Admin {
-            client: Some(config.create()?),
-        }))
+        let client = AdminClient::from_config_and_context(config, Quiet)?;
+        Ok(Arc::new(Admin { client: Some(client) }))
     }
 
-    pub fn client(&self) -> &AdminClient<DefaultClientContext> {
+    pub fn client(&self) -> &AdminClient<Quiet> {
         self.client.as_ref().expect("present until dropped")
     }
 }
 
 impl Drop for Admin {
     fn drop(&mut self) {
-        // Closing waits for threads and sockets: not on a thread that others' futures run on.
-        let client = self.client.take();
-        std::thread::spawn(move || drop(client));
+        close(self.client.take());
     }
 }

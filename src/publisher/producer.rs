@@ -110,15 +110,16 @@ impl Reports {
     }
 }
 
-pub struct Context(Arc<Reports>);
+/// What the client library says is for debugging: connection errors come again and again during an outage, and the relay
+/// says once that Kafka is away.
+pub struct Quiet;
 
-impl ClientContext for Context {
+impl ClientContext for Quiet {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         match level {
             RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
                 tracing::error!(facility, said = message, "librdkafka");
             }
-            // Connection errors come here again and again during an outage; the relay says once that Kafka is away.
             RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning => {
                 tracing::debug!(facility, said = message, "librdkafka")
             }
@@ -128,6 +129,18 @@ impl ClientContext for Context {
 
     fn error(&self, error: KafkaError, reason: &str) {
         tracing::debug!(%error, reason, "librdkafka");
+    }
+}
+
+pub struct Context(Arc<Reports>);
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        Quiet.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        Quiet.error(error, reason);
     }
 }
 
@@ -247,6 +260,12 @@ impl Producer {
         }
     }
 
+    /// Has any partition acknowledged a record of ours since then?
+    pub fn answered_since(&self, then: Instant) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.values().flat_map(HashMap::values).any(|at| *at >= then)
+    }
+
     pub fn is_fatal(&self) -> bool {
         self.client().client().fatal_error().is_some()
     }
@@ -269,10 +288,14 @@ impl Producer {
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        // Closing waits for threads and sockets: not on a thread that others' futures run on.
-        let client = self.client.take();
-        std::thread::spawn(move || drop(client));
+        close(self.client.take());
     }
+}
+
+/// Closing waits for threads and sockets: not on a thread that others' futures run on, unless there is no other to be had.
+pub fn close<T: Send + 'static>(client: T) {
+    let closer = std::thread::Builder::new().name("closer".to_owned());
+    let _ = closer.spawn(move || drop(client));
 }
 
 fn headers(row: &Row) -> OwnedHeaders {

@@ -12,12 +12,18 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::admin::Admin;
 use super::sick;
 use crate::message::{Outcome, TopicFault};
+use crate::metrics;
 
 /// Partition counts grow seldom; asking every minute is enough.
 const FRESH_FOR: Duration = Duration::from_secs(60);
 /// A limit inferred from refusals is doubted after a while: somebody may have raised it.
 const NARROW_FOR: Duration = Duration::from_secs(600);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
+/// A client that hears nothing for so long may never hear anything again: a broker that is just starting can answer that
+/// it knows the topic and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A fresh client tells.
+const SILENCE: Duration = Duration::from_secs(5);
+/// In a long outage it is exchanged less often: where connecting takes long, an impatient one would never be through.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// The client's own batches are never larger than this (`batch.size`), so a topic that takes more needs no care.
 const BATCH_SIZE: usize = 1_000_000;
 
@@ -38,9 +44,16 @@ struct Entry {
 
 type Entries = Arc<Mutex<HashMap<String, Entry>>>;
 
+/// Who is asked, and for how long it has not answered.
+struct Asked {
+    admin: Arc<Admin>,
+    silent_since: Option<Instant>,
+    patience: Duration,
+}
+
 pub struct Topics {
     config: ClientConfig,
-    admin: Mutex<Arc<Admin>>,
+    asked: Arc<Mutex<Asked>>,
     entries: Entries,
 }
 
@@ -48,7 +61,11 @@ impl Topics {
     pub fn new(config: &ClientConfig) -> KafkaResult<Self> {
         Ok(Topics {
             config: config.clone(),
-            admin: Mutex::new(Admin::new(config)?),
+            asked: Arc::new(Mutex::new(Asked {
+                admin: Admin::new(config)?,
+                silent_since: None,
+                patience: SILENCE,
+            })),
             entries: Entries::default(),
         })
     }
@@ -154,42 +171,27 @@ impl Topics {
     }
 
     async fn metadata(&self, name: &str) -> Result<i32, Code> {
-        let admin = self.admin();
-        let name = name.to_owned();
-        let asked = tokio::task::spawn_blocking(move || {
-            let metadata = admin
-                .client()
-                .inner()
-                .fetch_metadata(Some(&name), LOOKUP_TIMEOUT)
-                .map_err(|error| code_of(&error))?;
-            if metadata.brokers().is_empty() {
-                // A broker that has just started and has not heard of its cluster.
-                return Err(Code::AllBrokersDown);
+        let (asked, config, name) = (self.asked.clone(), self.config.clone(), name.to_owned());
+        // To its end, whether or not somebody still waits for the answer: silence counts, too.
+        let answer = tokio::task::spawn_blocking(move || {
+            let admin = asked.lock().unwrap_or_else(PoisonError::into_inner).admin.clone();
+            let answer = ask_brokers(&admin, &name);
+            let is_silent = answer.is_err_and(is_silence);
+            let outworn = asked
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .outworn(&admin, is_silent);
+            if outworn {
+                start_over(&asked, &config);
             }
-            let topic = metadata.topics().first().ok_or(Code::UnknownTopicOrPartition)?;
-            match topic.error() {
-                Some(error) => Err(error.into()),
-                None if topic.partitions().is_empty() => Err(Code::LeaderNotAvailable),
-                None => Ok(topic.partitions().len() as i32),
-            }
+            answer
         });
-        asked.await.unwrap_or(Err(Code::Unknown))
+        answer.await.unwrap_or(Err(Code::Unknown))
     }
 
     /// Does any broker answer at all?
     pub async fn reachable(&self, topic: &str) -> bool {
-        match self.metadata(topic).await {
-            Ok(_) => true,
-            Err(code) => !matches!(
-                code,
-                Code::BrokerTransportFailure
-                    | Code::AllBrokersDown
-                    | Code::OperationTimedOut
-                    | Code::Resolve
-                    | Code::Authentication
-                    | Code::Unknown
-            ),
-        }
+        !self.metadata(topic).await.is_err_and(is_silence)
     }
 
     /// Where describing is not permitted, or not possible, the limit stays unknown and refusals teach it.
@@ -218,17 +220,69 @@ impl Topics {
         });
     }
 
-    /// Whoever asks from now on asks through a client that has no past.
-    pub fn start_over(&self) {
-        match Admin::new(&self.config) {
-            Ok(admin) => *self.admin.lock().unwrap_or_else(PoisonError::into_inner) = admin,
-            Err(error) => tracing::warn!(%error, "cannot build a Kafka client; keeping the old one"),
-        }
-    }
-
     fn admin(&self) -> Arc<Admin> {
-        self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).admin.clone()
     }
+}
+
+impl Asked {
+    /// Notes what came of a question; true where its client has been silent for too long, once.
+    fn outworn(&mut self, admin: &Arc<Admin>, is_silent: bool) -> bool {
+        if !Arc::ptr_eq(&self.admin, admin) {
+            return false;
+        }
+        if !is_silent {
+            (self.silent_since, self.patience) = (None, SILENCE);
+            return false;
+        }
+        let since = *self.silent_since.get_or_insert_with(Instant::now);
+        let outworn = since.elapsed() >= self.patience;
+        if outworn {
+            self.silent_since = Some(Instant::now());
+            self.patience = (self.patience * 2).min(SILENCE_MAX);
+        }
+        outworn
+    }
+}
+
+/// Whoever asks from now on asks through a client that has no past.
+fn start_over(asked: &Mutex<Asked>, config: &ClientConfig) {
+    match Admin::new(config) {
+        Ok(admin) => {
+            asked.lock().unwrap_or_else(PoisonError::into_inner).admin = admin;
+            metrics::lookup_client_rebuilt();
+            tracing::debug!("the Kafka client that looks topics up hears nothing; trying a new one");
+        }
+        Err(error) => tracing::warn!(%error, "cannot build a Kafka client; keeping the old one"),
+    }
+}
+
+fn ask_brokers(admin: &Admin, topic: &str) -> Result<i32, Code> {
+    let metadata = admin.client().inner().fetch_metadata(Some(topic), LOOKUP_TIMEOUT);
+    let metadata = metadata.map_err(|error| code_of(&error))?;
+    if metadata.brokers().is_empty() {
+        // A broker that has just started and has not heard of its cluster.
+        return Err(Code::AllBrokersDown);
+    }
+    let topic = metadata.topics().first().ok_or(Code::UnknownTopicOrPartition)?;
+    match topic.error() {
+        Some(error) => Err(error.into()),
+        None if topic.partitions().is_empty() => Err(Code::LeaderNotAvailable),
+        None => Ok(topic.partitions().len() as i32),
+    }
+}
+
+/// No broker said that.
+fn is_silence(code: Code) -> bool {
+    matches!(
+        code,
+        Code::BrokerTransportFailure
+            | Code::AllBrokersDown
+            | Code::OperationTimedOut
+            | Code::Resolve
+            | Code::Authentication
+            | Code::Unknown
+    )
 }
 
 impl Entry {

@@ -1,4 +1,4 @@
-//! What a batch means for its lanes, before it is sent and after. No clock, no server: all of it is tested as it stands.
+//! What a batch means for its lanes, before it is sent and after. It talks to no server: all of it is tested as it stands.
 
 use std::collections::HashMap;
 
@@ -570,6 +570,16 @@ mod tests {
         assert_eq!(lane.relay(&[1, 2, 3, 4, 5, 6], &[1]), [1, 2, 3]);
         assert_eq!(lane.relay(&[1, 7], &[1]), [1]);
         assert_eq!(lane.relay(&[1, 8], &[]), [1]);
+    }
+
+    #[test]
+    fn a_lane_handed_over_is_as_doubtful_as_it_was_taken() {
+        let lane = Inherited::with(40);
+        assert_eq!(lane.relay(&[1, 2, 3], &[1, 2, 3]), [1, 2, 3]);
+        let own_batch = 4;
+        let (given, _) = lane.lanes.remove_idle(own_batch);
+        let (_, _, _, suspect_rows) = given[0];
+        assert_eq!(suspect_rows, 40);
     }
 
     #[test]

@@ -530,6 +530,11 @@ async fn a_table_in_use_is_migrated_with_everything_in_it() {
 async fn a_migration_that_cannot_lock_a_table_gives_up_and_says_so() {
     let world = first_version().await;
     let mut session = world.session().await;
+    // Were it waited for without end, it would be got in the end.
+    session
+        .batch_execute("SET idle_in_transaction_session_timeout = '20s'")
+        .await
+        .expect("a setting");
     let backup = session.transaction().await.expect("a transaction");
     backup
         .execute("SELECT count(*) FROM outbox.lane", &[])

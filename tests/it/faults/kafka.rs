@@ -11,6 +11,10 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// A broker of its own with a topic on it, and a relay that knows it.
 async fn own_kafka() -> (OwnKafka, World, String, Relay) {
+    own_kafka_and(&[]).await
+}
+
+async fn own_kafka_and(args: &[&str]) -> (OwnKafka, World, String, Relay) {
     let kafka = OwnKafka::start();
     let world = World::on(&Stack::get().database_url, &kafka.address).await;
     let topic = world.topic("orders", 4, &[]).await;
@@ -18,11 +22,17 @@ async fn own_kafka() -> (OwnKafka, World, String, Relay) {
     let relay = world
         .relay()
         .args(&["--tasks", "1", "--batch-rows", "500"])
+        .args(args)
         .start_ready()
         .await;
     world.fill(&topic, 100, 10).await;
     world.drained(SOON).await;
     (kafka, world, topic, relay)
+}
+
+fn threads_of(relay: &Relay) -> usize {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", relay.pid())).expect("it runs");
+    threads.count()
 }
 
 async fn paused(relay: &Relay, expected: f64) {
@@ -55,6 +65,7 @@ async fn every_broker_down_for_long_costs_time_but_no_attempt_and_no_row() {
     );
     let (kafka, world, topic, relay) = own_kafka().await;
     let trickle = Trickle::start(&world, &topic);
+    let threads = threads_of(&relay);
     kafka.kill();
     paused(&relay, 1.0).await;
     sleep(LONG).await;
@@ -68,6 +79,10 @@ async fn every_broker_down_for_long_costs_time_but_no_attempt_and_no_row() {
     let recovered = over.until_drained(&world).await;
     let repeats = assert_recovered(&world, &relay, &topic).await;
     assert!(repeats <= 500, "{repeats} repeats of one batch in flight");
+    eventually(SOON, "the clients that were replaced to be gone", async || {
+        (threads_of(&relay) <= threads + 5).then_some(())
+    })
+    .await;
     recovered.record(repeats);
 }
 
@@ -142,7 +157,10 @@ async fn rows_behind_one_that_timed_out_but_was_written_wait_for_it() {
 
 #[tokio::test]
 async fn clients_that_lost_all_their_brokers_are_replaced() {
-    let (kafka, world, topic, relay) = own_kafka().await;
+    // So that the idle ones ask as well.
+    let often = ["--kafka-property", "topic.metadata.refresh.interval.ms=300"];
+    let patient = ["--max-attempts", "1000"];
+    let (kafka, world, topic, relay) = own_kafka_and(&[often, patient].concat()).await;
     // Refused, and to be tried again later: the producer of single records has to come back, too.
     let small = world.topic("small", 1, &[SMALL]).await;
     let too_large =
@@ -157,9 +175,9 @@ async fn clients_that_lost_all_their_brokers_are_replaced() {
     waking.leave().await;
 
     kafka.restart();
-    alter_topic(&kafka.address, &small, SMALL.0, "1000000").await;
     trickle.stop();
-    world.drained(SOON).await;
+    alter_topic(&kafka.address, &small, SMALL.0, "1000000").await;
+    world.drained(LEASE + Duration::from_secs(10)).await;
     world.held(0).await;
     assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(0.0));
     world.history(&topic).await.assert_admitted_by(&[&relay]);
