@@ -63,6 +63,9 @@ CREATE TABLE outbox.inbox_message (
     attempts         smallint NOT NULL DEFAULT 0,
     max_attempts     smallint NOT NULL,
     priority         smallint NOT NULL,
+    -- Stands behind an unfinished message of its key, so that no claim need look at it: a line may be long. It may be false
+    -- for one that does stand behind (claims look again), never for long true for one that does not.
+    behind           boolean NOT NULL DEFAULT false,
     consumer         text NOT NULL,
     source           text NOT NULL,
     message_id       text NOT NULL,
@@ -88,6 +91,8 @@ CREATE TABLE outbox.inbox_message (
         CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT inbox_message_attempts_are_within_their_limit
         CHECK (attempts BETWEEN 0 AND max_attempts AND max_attempts BETWEEN 1 AND 1000 AND token >= attempts),
+    CONSTRAINT inbox_message_behind_another_has_a_key_and_was_never_claimed
+        CHECK (NOT behind OR (key IS NOT NULL AND token = 0)),
     CONSTRAINT inbox_message_is_claimed_done_or_poison
         CHECK (num_nonnulls(claimed_at, done_at, poison_at) <= 1)
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
@@ -95,7 +100,9 @@ CREATE TABLE outbox.inbox_message (
 CREATE UNIQUE INDEX inbox_message_identity ON outbox.inbox_message (consumer, source, message_id);
 -- What a claim reads: nothing that is done, however much of it lies behind.
 CREATE INDEX inbox_message_unfinished ON outbox.inbox_message (consumer, priority DESC, next_attempt_at, id)
-    WHERE done_at IS NULL AND poison_at IS NULL;
+    WHERE done_at IS NULL AND poison_at IS NULL AND NOT behind;
+-- What such a claim passes over, by key.
+CREATE INDEX inbox_message_behind ON outbox.inbox_message (consumer, source, key, id) WHERE behind;
 -- Who stands before a message of a key. Poison too: order is order.
 CREATE INDEX inbox_message_line ON outbox.inbox_message (consumer, source, key, id)
     WHERE done_at IS NULL AND key IS NOT NULL;
@@ -198,6 +205,59 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Is there an unfinished message of this key? Whoever is told so holds its head: the head cannot be finished before the caller
+-- has committed, and then the caller's message is seen and woken. A head that is being finished at this moment does not count.
+CREATE FUNCTION outbox.inbox_hold_head(consumer text, source text, key text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM outbox.inbox_message m
+    WHERE m.consumer = inbox_hold_head.consumer AND m.source = inbox_hold_head.source AND m.key = inbox_hold_head.key
+      AND m.done_at IS NULL AND m.id = (
+          SELECT h.id FROM outbox.inbox_message h
+          WHERE h.consumer = inbox_hold_head.consumer AND h.source = inbox_hold_head.source AND h.key = inbox_hold_head.key
+            AND h.done_at IS NULL
+          ORDER BY h.id LIMIT 1)
+    FOR KEY SHARE SKIP LOCKED;
+    RETURN FOUND;
+END $$;
+
+-- The head of a key is finished: the next one is.
+CREATE FUNCTION outbox.inbox_wake(consumer text, source text, key text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE outbox.inbox_message m SET behind = false
+    WHERE m.behind AND m.id = (
+        SELECT n.id FROM outbox.inbox_message n
+        WHERE n.consumer = inbox_wake.consumer AND n.source = inbox_wake.source AND n.key = inbox_wake.key AND n.done_at IS NULL
+        ORDER BY n.id LIMIT 1);
+END $$;
+
+-- Under REPEATABLE READ and SERIALIZABLE a head is finished by a transaction that cannot see who has come since. So now and then
+-- a claim looks at the first one behind in each line, and wakes it where nobody stands before it.
+CREATE FUNCTION outbox.inbox_wake_stranded(consumer text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE outbox.inbox_message m SET behind = false
+    WHERE m.id = ANY (ARRAY(
+        -- From line to line by index, however long each is.
+        WITH RECURSIVE line AS (
+            (SELECT b.source, b.key, b.id FROM outbox.inbox_message b
+             WHERE b.consumer = inbox_wake_stranded.consumer AND b.behind ORDER BY b.source, b.key, b.id LIMIT 1)
+            UNION ALL
+            SELECT n.source, n.key, n.id FROM line l CROSS JOIN LATERAL (
+                SELECT b.source, b.key, b.id FROM outbox.inbox_message b
+                WHERE b.consumer = inbox_wake_stranded.consumer AND b.behind AND (b.source, b.key) > (l.source, l.key)
+                ORDER BY b.source, b.key, b.id LIMIT 1) n
+        )
+        SELECT l.id FROM line l WHERE NOT EXISTS (
+            SELECT FROM outbox.inbox_message e
+            WHERE e.consumer = inbox_wake_stranded.consumer AND e.source = l.source AND e.key = l.key AND e.done_at IS NULL
+              AND e.id < l.id)));
+END $$;
+
 -- Stores a message unless it is known. True: stored now; false: known before, in whatever state.
 CREATE FUNCTION outbox.inbox_receive(
     consumer text, source text, message_id text, payload jsonb DEFAULT NULL, payload_bytes bytea DEFAULT NULL,
@@ -254,10 +314,12 @@ BEGIN
             RETURN false;
         END IF;
         INSERT INTO outbox.inbox_message (consumer, source, message_id, key, event_type, headers, payload, payload_bytes, payload_hash,
-                                          priority, next_attempt_at, max_attempts)
+                                          priority, next_attempt_at, max_attempts, behind)
         VALUES (inbox_receive.consumer, inbox_receive.source, inbox_receive.message_id, inbox_receive.key, inbox_receive.event_type,
                 inbox_receive.headers, inbox_receive.payload, inbox_receive.payload_bytes, hash,
-                inbox_receive.priority, coalesce(inbox_receive.not_before, clock_timestamp()), inbox_receive.max_attempts)
+                inbox_receive.priority, coalesce(inbox_receive.not_before, clock_timestamp()), inbox_receive.max_attempts,
+                inbox_receive.key IS NOT NULL
+                    AND outbox.inbox_hold_head(inbox_receive.consumer, inbox_receive.source, inbox_receive.key))
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             RETURN true;
@@ -288,17 +350,21 @@ BEGIN
     IF octet_length(inbox_claim.claimed_by) > 255 THEN
         PERFORM outbox.refuse_argument('claimed_by', 'at most 255 bytes');
     END IF;
+    IF random() < 0.05 THEN
+        PERFORM outbox.inbox_wake_stranded(inbox_claim.consumer);
+    END IF;
     RETURN QUERY
     WITH due AS MATERIALIZED (
         SELECT m.id FROM outbox.inbox_message m
-        WHERE m.consumer = inbox_claim.consumer AND m.done_at IS NULL AND m.poison_at IS NULL
+        WHERE m.consumer = inbox_claim.consumer AND m.done_at IS NULL AND m.poison_at IS NULL AND NOT m.behind
           AND m.next_attempt_at <= moment
           AND (m.key IS NULL OR NOT EXISTS (
               SELECT FROM outbox.inbox_message e
               WHERE e.consumer = m.consumer AND e.source = m.source AND e.key = m.key AND e.done_at IS NULL AND e.id < m.id))
         ORDER BY m.priority DESC, m.next_attempt_at, m.id
         LIMIT inbox_claim.most
-        FOR UPDATE SKIP LOCKED
+        -- Not FOR UPDATE: whoever stores a message behind this one holds its key.
+        FOR NO KEY UPDATE SKIP LOCKED
     ), taken AS (
         UPDATE outbox.inbox_message m
         SET token = m.token + 1,
@@ -341,15 +407,24 @@ END $$;
 CREATE FUNCTION outbox.inbox_done(id bigint, token integer, outcome text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    line record;
 BEGIN
     IF octet_length(inbox_done.outcome) > 255 THEN
         PERFORM outbox.refuse_argument('outcome', 'at most 255 bytes');
     END IF;
+    -- Waits for whoever is storing a message behind this one: see inbox_hold_head.
+    PERFORM FROM outbox.inbox_message m
+    WHERE m.id = inbox_done.id AND m.token = inbox_done.token AND m.claimed_at IS NOT NULL AND m.key IS NOT NULL FOR UPDATE;
     UPDATE outbox.inbox_message m
     SET done_at = clock_timestamp(), claimed_at = NULL, last_error = NULL, outcome = inbox_done.outcome
-    WHERE m.id = inbox_done.id AND m.token = inbox_done.token AND m.claimed_at IS NOT NULL;
+    WHERE m.id = inbox_done.id AND m.token = inbox_done.token AND m.claimed_at IS NOT NULL
+    RETURNING m.consumer, m.source, m.key INTO line;
     IF NOT FOUND THEN
         PERFORM outbox.refuse_token('done', inbox_done.id, inbox_done.token, 'P4010');
+    END IF;
+    IF line.key IS NOT NULL THEN
+        PERFORM outbox.inbox_wake(line.consumer, line.source, line.key);
     END IF;
 END $$;
 
@@ -414,15 +489,26 @@ END $$;
 CREATE FUNCTION outbox.inbox_discard(consumer text, id bigint, reason text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    line record;
 BEGIN
     PERFORM outbox.refuse_name('consumer', inbox_discard.consumer, 'P4000');
     IF octet_length(inbox_discard.reason) > 200 THEN
         PERFORM outbox.refuse_argument('reason', 'at most 200 bytes');
     END IF;
+    PERFORM FROM outbox.inbox_message m
+    WHERE m.consumer = inbox_discard.consumer AND m.id = inbox_discard.id AND m.poison_at IS NOT NULL AND m.key IS NOT NULL FOR UPDATE;
     UPDATE outbox.inbox_message m
     SET poison_at = NULL, done_at = clock_timestamp(), outcome = concat_ws(': ', 'discarded', inbox_discard.reason)
-    WHERE m.consumer = inbox_discard.consumer AND m.id = inbox_discard.id AND m.poison_at IS NOT NULL;
-    RETURN FOUND;
+    WHERE m.consumer = inbox_discard.consumer AND m.id = inbox_discard.id AND m.poison_at IS NOT NULL
+    RETURNING m.source, m.key INTO line;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF line.key IS NOT NULL THEN
+        PERFORM outbox.inbox_wake(inbox_discard.consumer, line.source, line.key);
+    END IF;
+    RETURN true;
 END $$;
 
 -- For operators.
@@ -430,15 +516,20 @@ END $$;
 CREATE VIEW outbox.inbox_backlog AS
 SELECT m.consumer,
        count(*) AS unfinished,
-       count(*) FILTER (WHERE m.claimed_at IS NULL AND m.next_attempt_at <= clock_timestamp()) AS due,
-       count(*) FILTER (WHERE m.claimed_at IS NULL AND m.next_attempt_at > clock_timestamp()) AS waiting,
+       count(*) FILTER (WHERE m.claimed_at IS NULL AND m.next_attempt_at <= clock_timestamp() AND NOT m.behind) AS due,
+       count(*) FILTER (WHERE m.claimed_at IS NULL AND m.next_attempt_at > clock_timestamp() AND NOT m.behind) AS waiting,
+       count(*) FILTER (WHERE m.behind) AS behind,
        count(*) FILTER (WHERE m.claimed_at IS NOT NULL AND m.next_attempt_at > clock_timestamp()) AS claimed,
        count(*) FILTER (WHERE m.claimed_at IS NOT NULL AND m.next_attempt_at <= clock_timestamp()) AS lease_ran_out,
        max(m.attempts) AS most_attempts,
        min(m.received_at) AS oldest_received_at,
        clock_timestamp() - min(m.received_at) AS oldest_age
-FROM outbox.inbox_message m
-WHERE m.done_at IS NULL AND m.poison_at IS NULL
+FROM (
+    -- In two parts, as the indexes are: nothing of what is done is read.
+    SELECT * FROM outbox.inbox_message WHERE done_at IS NULL AND poison_at IS NULL AND NOT behind
+    UNION ALL
+    SELECT * FROM outbox.inbox_message WHERE behind
+) AS m
 GROUP BY m.consumer;
 
 CREATE VIEW outbox.inbox_poison AS
@@ -516,7 +607,8 @@ BEGIN
 END $$;
 
 REVOKE ALL ON FUNCTION outbox.message_digest, outbox.refuse_argument, outbox.refuse_name, outbox.refuse_identity,
-    outbox.refuse_other_payload, outbox.refuse_token, outbox.refuse_purge, outbox.consume_once, outbox.inbox_receive, outbox.inbox_claim,
+    outbox.refuse_other_payload, outbox.refuse_token, outbox.refuse_purge, outbox.inbox_hold_head, outbox.inbox_wake,
+    outbox.inbox_wake_stranded, outbox.consume_once, outbox.inbox_receive, outbox.inbox_claim,
     outbox.inbox_done, outbox.inbox_fail, outbox.inbox_replay, outbox.inbox_discard, outbox.purge_processed, outbox.purge_inbox FROM PUBLIC;
 
 GRANT EXECUTE ON FUNCTION outbox.consume_once, outbox.inbox_receive, outbox.inbox_claim, outbox.inbox_done, outbox.inbox_fail
@@ -528,5 +620,4 @@ GRANT SELECT ON outbox.processed_message, outbox.inbox_message, outbox.inbox_bac
     outbox.consumer_counters TO outbox_operator;
 GRANT SELECT ON outbox.consumer_counters TO outbox_relay;
 -- To count them; what they say is not the relay's business.
-GRANT SELECT (consumer, received_at, next_attempt_at, done_at, poison_at) ON outbox.inbox_message TO outbox_relay;
-GRANT SELECT (processed_at) ON outbox.processed_message TO outbox_relay;
+GRANT SELECT (consumer, priority, next_attempt_at, done_at, poison_at, behind) ON outbox.inbox_message TO outbox_relay;

@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 
 use crate::lanes::Lanes;
 use crate::metrics;
-use crate::outbox::{OnPublished, Outbox, Result};
+use crate::outbox::{OnPublished, Outbox, Purge, Result, Retention, Table};
 
 /// No row is removed sooner after it was published.
 pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
@@ -17,7 +17,7 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
 const SAMPLE_WALK: i64 = 10_000;
 /// One step of retention, and the rest after it.
-const PURGE_ROWS: i64 = 2_000;
+const PURGE_ROWS: i32 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 /// The safety net: a slow walk over the whole table.
@@ -28,17 +28,23 @@ const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub on_published: OnPublished,
-    pub retention: Duration,
+    pub retention: Retention,
 }
 
 /// Where each chore stands.
 struct Chores {
     sample_at: Instant,
-    purge_at: Instant,
-    purge_cursor: i64,
+    purges: Vec<PurgeChore>,
     rescan_at: Instant,
     rescan_cursor: i64,
     housekeeping_at: Instant,
+}
+
+/// One table's retention: its pass, and when the next one begins.
+struct PurgeChore {
+    purge: Purge,
+    at: Instant,
+    purged: i64,
 }
 
 /// Sweeps until `draining`.
@@ -46,8 +52,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
     let now = Instant::now();
     let mut chores = Chores {
         sample_at: now,
-        purge_at: now,
-        purge_cursor: 0,
+        purges: purges(settings.on_published, now),
         rescan_at: now + RESCAN_EVERY,
         rescan_cursor: 0,
         housekeeping_at: now,
@@ -69,43 +74,34 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
     }
 }
 
+/// Published rows are in the table only where they are kept.
+fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeChore> {
+    let kept = |table: &Table| *table != Table::Message || on_published == OnPublished::Keep;
+    let tables = Table::ALL.into_iter().filter(kept).map(Purge::of);
+    tables.map(|purge| PurgeChore { purge, at, purged: 0 }).collect()
+}
+
 impl Chores {
     async fn step(&mut self, outbox: &Outbox, settings: Settings) -> Result<()> {
         let now = Instant::now();
         if now >= self.sample_at {
             self.sample_at = now + SAMPLE_EVERY;
             metrics::backlog(&outbox.sample(SAMPLE_WALK).await?);
+            metrics::inbox(&outbox.sample_inbox(SAMPLE_WALK).await?);
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
             outbox.forget_workers().await?;
             if settings.on_published == OnPublished::Archive {
                 outbox.history_prepare().await?;
-                outbox.history_drop(settings.retention).await?;
+                outbox.history_drop(settings.retention.published).await?;
             }
         }
-        if now >= self.purge_at && settings.on_published == OnPublished::Keep {
-            self.purge(outbox, settings.retention).await?;
+        for chore in self.purges.iter_mut().filter(|chore| now >= chore.at) {
+            chore.step(outbox, settings.retention).await?;
         }
         if now >= self.rescan_at {
             self.rescan(outbox).await?;
-        }
-        Ok(())
-    }
-
-    /// One step of retention; a pass ends where the rows become too young.
-    async fn purge(&mut self, outbox: &Outbox, retention: Duration) -> Result<()> {
-        let (reached, purged, young) = outbox.purge(self.purge_cursor, PURGE_ROWS, retention).await?;
-        metrics::rows_purged(purged);
-        match reached {
-            Some(reached) if !young => self.purge_cursor = reached,
-            _ => {
-                if self.purge_cursor > 0 {
-                    info!(up_to_id = self.purge_cursor, "retention pass done");
-                }
-                self.purge_cursor = 0;
-                self.purge_at = Instant::now() + PURGE_EVERY;
-            }
         }
         Ok(())
     }
@@ -120,6 +116,23 @@ impl Chores {
                 rows = found,
                 "the safety net found rows that a floor had passed; they are published now. Please report this"
             );
+        }
+        Ok(())
+    }
+}
+
+impl PurgeChore {
+    async fn step(&mut self, outbox: &Outbox, retention: Retention) -> Result<()> {
+        let table = self.purge.table;
+        let (purged, finished) = outbox.purge(&mut self.purge, PURGE_ROWS, retention).await?;
+        metrics::rows_purged(table, purged);
+        self.purged += purged;
+        if finished {
+            if self.purged > 0 {
+                info!(table = table.name(), rows = self.purged, "retention pass done");
+            }
+            self.purged = 0;
+            self.at = Instant::now() + PURGE_EVERY;
         }
         Ok(())
     }

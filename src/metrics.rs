@@ -5,6 +5,8 @@ use std::time::Duration;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+use crate::outbox::{InboxSample, Table};
+
 /// Which way a batch went: the only label that is not a plain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
@@ -23,11 +25,13 @@ impl Stream {
 
 enum Kind {
     Counter,
+    /// One series for each table that retention removes rows of.
+    CounterByTable,
     Gauge,
     Histogram,
 }
 
-use Kind::{Counter, Gauge, Histogram};
+use Kind::{Counter, CounterByTable, Gauge, Histogram};
 
 /// The whole list: a test scrapes and finds every one of them.
 const METRICS: &[(&str, Kind, Unit, &str)] = &[
@@ -99,9 +103,21 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
     ),
     (
         "outboxd_rows_purged_total",
+        CounterByTable,
+        Unit::Count,
+        "Rows removed by retention.",
+    ),
+    (
+        "outboxd_consumer_duplicates_total",
         Counter,
         Unit::Count,
-        "Published rows removed by retention.",
+        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over.",
+    ),
+    (
+        "outboxd_consumer_conflicts_total",
+        Counter,
+        Unit::Count,
+        "Message ids consumers met again with another payload, since PostgreSQL last crashed or failed over.",
     ),
     (
         "outboxd_lanes_recovered_total",
@@ -208,6 +224,18 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "Topics that take nothing now.",
     ),
     (
+        "outboxd_inbox_unfinished_rows",
+        Gauge,
+        Unit::Count,
+        "Inbox messages not yet done, counted up to a bound.",
+    ),
+    (
+        "outboxd_inbox_poison_rows",
+        Gauge,
+        Unit::Count,
+        "Inbox messages that failed their last attempt and wait for a person.",
+    ),
+    (
         "outboxd_vacuum_horizon_age_transactions",
         Gauge,
         Unit::Count,
@@ -260,6 +288,12 @@ pub fn install() -> Result<PrometheusHandle, String> {
             Counter => {
                 describe_counter!(*name, *unit, *help);
                 counter!(*name).absolute(0);
+            }
+            CounterByTable => {
+                describe_counter!(*name, *unit, *help);
+                for table in Table::ALL {
+                    counter!(*name, "table" => table.name()).absolute(0);
+                }
             }
             Gauge => {
                 describe_gauge!(*name, *unit, *help);
@@ -319,8 +353,8 @@ pub fn published_rows_lost(count: usize) {
     counter!("outboxd_published_rows_lost_total").increment(count as u64);
 }
 
-pub fn rows_purged(count: i64) {
-    counter!("outboxd_rows_purged_total").increment(count.unsigned_abs());
+pub fn rows_purged(table: Table, count: i64) {
+    counter!("outboxd_rows_purged_total", "table" => table.name()).increment(count.unsigned_abs());
 }
 
 pub fn possible_duplicates(count: usize) {
@@ -403,6 +437,13 @@ pub fn backlog(sample: &crate::outbox::Sample) {
     gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
     gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
     gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
+}
+
+pub fn inbox(sample: &InboxSample) {
+    gauge!("outboxd_inbox_unfinished_rows").set(sample.unfinished as f64);
+    gauge!("outboxd_inbox_poison_rows").set(sample.poison as f64);
+    counter!("outboxd_consumer_duplicates_total").absolute(sample.duplicates_suppressed.unsigned_abs());
+    counter!("outboxd_consumer_conflicts_total").absolute(sample.conflicts.unsigned_abs());
 }
 
 pub fn claim_took(stream: Stream, took: Duration) {

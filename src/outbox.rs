@@ -24,7 +24,7 @@ pub use connect::{Database, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
 pub use lease::Peer;
-pub use sweep::Sample;
+pub use sweep::{InboxSample, Purge, Purged, Retention, Sample, Table};
 
 use param::Params;
 use session::{Session, Transaction};
@@ -86,6 +86,9 @@ statements!(
     postpone,
     probe,
     purge,
+    purge_inbox,
+    purge_processed,
+    purgeable,
     refuse,
     refuse_keyless,
     register,
@@ -93,6 +96,7 @@ statements!(
     renew,
     rescan,
     sample,
+    sample_inbox,
     schema_history,
     schema_version,
     sequence_cache,

@@ -2,9 +2,11 @@
 
 mod support;
 
+mod consumers;
 mod faults;
 mod life;
 mod order;
+mod purge;
 mod record;
 mod scaling;
 mod schema;
