@@ -3,6 +3,7 @@
 mod support;
 
 mod faults;
+mod idempotency;
 mod life;
 mod order;
 mod record;
