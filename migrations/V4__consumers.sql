@@ -606,16 +606,34 @@ BEGIN
     RETURN purged;
 END $$;
 
+-- Only what has its answer and is expired. A command under way, stale, or to be retried stays, however old: nobody knows what
+-- became of it.
+CREATE FUNCTION outbox.purge_idempotency(most integer DEFAULT 2000) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    purged bigint;
+BEGIN
+    PERFORM outbox.refuse_purge(interval '1 hour', most);
+    DELETE FROM outbox.idempotency_request
+    WHERE ctid = ANY (ARRAY(
+        SELECT r.ctid FROM outbox.idempotency_request r
+        WHERE r.expires_at < clock_timestamp() AND r.status IN ('succeeded', 'failed_final')
+        ORDER BY r.expires_at LIMIT most FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS purged = ROW_COUNT;
+    RETURN purged;
+END $$;
+
 REVOKE ALL ON FUNCTION outbox.message_digest, outbox.refuse_argument, outbox.refuse_name, outbox.refuse_identity,
     outbox.refuse_other_payload, outbox.refuse_token, outbox.refuse_purge, outbox.inbox_hold_head, outbox.inbox_wake,
     outbox.inbox_wake_stranded, outbox.consume_once, outbox.inbox_receive, outbox.inbox_claim,
-    outbox.inbox_done, outbox.inbox_fail, outbox.inbox_replay, outbox.inbox_discard, outbox.purge_processed, outbox.purge_inbox FROM PUBLIC;
+    outbox.inbox_done, outbox.inbox_fail, outbox.inbox_replay, outbox.inbox_discard, outbox.purge_processed, outbox.purge_inbox,
+    outbox.purge_idempotency FROM PUBLIC;
 
 GRANT EXECUTE ON FUNCTION outbox.consume_once, outbox.inbox_receive, outbox.inbox_claim, outbox.inbox_done, outbox.inbox_fail
     TO outbox_producer;
 GRANT EXECUTE ON FUNCTION outbox.inbox_replay, outbox.inbox_discard TO outbox_operator;
 GRANT EXECUTE ON FUNCTION outbox.message_digest TO outbox_producer, outbox_operator;
-GRANT EXECUTE ON FUNCTION outbox.purge_processed, outbox.purge_inbox TO outbox_relay, outbox_operator;
+GRANT EXECUTE ON FUNCTION outbox.purge_processed, outbox.purge_inbox, outbox.purge_idempotency TO outbox_relay, outbox_operator;
 GRANT SELECT ON outbox.processed_message, outbox.inbox_message, outbox.inbox_backlog, outbox.inbox_poison, outbox.message_pending,
     outbox.consumer_counters TO outbox_operator;
 GRANT SELECT ON outbox.consumer_counters TO outbox_relay;

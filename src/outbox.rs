@@ -86,6 +86,7 @@ statements!(
     postpone,
     probe,
     purge,
+    purge_idempotency,
     purge_inbox,
     purge_processed,
     purgeable,

@@ -19,10 +19,11 @@ pub enum Table {
     Message,
     Processed,
     Inbox,
+    Idempotency,
 }
 
 impl Table {
-    pub const ALL: [Table; 3] = [Table::Message, Table::Processed, Table::Inbox];
+    pub const ALL: [Table; 4] = [Table::Message, Table::Processed, Table::Inbox, Table::Idempotency];
 
     /// Its name in the schema.
     pub fn name(self) -> &'static str {
@@ -30,6 +31,7 @@ impl Table {
             Table::Message => "message",
             Table::Processed => "processed_message",
             Table::Inbox => "inbox_message",
+            Table::Idempotency => "idempotency_request",
         }
     }
 }
@@ -83,11 +85,18 @@ impl Outbox {
         match purge.table {
             Table::Message => self.purge_published(&mut purge.cursor, most, retention.published).await,
             Table::Processed => {
-                self.purge_by_age(&self.statements.purge_processed, most, retention.processed)
+                let statement = &self.statements.purge_processed;
+                self.purge_indexed(statement, &[&retention.processed.as_secs_f64(), &most], most)
                     .await
             }
             Table::Inbox => {
-                self.purge_by_age(&self.statements.purge_inbox, most, retention.inbox)
+                let statement = &self.statements.purge_inbox;
+                self.purge_indexed(statement, &[&retention.inbox.as_secs_f64(), &most], most)
+                    .await
+            }
+            // Each record carries its own expiry.
+            Table::Idempotency => {
+                self.purge_indexed(&self.statements.purge_idempotency, &[&most], most)
                     .await
             }
         }
@@ -104,9 +113,9 @@ impl Outbox {
         Ok((row.try_get("purged")?, more.is_none()))
     }
 
-    async fn purge_by_age(&self, statement: &str, most: i32, retention: Duration) -> Result<(i64, bool)> {
-        let row = self.query_one(statement, &[&retention.as_secs_f64(), &most]).await?;
-        let purged = row.try_get("purged")?;
+    /// By an index of what is old; fewer than asked for: that was all.
+    async fn purge_indexed(&self, statement: &str, params: Params<'_>, most: i32) -> Result<(i64, bool)> {
+        let purged = self.query_one(statement, params).await?.try_get("purged")?;
         Ok((purged, purged < i64::from(most)))
     }
 

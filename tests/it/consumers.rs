@@ -868,6 +868,8 @@ const BAD_CALLS: &[(&str, &str)] = &[
     ("outbox.purge_processed('-1 day')", "P4004"),
     ("outbox.purge_processed('1 day', 0)", "P4004"),
     ("outbox.purge_processed('1 day', NULL)", "P4004"),
+    ("outbox.purge_idempotency(NULL)", "P4004"),
+    ("outbox.purge_idempotency(0)", "P4004"),
     ("outbox.purge_inbox(NULL)", "P4004"),
     ("outbox.purge_inbox('59 minutes')", "P4004"),
     ("outbox.purge_inbox('1 day', 100001)", "P4004"),
@@ -938,6 +940,7 @@ async fn an_application_consumes_through_the_functions_only_and_an_operator_repl
         "SELECT outbox.inbox_discard('c', 1)",
         "SELECT outbox.purge_processed('1 day')",
         "SELECT outbox.purge_inbox('1 day')",
+        "SELECT outbox.purge_idempotency()",
         "SELECT outbox.refuse_argument('a', 'b')",
     ] {
         assert_eq!(refusal(&application, statement).await, "42501", "{statement}");
@@ -993,7 +996,7 @@ async fn the_operators_views_count_what_waits() {
 
 /// Loads the worked example; its own messages, which no topic waits for, are dropped.
 async fn load_example(world: &World) {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sql/inbound-to-outbound.sql");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sql/inbound_to_outbound.sql");
     let loaded = Command::new("psql")
         .args([&world.database_url, "-q", "-v", "ON_ERROR_STOP=1", "-f", file])
         .output()

@@ -3,7 +3,9 @@
 mod support;
 
 mod consumers;
+mod examples;
 mod faults;
+mod idempotency;
 mod life;
 mod order;
 mod purge;

@@ -21,13 +21,25 @@ const EVERY_STATE: &str = "
                  ('stays young', now(), NULL, NULL, 1),
                  ('stays unfinished', NULL, NULL, NULL, 0),
                  ('stays claimed', NULL, NULL, now() - interval '60 d', 1),
-                 ('stays poison', NULL, now() - interval '60 d', NULL, 3)) AS m (name, done, poison, claimed, token);";
+                 ('stays poison', NULL, now() - interval '60 d', NULL, 3)) AS m (name, done, poison, claimed, token);
+    INSERT INTO outbox.idempotency_request (scope, key, request_hash, status, claimed_by, attempt_count, created_at, updated_at,
+                                            claimed_at, expires_at, locked_until, completed_at, failure_code)
+    SELECT 's', name, sha256('1'), status, 'w', 1, now() - interval '60 d', now() - interval '60 d', now() - interval '60 d', expires,
+           CASE status WHEN 'processing' THEN now() - interval '59 d' END,
+           CASE WHEN status IN ('succeeded', 'failed_final') THEN now() - interval '60 d' END,
+           CASE WHEN status LIKE 'failed%' THEN 'E' END
+    FROM (VALUES ('goes succeeded', 'succeeded', now() - interval '1 d'), ('goes final', 'failed_final', now() - interval '1 d'),
+                 ('stays unexpired', 'succeeded', now() + interval '1 d'),
+                 ('stays stale', 'processing', now() - interval '1 d'),
+                 ('stays retryable', 'failed_retryable', now() - interval '1 d')) AS r (name, status, expires);";
 
 const NAMES: &str = "SELECT string_agg(name, ', ' ORDER BY name) FROM (
         SELECT 'message ' || key FROM outbox.message UNION ALL SELECT 'processed ' || message_id FROM outbox.processed_message
-        UNION ALL SELECT 'inbox ' || message_id FROM outbox.inbox_message) AS n (name)";
+        UNION ALL SELECT 'inbox ' || message_id FROM outbox.inbox_message
+        UNION ALL SELECT 'command ' || key FROM outbox.idempotency_request) AS n (name)";
 
-const WHAT_STAYS: &str = "inbox stays claimed, inbox stays poison, inbox stays unfinished, inbox stays young, \
+const WHAT_STAYS: &str = "command stays retryable, command stays stale, command stays unexpired, \
+                          inbox stays claimed, inbox stays poison, inbox stays unfinished, inbox stays young, \
                           message stays dead, message stays delayed, message stays pending, message stays young, \
                           processed stays young";
 
@@ -46,12 +58,12 @@ async fn purge_takes_what_is_finished_and_old_and_nothing_else() {
     world.execute(EVERY_STATE).await;
     let said = stdout_of(&world.outboxd("purge", &[]));
     assert!(
-        said.starts_with("Removed rows: 1 of message, 1 of processed_message, 1 of inbox_message; days of history: 0"),
+        said.starts_with("Removed rows: 1 of message, 1 of processed_message, 1 of inbox_message, 2 of idempotency_request; days of history: 0"),
         "{said}"
     );
     assert_eq!(world.text(NAMES).await, WHAT_STAYS);
     let again = json_of(&world.outboxd("purge", &["--json"]));
-    for table in ["message", "processed_message", "inbox_message"] {
+    for table in ["message", "processed_message", "inbox_message", "idempotency_request"] {
         assert_eq!(again["rows"][table], 0, "{again}");
     }
 }
@@ -114,7 +126,7 @@ async fn a_retention_below_an_hour_is_refused_and_each_kind_has_its_own() {
     let removed = json_of(&world.outboxd("purge", &only_inbox));
     assert_eq!(
         removed["rows"].to_string(),
-        r#"{"inbox_message":1,"message":0,"processed_message":0}"#
+        r#"{"idempotency_request":2,"inbox_message":1,"message":0,"processed_message":0}"#
     );
 }
 
@@ -134,7 +146,7 @@ async fn purge_goes_on_in_small_steps_until_nothing_is_left() {
     let removed = json_of(&world.outboxd("purge", &["--purge-batch-rows", "10", "--json"]));
     assert_eq!(
         removed["rows"].to_string(),
-        r#"{"inbox_message":105,"message":95,"processed_message":100}"#
+        r#"{"idempotency_request":0,"inbox_message":105,"message":95,"processed_message":100}"#
     );
 }
 
@@ -146,7 +158,7 @@ async fn a_purge_neither_waits_for_a_writer_nor_takes_the_row_it_holds() {
     writer
         .batch_execute(
             "BEGIN; SELECT FROM outbox.message FOR UPDATE; SELECT FROM outbox.processed_message FOR UPDATE;
-             SELECT FROM outbox.inbox_message FOR UPDATE",
+             SELECT FROM outbox.inbox_message FOR UPDATE; SELECT FROM outbox.idempotency_request FOR UPDATE",
         )
         .await
         .expect("held");
@@ -154,7 +166,7 @@ async fn a_purge_neither_waits_for_a_writer_nor_takes_the_row_it_holds() {
     let removed = json_of(&world.outboxd("purge", &["--json"]));
     assert_eq!(
         removed["rows"].to_string(),
-        r#"{"inbox_message":0,"message":0,"processed_message":0}"#
+        r#"{"idempotency_request":0,"inbox_message":0,"message":0,"processed_message":0}"#
     );
     assert!(removed["seconds"].as_f64().expect("a number") < 4.0, "{removed}");
     writer.batch_execute("COMMIT").await.expect("released");
@@ -210,8 +222,13 @@ async fn the_daemon_purges_in_the_background_and_counts_by_table() {
         .await;
     let url = world.login("relay", &["outbox_relay"]).await;
     let relay = world.relay_as(&url).start_ready().await;
-    for table in ["message", "processed_message", "inbox_message"] {
-        let name = format!("outboxd_rows_purged_total{{table=\"{table}\"}} 1");
+    for (table, rows) in [
+        ("message", 1),
+        ("processed_message", 1),
+        ("inbox_message", 1),
+        ("idempotency_request", 2),
+    ] {
+        let name = format!("outboxd_rows_purged_total{{table=\"{table}\"}} {rows}");
         eventually(SOON, &name, async || {
             relay.get("/metrics").filter(|scrape| scrape.contains(&name)).map(drop)
         })
@@ -224,7 +241,8 @@ async fn the_daemon_purges_in_the_background_and_counts_by_table() {
     assert_eq!(relay.metric("outboxd_inbox_poison_rows"), Some(1.0));
     assert_eq!(
         world.text(NAMES).await,
-        "inbox stays claimed, inbox stays poison, inbox stays unfinished, inbox stays young, processed stays young"
+        "command stays retryable, command stays stale, command stays unexpired, \
+         inbox stays claimed, inbox stays poison, inbox stays unfinished, inbox stays young, processed stays young"
     );
     assert!(!relay.logged("42501"), "nothing was denied:\n{}", relay.log());
 }

@@ -216,10 +216,14 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
         }
     }
     let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
-                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace";
+                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname !~ '^idempotency_'";
     let mut tried: Vec<&str> = REFUSED.iter().map(|(constraint, _)| *constraint).collect();
     tried.sort_unstable();
-    assert_eq!(world.text(named).await, tried.join(" "), "every CHECK is tried here");
+    assert_eq!(
+        world.text(named).await,
+        tried.join(" "),
+        "every CHECK of the relay's tables is tried here"
+    );
 }
 
 #[tokio::test]
