@@ -6,7 +6,7 @@
 -- the process, after COMMIT, before its offset      | balance and marker          | changes nothing, writes nothing
 -- the event is delivered twice at once              | balance and marker, once    | the second waits for the first, changes nothing
 -- the account does not exist yet                    | it does, with this balance  | changes nothing
--- the effect (a CHECK refuses the balance)          | nothing, not even a marker   | is refused again
+-- the effect (a CHECK refuses the balance)          | nothing, not even a marker  | is refused again
 -- the whole topic is replayed from its beginning    | the same balances           | changes nothing
 -- an event id is reused with another amount         | the first amount            | P4050: park it for a person
 --

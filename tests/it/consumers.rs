@@ -106,6 +106,8 @@ async fn a_duplicate_writes_nothing() {
             wal_records(&world.db, &call).await > 0,
             "the first time it writes: {call}"
         );
+        // Dead rows of the catalogue, left by the migration, are pruned by whoever reads them: that is not the call's writing.
+        world.execute("VACUUM").await;
         world.execute("BEGIN").await;
         for _ in 0..100 {
             assert_eq!(wal_records(&world.db, &call).await, 0, "{call}");
