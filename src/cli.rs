@@ -3,6 +3,7 @@
 mod demo;
 mod healthcheck;
 mod migrate;
+mod purge;
 mod run;
 mod status;
 mod verify;
@@ -63,6 +64,11 @@ enum Command {
     ///
     /// Exit codes: 0 every promise held, 1 one was broken, 2 it could not be told, 64 bad usage.
     Verify(Box<verify::VerifyArgs>),
+    /// Remove what is finished and old, in small steps, beside everything else
+    ///
+    /// Published rows, days of history, markers of consumers, inbox messages that are done. Never what is pending, dead,
+    /// unfinished or poison. `outboxd run` does the same in the background; this does it now, and says how much.
+    Purge(purge::PurgeArgs),
     /// Watch it work, without Kafka or a configured database
     Demo(demo::DemoArgs),
     /// Ask a running outboxd whether it is alive; for container health checks
@@ -145,6 +151,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Migrate(args) => migrate::migrate(&args).await,
         Command::Status(args) => status::status(&args).await,
         Command::Verify(args) => verify::verify(&args).await,
+        Command::Purge(args) => purge::purge(&args).await,
         Command::Demo(args) => demo::demo(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args).await,
     }

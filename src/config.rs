@@ -9,7 +9,7 @@ use rdkafka::ClientConfig;
 
 use crate::janitor;
 use crate::lanes::keeper::Lease;
-use crate::outbox::{Database, OnPublished, Pooler};
+use crate::outbox::{Database, OnPublished, Pooler, Retention};
 use crate::publisher::{OVERRUN, properties};
 use crate::relay::{self, MARK_MARGIN};
 use crate::verdict::{OnDead, Policy};
@@ -57,6 +57,32 @@ pub struct KafkaArgs {
     pub kafka_properties: Vec<String>,
 }
 
+/// How long what is finished stays. Shared by `run` and `purge`.
+#[derive(Args, Clone, Debug)]
+pub struct RetentionArgs {
+    /// How long published rows (keep) or days of history (archive) stay
+    #[arg(long, env = "OUTBOXD_RETENTION", default_value = "7days", value_name = "DURATION")]
+    pub retention: String,
+
+    /// How long consumers remember a message: longer than any source can repeat it
+    #[arg(
+        long,
+        env = "OUTBOXD_PROCESSED_RETENTION",
+        default_value = "30days",
+        value_name = "DURATION"
+    )]
+    pub processed_retention: String,
+
+    /// How long inbox messages stay once they are done, and are known when they come again
+    #[arg(
+        long,
+        env = "OUTBOXD_INBOX_RETENTION",
+        default_value = "30days",
+        value_name = "DURATION"
+    )]
+    pub inbox_retention: String,
+}
+
 /// The settings of `outboxd run`. A database URL and a broker list are enough.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
@@ -74,9 +100,8 @@ pub struct RunArgs {
     #[arg(long, env = "OUTBOXD_ON_PUBLISHED", value_enum, default_value = "keep")]
     pub on_published: OnPublished,
 
-    /// How long published rows (keep) or days of history (archive) stay
-    #[arg(long, env = "OUTBOXD_RETENTION", default_value = "7days", value_name = "DURATION")]
-    pub retention: String,
+    #[command(flatten)]
+    pub retention: RetentionArgs,
 
     /// How often Kafka may refuse a row before it becomes a dead letter; outages never count
     #[arg(long, env = "OUTBOXD_MAX_ATTEMPTS", default_value = "5", value_name = "N")]
@@ -355,6 +380,34 @@ impl KafkaArgs {
     }
 }
 
+impl RetentionArgs {
+    /// The durations, or every problem with them.
+    pub fn validate(&self) -> Result<Retention, Problems> {
+        let mut check = Check::default();
+        let retention = self.checked(&mut check);
+        if check.0.is_empty() {
+            Ok(retention)
+        } else {
+            Err(Problems(check.0))
+        }
+    }
+
+    fn checked(&self, check: &mut Check) -> Retention {
+        let mut age = |flag: &str, value: &str| {
+            let age = check.duration(flag, value);
+            check.ensure(age >= janitor::RETENTION_LEAST, || {
+                format!("{flag} must be at least 1h")
+            });
+            age
+        };
+        Retention {
+            published: age("--retention", &self.retention),
+            processed: age("--processed-retention", &self.processed_retention),
+            inbox: age("--inbox-retention", &self.inbox_retention),
+        }
+    }
+}
+
 impl RunArgs {
     /// Settings that hold together, or every problem at once.
     pub fn validate(&self) -> Result<Config, Problems> {
@@ -378,10 +431,7 @@ impl RunArgs {
             "--poll-interval-max must be at least 1ms".to_owned()
         });
         let shutdown_grace = check.duration("--shutdown-grace", &self.shutdown_grace);
-        let retention = check.duration("--retention", &self.retention);
-        check.ensure(retention >= janitor::RETENTION_LEAST, || {
-            "--retention must be at least 1h".to_owned()
-        });
+        let retention = self.retention.checked(&mut check);
         let http_listen = self.http_listen.parse().unwrap_or_else(|_| {
             check.0.push(format!(
                 "--http-listen {:?} is not an address; write e.g. 0.0.0.0:9090",

@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 
 use crate::lanes::Lanes;
 use crate::metrics;
-use crate::outbox::{Counted, OnPublished, Outbox, Result};
+use crate::outbox::{Counted, OnPublished, Outbox, Purge, Result, Retention, Table};
 
 /// No row is removed sooner after it was published.
 pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
@@ -19,7 +19,7 @@ const SAMPLE_WALK: i64 = 10_000;
 /// So many operations have a series of their own.
 const SAMPLE_OPERATIONS: i64 = 20;
 /// One step of retention, and the rest after it.
-const PURGE_ROWS: i64 = 2_000;
+const PURGE_ROWS: i32 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 /// The safety net: a slow walk over the whole table.
@@ -30,7 +30,7 @@ const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub on_published: OnPublished,
-    pub retention: Duration,
+    pub retention: Retention,
 }
 
 /// Where each chore stands.
@@ -38,11 +38,17 @@ struct Chores {
     sample_at: Instant,
     /// By the database, at the last sample: what is new since then is ours to count.
     counted: Option<Counted>,
-    purge_at: Instant,
-    purge_cursor: i64,
+    purges: Vec<PurgeChore>,
     rescan_at: Instant,
     rescan_cursor: i64,
     housekeeping_at: Instant,
+}
+
+/// One table's retention: its pass, and when the next one begins.
+struct PurgeChore {
+    purge: Purge,
+    at: Instant,
+    purged: i64,
 }
 
 /// Sweeps until `draining`.
@@ -51,8 +57,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
     let mut chores = Chores {
         sample_at: now,
         counted: None,
-        purge_at: now,
-        purge_cursor: 0,
+        purges: purges(settings.on_published, now),
         rescan_at: now + RESCAN_EVERY,
         rescan_cursor: 0,
         housekeeping_at: now,
@@ -76,6 +81,13 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
     }
 }
 
+/// Published rows are in the table only where they are kept.
+fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeChore> {
+    let kept = |table: &Table| *table != Table::Message || on_published == OnPublished::Keep;
+    let tables = Table::ALL.into_iter().filter(kept).map(Purge::of);
+    tables.map(|purge| PurgeChore { purge, at, purged: 0 }).collect()
+}
+
 impl Chores {
     async fn step(&mut self, outbox: &Outbox, settings: Settings) -> Result<()> {
         let now = Instant::now();
@@ -83,39 +95,23 @@ impl Chores {
             self.sample_at = now + SAMPLE_EVERY;
             metrics::backlog(&outbox.sample(SAMPLE_WALK).await?);
             metrics::commands(&outbox.sample_commands(SAMPLE_WALK, SAMPLE_OPERATIONS).await?);
-            let intake = outbox.sample_intake(SAMPLE_WALK).await?;
-            metrics::intake(&intake, self.counted.replace(intake.counted));
+            metrics::inbox(&outbox.sample_inbox(SAMPLE_WALK).await?);
+            let counted = outbox.sample_counted().await?;
+            metrics::counted(self.counted.replace(counted), counted);
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
             outbox.forget_workers().await?;
             if settings.on_published == OnPublished::Archive {
                 outbox.history_prepare().await?;
-                outbox.history_drop(settings.retention).await?;
+                outbox.history_drop(settings.retention.published).await?;
             }
         }
-        if now >= self.purge_at && settings.on_published == OnPublished::Keep {
-            self.purge(outbox, settings.retention).await?;
+        for chore in self.purges.iter_mut().filter(|chore| now >= chore.at) {
+            chore.step(outbox, settings.retention).await?;
         }
         if now >= self.rescan_at {
             self.rescan(outbox).await?;
-        }
-        Ok(())
-    }
-
-    /// One step of retention; a pass ends where the rows become too young.
-    async fn purge(&mut self, outbox: &Outbox, retention: Duration) -> Result<()> {
-        let (reached, purged, young) = outbox.purge(self.purge_cursor, PURGE_ROWS, retention).await?;
-        metrics::rows_purged(purged);
-        match reached {
-            Some(reached) if !young => self.purge_cursor = reached,
-            _ => {
-                if self.purge_cursor > 0 {
-                    info!(up_to_id = self.purge_cursor, "retention pass done");
-                }
-                self.purge_cursor = 0;
-                self.purge_at = Instant::now() + PURGE_EVERY;
-            }
         }
         Ok(())
     }
@@ -130,6 +126,23 @@ impl Chores {
                 rows = found,
                 "the safety net found rows that a floor had passed; they are published now. Please report this"
             );
+        }
+        Ok(())
+    }
+}
+
+impl PurgeChore {
+    async fn step(&mut self, outbox: &Outbox, retention: Retention) -> Result<()> {
+        let table = self.purge.table;
+        let (purged, finished) = outbox.purge(&mut self.purge, PURGE_ROWS, retention).await?;
+        metrics::rows_purged(table, purged);
+        self.purged += purged;
+        if finished {
+            if self.purged > 0 {
+                info!(table = table.name(), rows = self.purged, "retention pass done");
+            }
+            self.purged = 0;
+            self.at = Instant::now() + PURGE_EVERY;
         }
         Ok(())
     }

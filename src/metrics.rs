@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::outbox::{Commands, Counted, Intake};
+use crate::outbox::{Commands, Counted, InboxSample, Table};
 
 /// Which way a batch went: the only label that is not a plain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +27,13 @@ impl Stream {
 
 enum Kind {
     Counter,
+    /// One series for each table that retention removes rows of.
+    CounterByTable,
     Gauge,
     Histogram,
 }
 
-use Kind::{Counter, Gauge, Histogram};
+use Kind::{Counter, CounterByTable, Gauge, Histogram};
 
 /// The whole list: a test scrapes and finds every one of them.
 const METRICS: &[(&str, Kind, Unit, &str)] = &[
@@ -103,9 +105,21 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
     ),
     (
         "outboxd_rows_purged_total",
+        CounterByTable,
+        Unit::Count,
+        "Rows removed by retention.",
+    ),
+    (
+        "outboxd_consumer_duplicates_total",
         Counter,
         Unit::Count,
-        "Published rows removed by retention.",
+        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over.",
+    ),
+    (
+        "outboxd_consumer_conflicts_total",
+        Counter,
+        Unit::Count,
+        "Message ids consumers met again with another payload, since PostgreSQL last crashed or failed over.",
     ),
     (
         "outboxd_lanes_recovered_total",
@@ -218,6 +232,18 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "Topics that take nothing now.",
     ),
     (
+        "outboxd_inbox_unfinished_rows",
+        Gauge,
+        Unit::Count,
+        "Inbox messages not yet done, counted up to a bound.",
+    ),
+    (
+        "outboxd_inbox_poison_rows",
+        Gauge,
+        Unit::Count,
+        "Inbox messages that failed their last attempt and wait for a person.",
+    ),
+    (
         "outboxd_vacuum_horizon_age_transactions",
         Gauge,
         Unit::Count,
@@ -277,42 +303,6 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         Unit::Count,
         "Claims refused because their key was used for another request.",
     ),
-    (
-        "outboxd_consumer_duplicates_total",
-        Counter,
-        Unit::Count,
-        "Messages consumed or received again, without effect.",
-    ),
-    (
-        "outboxd_consumer_conflicts_total",
-        Counter,
-        Unit::Count,
-        "Messages refused because their id was used for another payload.",
-    ),
-    (
-        "outboxd_inbox_unfinished_messages",
-        Gauge,
-        Unit::Count,
-        "Inbox messages that are neither done nor poison, counted up to a bound.",
-    ),
-    (
-        "outboxd_inbox_due_messages",
-        Gauge,
-        Unit::Count,
-        "Those of them that a claim would take now.",
-    ),
-    (
-        "outboxd_inbox_poison_messages",
-        Gauge,
-        Unit::Count,
-        "Inbox messages given up after their last attempt, counted up to a bound.",
-    ),
-    (
-        "outboxd_inbox_oldest_seconds",
-        Gauge,
-        Unit::Seconds,
-        "Age of the oldest unfinished inbox message.",
-    ),
 ];
 
 const BUCKETS: &[f64] = &[
@@ -330,6 +320,12 @@ pub fn install() -> Result<PrometheusHandle, String> {
             Counter => {
                 describe_counter!(*name, *unit, *help);
                 counter!(*name).absolute(0);
+            }
+            CounterByTable => {
+                describe_counter!(*name, *unit, *help);
+                for table in Table::ALL {
+                    counter!(*name, "table" => table.name()).absolute(0);
+                }
             }
             Gauge => {
                 describe_gauge!(*name, *unit, *help);
@@ -389,8 +385,8 @@ pub fn published_rows_lost(count: usize) {
     counter!("outboxd_published_rows_lost_total").increment(count as u64);
 }
 
-pub fn rows_purged(count: i64) {
-    counter!("outboxd_rows_purged_total").increment(count.unsigned_abs());
+pub fn rows_purged(table: Table, count: i64) {
+    counter!("outboxd_rows_purged_total", "table" => table.name()).increment(count.unsigned_abs());
 }
 
 pub fn possible_duplicates(count: usize) {
@@ -498,15 +494,9 @@ fn set_commands((operation, state): &(String, String), count: f64) {
     gauge!("outboxd_commands", "operation" => operation.clone(), "state" => state.clone()).set(count);
 }
 
-/// What is waiting, and what is new since the last sample of this worker.
-pub fn intake(sampled: &Intake, before: Option<Counted>) {
-    gauge!("outboxd_inbox_unfinished_messages").set(sampled.inbox_unfinished as f64);
-    gauge!("outboxd_inbox_due_messages").set(sampled.inbox_due as f64);
-    gauge!("outboxd_inbox_poison_messages").set(sampled.inbox_poison as f64);
-    gauge!("outboxd_inbox_oldest_seconds").set(sampled.inbox_oldest_seconds);
-    // Whoever sampled before has counted what was there.
+/// What is new since the last sample of this worker. Before the first one, whoever sampled then has counted it.
+pub fn counted(before: Option<Counted>, now: Counted) {
     let Some(before) = before else { return };
-    let now = sampled.counted;
     for (name, before, now) in [
         ("outboxd_commands_granted_total", before.granted, now.granted),
         ("outboxd_command_replays_total", before.replayed, now.replayed),
@@ -522,6 +512,11 @@ pub fn intake(sampled: &Intake, before: Option<Counted>) {
 fn grown(before: i64, now: i64) -> u64 {
     let since = if now < before { 0 } else { before };
     u64::try_from(now - since).unwrap_or(0)
+}
+
+pub fn inbox(sample: &InboxSample) {
+    gauge!("outboxd_inbox_unfinished_rows").set(sample.unfinished as f64);
+    gauge!("outboxd_inbox_poison_rows").set(sample.poison as f64);
 }
 
 pub fn claim_took(stream: Stream, took: Duration) {

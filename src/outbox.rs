@@ -24,7 +24,7 @@ pub use connect::{Database, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
 pub use lease::Peer;
-pub use sweep::{Commands, Counted, Intake, Sample};
+pub use sweep::{Commands, Counted, InboxSample, Purge, Purged, Retention, Sample, Table};
 
 use param::Params;
 use session::{Session, Transaction};
@@ -86,6 +86,10 @@ statements!(
     postpone,
     probe,
     purge,
+    purge_idempotency,
+    purge_inbox,
+    purge_processed,
+    purgeable,
     refuse,
     refuse_keyless,
     register,
@@ -94,7 +98,8 @@ statements!(
     rescan,
     sample,
     sample_commands,
-    sample_intake,
+    sample_counted,
+    sample_inbox,
     schema_history,
     schema_version,
     sequence_cache,

@@ -5,7 +5,7 @@ FROM (
     FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'),
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
-                 ('history', 'SELECT'), ('history', 'INSERT')) AS t (name, privilege)
+                 ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
     FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('lease_until'), ('claim_token'), ('attempts'),
@@ -14,6 +14,8 @@ FROM (
     SELECT 'SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')
     UNION ALL
     SELECT 'EXECUTE on outbox.' || f.name, has_function_privilege('outbox.' || f.name, 'EXECUTE')
-    FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)')) AS f (name)
+    FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)'),
+                 ('purge_processed(interval, integer)'), ('purge_inbox(interval, integer)'),
+                 ('purge_idempotency(integer)')) AS f (name)
 ) AS wanted (what, granted)
 WHERE NOT wanted.granted

@@ -4,8 +4,12 @@ WITH chunk AS MATERIALIZED (
 ), gone AS (
     -- By an array of ids, not by a join: a join may walk the whole table.
     DELETE FROM outbox.message m
-    WHERE m.id = ANY (ARRAY(SELECT id FROM chunk WHERE published_at < clock_timestamp() - $3 * interval '1 second'))
-      AND m.published_at < clock_timestamp() - $3 * interval '1 second'
+    WHERE m.id = ANY (ARRAY(
+        -- What somebody holds is left for the next pass: whoever waits keeps others waiting.
+        SELECT o.id FROM outbox.message o
+        WHERE o.id = ANY (ARRAY(SELECT id FROM chunk WHERE published_at < clock_timestamp() - $3 * interval '1 second'))
+          AND o.published_at < clock_timestamp() - $3 * interval '1 second'
+        FOR UPDATE SKIP LOCKED))
     RETURNING m.id
 )
 SELECT max(id) AS reached, (SELECT count(*) FROM gone) AS purged,

@@ -2,7 +2,66 @@
 
 use std::time::Duration;
 
+use super::param::Params;
 use super::{Outbox, Result};
+
+/// How long what is finished stays, by what it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Retention {
+    pub published: Duration,
+    pub processed: Duration,
+    pub inbox: Duration,
+}
+
+/// What retention removes rows of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    Message,
+    Processed,
+    Inbox,
+    Idempotency,
+}
+
+impl Table {
+    pub const ALL: [Table; 4] = [Table::Message, Table::Processed, Table::Inbox, Table::Idempotency];
+
+    /// Its name in the schema.
+    pub fn name(self) -> &'static str {
+        match self {
+            Table::Message => "message",
+            Table::Processed => "processed_message",
+            Table::Inbox => "inbox_message",
+            Table::Idempotency => "idempotency_request",
+        }
+    }
+}
+
+/// A purge under way: where it stands. The tables of consumers have an index by age and need no cursor.
+#[derive(Debug)]
+pub struct Purge {
+    pub table: Table,
+    cursor: i64,
+}
+
+impl Purge {
+    pub fn of(table: Table) -> Self {
+        Purge { table, cursor: 0 }
+    }
+}
+
+/// What retention removed, or would remove.
+#[derive(Debug)]
+pub struct Purged {
+    pub rows: Vec<(Table, i64)>,
+    pub history_days: i64,
+}
+
+/// The inbox as sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct InboxSample {
+    pub unfinished: i64,
+    pub poison: i64,
+}
 
 /// The backlog as sampled.
 #[derive(Clone, Copy, Debug)]
@@ -16,17 +75,6 @@ pub struct Sample {
     pub parked_topics: i64,
     pub horizon_age: i64,
     pub dead_tuples: i64,
-}
-
-/// The way in, as sampled.
-#[derive(Clone, Copy, Debug)]
-pub struct Intake {
-    /// Counted by the database since it started.
-    pub counted: Counted,
-    pub inbox_unfinished: i64,
-    pub inbox_due: i64,
-    pub inbox_poison: i64,
-    pub inbox_oldest_seconds: f64,
 }
 
 /// Counts that only grow, until a crash of the server sets them back to zero.
@@ -48,12 +96,64 @@ pub struct Commands {
 }
 
 impl Outbox {
-    /// One step of retention above `cursor`: (where it got, how many rows went, whether the rest is too young).
-    pub async fn purge(&self, cursor: i64, most: i64, retention: Duration) -> Result<(Option<i64>, i64, bool)> {
+    /// One step of retention: how many rows went, and whether that was all for now.
+    pub async fn purge(&self, purge: &mut Purge, most: i32, retention: Retention) -> Result<(i64, bool)> {
+        match purge.table {
+            Table::Message => self.purge_published(&mut purge.cursor, most, retention.published).await,
+            Table::Processed => {
+                let statement = &self.statements.purge_processed;
+                self.purge_indexed(statement, &[&retention.processed.as_secs_f64(), &most], most)
+                    .await
+            }
+            Table::Inbox => {
+                let statement = &self.statements.purge_inbox;
+                self.purge_indexed(statement, &[&retention.inbox.as_secs_f64(), &most], most)
+                    .await
+            }
+            // Each record carries its own expiry.
+            Table::Idempotency => {
+                self.purge_indexed(&self.statements.purge_idempotency, &[&most], most)
+                    .await
+            }
+        }
+    }
+
+    /// By id, above the cursor; a pass ends where the rows become too young.
+    async fn purge_published(&self, cursor: &mut i64, most: i32, retention: Duration) -> Result<(i64, bool)> {
+        let params: Params<'_> = &[cursor, &i64::from(most), &retention.as_secs_f64()];
+        let row = self.query_one(&self.statements.purge, params).await?;
+        let reached = row.try_get::<_, Option<i64>>("reached")?;
+        let young: bool = row.try_get("young")?;
+        let more = reached.filter(|_| !young);
+        *cursor = more.unwrap_or(0);
+        Ok((row.try_get("purged")?, more.is_none()))
+    }
+
+    /// By an index of what is old; fewer than asked for: that was all.
+    async fn purge_indexed(&self, statement: &str, params: Params<'_>, most: i32) -> Result<(i64, bool)> {
+        let purged = self.query_one(statement, params).await?.try_get("purged")?;
+        Ok((purged, purged < i64::from(most)))
+    }
+
+    /// What a purge would remove now.
+    pub async fn purgeable(&self, retention: Retention) -> Result<Purged> {
+        let ages: [f64; 3] = [retention.published, retention.processed, retention.inbox].map(|age| age.as_secs_f64());
         let row = self
-            .query_one(&self.statements.purge, &[&cursor, &most, &retention.as_secs_f64()])
+            .query_one(&self.statements.purgeable, &[&ages[0], &ages[1], &ages[2]])
             .await?;
-        Ok((row.try_get("reached")?, row.try_get("purged")?, row.try_get("young")?))
+        let rows = Table::ALL.iter().map(|table| Ok((*table, row.try_get(table.name())?)));
+        Ok(Purged {
+            rows: rows.collect::<Result<_>>()?,
+            history_days: row.try_get("history_days")?,
+        })
+    }
+
+    pub async fn sample_inbox(&self, walk: i64) -> Result<InboxSample> {
+        let row = self.query_one(&self.statements.sample_inbox, &[&walk]).await?;
+        Ok(InboxSample {
+            unfinished: row.try_get("unfinished")?,
+            poison: row.try_get("poison")?,
+        })
     }
 
     /// One step of the safety net above `cursor`: (where it got, how many forgotten rows it found).
@@ -67,10 +167,12 @@ impl Outbox {
         Ok(())
     }
 
-    pub async fn history_drop(&self, retention: Duration) -> Result<()> {
-        self.execute(&self.statements.history_drop, &[&retention.as_secs_f64()])
+    /// Drops whole days of history; answers how many.
+    pub async fn history_drop(&self, retention: Duration) -> Result<i64> {
+        let row = self
+            .query_one(&self.statements.history_drop, &[&retention.as_secs_f64()])
             .await?;
-        Ok(())
+        Ok(row.try_get::<_, i32>("days")?.into())
     }
 
     pub async fn forget_workers(&self) -> Result<()> {
@@ -93,20 +195,14 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_intake(&self, walk: i64) -> Result<Intake> {
-        let row = self.query_one(&self.statements.sample_intake, &[&walk]).await?;
-        Ok(Intake {
-            counted: Counted {
-                granted: row.try_get("granted")?,
-                replayed: row.try_get("replayed")?,
-                conflicted: row.try_get("conflicted")?,
-                duplicates: row.try_get("duplicates_suppressed")?,
-                payload_conflicts: row.try_get("payload_conflicts")?,
-            },
-            inbox_unfinished: row.try_get("unfinished")?,
-            inbox_due: row.try_get("due")?,
-            inbox_poison: row.try_get("poison")?,
-            inbox_oldest_seconds: row.try_get("oldest_seconds")?,
+    pub async fn sample_counted(&self) -> Result<Counted> {
+        let row = self.query_one(&self.statements.sample_counted, &[]).await?;
+        Ok(Counted {
+            granted: row.try_get("granted")?,
+            replayed: row.try_get("replayed")?,
+            conflicted: row.try_get("conflicted")?,
+            duplicates: row.try_get("duplicates_suppressed")?,
+            payload_conflicts: row.try_get("payload_conflicts")?,
         })
     }
 

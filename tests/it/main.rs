@@ -2,9 +2,13 @@
 
 mod support;
 
+mod consumers;
+mod examples;
 mod faults;
+mod idempotency;
 mod life;
 mod order;
+mod purge;
 mod record;
 mod scaling;
 mod schema;

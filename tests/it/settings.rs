@@ -22,9 +22,11 @@ const ENOUGH: [&str; 4] = [
 ];
 
 /// The flags whose value is free text, each with an environment twin.
-const FREE_TEXT: [&str; 13] = [
+const FREE_TEXT: [&str; 15] = [
     "--schema",
     "--retention",
+    "--processed-retention",
+    "--inbox-retention",
     "--max-attempts",
     "--retry-backoff-min",
     "--retry-backoff-max",

@@ -1,0 +1,121 @@
+//! `outboxd purge`: retention by hand, now and to its end.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+
+use super::Failure;
+use crate::config::{DatabaseArgs, RetentionArgs};
+use crate::outbox::{OnPublished, Outbox, Purge, Purged, Retention, Table, pool};
+
+#[derive(Args, Debug)]
+pub struct PurgeArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+
+    #[command(flatten)]
+    retention: RetentionArgs,
+
+    /// Most rows removed in one step
+    #[arg(
+        long,
+        env = "OUTBOXD_PURGE_BATCH_ROWS",
+        default_value_t = 2000,
+        value_name = "N",
+        value_parser = clap::value_parser!(i32).range(1..=100_000)
+    )]
+    purge_batch_rows: i32,
+
+    /// Count what would go, and remove nothing
+    #[arg(long, env = "OUTBOXD_DRY_RUN")]
+    dry_run: bool,
+
+    /// For programs: one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The count walks the whole outbox, which may be large; a step never takes long.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
+    let (database, schema) = args.database.validate()?;
+    let retention = args.retention.validate()?;
+    let pool = pool(&database, 1, PATIENCE).map_err(Failure::Unavailable)?;
+    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
+    outbox.verify_schema().await?;
+    let started = Instant::now();
+    let old = outbox.purgeable(retention).await?;
+    let purged = if args.dry_run {
+        old
+    } else {
+        remove(&outbox, retention, args.purge_batch_rows, &old).await?
+    };
+    if args.json {
+        println!("{}", as_json(&purged, args.dry_run, started.elapsed()));
+    } else {
+        println!("{}", summary(&purged, args.dry_run, started.elapsed()));
+    }
+    Ok(())
+}
+
+/// Step by step until nothing is left.
+async fn remove(outbox: &Outbox, retention: Retention, most: i32, old: &Purged) -> Result<Purged, Failure> {
+    let bar = bar(old.rows.iter().map(|(_, rows)| rows.unsigned_abs()).sum());
+    let mut rows = Vec::new();
+    for table in Table::ALL {
+        bar.set_prefix(table.name());
+        rows.push((table, remove_of(outbox, table, retention, most, &bar).await?));
+    }
+    let history_days = outbox.history_drop(retention.published).await?;
+    bar.finish_and_clear();
+    Ok(Purged { rows, history_days })
+}
+
+async fn remove_of(
+    outbox: &Outbox,
+    table: Table,
+    retention: Retention,
+    most: i32,
+    bar: &ProgressBar,
+) -> Result<i64, Failure> {
+    let mut purge = Purge::of(table);
+    let mut total = 0;
+    loop {
+        let (rows, finished) = outbox.purge(&mut purge, most, retention).await?;
+        total += rows;
+        bar.inc(rows.unsigned_abs());
+        if finished {
+            return Ok(total);
+        }
+    }
+}
+
+/// On stderr, and only in a terminal.
+fn bar(rows: u64) -> ProgressBar {
+    let template = "{prefix:<19} {bar:40.green} {pos}/{len} rows";
+    // The template is ours and known to be right; a plain bar is no reason to stop.
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(rows).with_style(style.progress_chars("━╸ "))
+}
+
+fn summary(purged: &Purged, dry_run: bool, took: Duration) -> String {
+    let verb = if dry_run { "Would remove" } else { "Removed" };
+    let rows = purged
+        .rows
+        .iter()
+        .map(|(table, rows)| format!("{rows} of {}", table.name()));
+    let rows: Vec<String> = rows.collect();
+    let (rows, days, seconds) = (rows.join(", "), purged.history_days, took.as_secs_f64());
+    format!("{verb} rows: {rows}; days of history: {days} ({seconds:.1} s)")
+}
+
+fn as_json(purged: &Purged, dry_run: bool, took: Duration) -> Value {
+    let rows = purged.rows.iter();
+    let rows: Map<String, Value> = rows
+        .map(|(table, rows)| (table.name().to_owned(), json!(rows)))
+        .collect();
+    json!({ "dry_run": dry_run, "rows": rows, "history_days": purged.history_days, "seconds": took.as_secs_f64() })
+}

@@ -1,0 +1,1 @@
+SELECT outbox.purge_idempotency($1) AS purged

@@ -1,0 +1,6 @@
+-- The inbox as gauges, each part counted up to a bound ($1). Ordered, so that only the index of each part fits.
+SELECT (SELECT count(*) FROM (SELECT FROM outbox.inbox_message WHERE done_at IS NULL AND poison_at IS NULL AND NOT behind
+                              ORDER BY consumer, priority DESC, next_attempt_at LIMIT $1) i)
+       + (SELECT count(*) FROM (SELECT FROM outbox.inbox_message WHERE behind ORDER BY consumer LIMIT $1) i) AS unfinished,
+       (SELECT count(*) FROM (SELECT FROM outbox.inbox_message WHERE poison_at IS NOT NULL
+                              ORDER BY consumer, poison_at LIMIT $1) i) AS poison
