@@ -254,3 +254,43 @@ async fn an_answer_goes_by_the_clock_and_not_by_the_time_the_transaction_began()
     let row = late.query_one(fresh, &[]).await.expect("a row");
     assert!(row.get::<_, bool>(0), "a lock counts from the claim");
 }
+
+#[tokio::test]
+async fn a_command_is_found_by_its_key_however_few_are_under_way() {
+    let world = world().await;
+    // None is ever analysed under way: the planner believes that there are none.
+    world.execute("ANALYZE outbox.idempotency_request").await;
+    for key in 0..20 {
+        order(&world.db, &key.to_string()).await.expect("executed");
+    }
+    world.execute("SELECT pg_stat_force_next_flush(); SELECT").await;
+    let scans = |index: &str| {
+        format!("SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'idempotency_request_{index}'")
+    };
+    world.until(&format!("({}) >= 20", scans("pkey"))).await;
+    for other in ["locked", "failed", "expires"] {
+        assert_eq!(world.count(&scans(other)).await, 0, "{other}");
+    }
+}
+
+/// The plan of a query, as text.
+async fn plan_of(world: &World, query: &str) -> String {
+    let rows = world.db.query(&format!("EXPLAIN {query}"), &[]).await.expect(query);
+    rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
+}
+
+#[tokio::test]
+async fn what_is_stale_or_often_tried_is_found_without_reading_what_succeeded() {
+    let world = world().await;
+    world
+        .execute(&format!(
+            "SELECT outbox.idempotency_claim('s', n::text, {HASH}), outbox.idempotency_succeed('s', n::text, 1)
+             FROM generate_series(1, 5000) n"
+        ))
+        .await;
+    world.execute("VACUUM ANALYZE outbox.idempotency_request").await;
+    for view in ["stale", "retried"] {
+        let plan = plan_of(&world, &format!("SELECT * FROM outbox.idempotency_{view}")).await;
+        assert!(!plan.contains("Seq Scan"), "{plan}");
+    }
+}
