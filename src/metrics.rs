@@ -502,7 +502,11 @@ pub fn counted(before: Option<Counted>, now: Counted) {
         ("outboxd_command_replays_total", before.replayed, now.replayed),
         ("outboxd_command_conflicts_total", before.conflicted, now.conflicted),
         ("outboxd_consumer_duplicates_total", before.duplicates, now.duplicates),
-        ("outboxd_consumer_conflicts_total", before.payload_conflicts, now.payload_conflicts),
+        (
+            "outboxd_consumer_conflicts_total",
+            before.payload_conflicts,
+            now.payload_conflicts,
+        ),
     ] {
         counter!(name).increment(grown(before, now));
     }

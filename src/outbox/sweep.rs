@@ -207,7 +207,9 @@ impl Outbox {
     }
 
     pub async fn sample_commands(&self, walk: i64, operations: i64) -> Result<Vec<Commands>> {
-        let rows = self.query(&self.statements.sample_commands, &[&walk, &operations]).await?;
+        let rows = self
+            .query(&self.statements.sample_commands, &[&walk, &operations])
+            .await?;
         rows.iter()
             .map(|row| {
                 Ok(Commands {
