@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench-drain soak fmt lint deny clean
+.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench-drain bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ mutants-pure: ## Break the pure parts in every small way: their unit tests must 
 
 bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
 	@cargo bench --quiet --locked --bench drain -- $(ARGS)
+
+bench-idempotency: setup ## Measure what a command and its replay cost: make bench-idempotency ARGS="5 5"
+	@cargo build --quiet --release --locked
+	@benches/idempotency $(ARGS)
 
 # Without failpoints: what is soaked is what ships.
 soak: setup ## Break things for long and see what holds: make soak MINUTES=60 SEED=42

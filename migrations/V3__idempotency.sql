@@ -61,10 +61,12 @@ CREATE TABLE outbox.idempotency_request (
 )
 WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
--- For the purge. Never updated, so that ending an attempt can be a HOT update.
+-- For the purge.
 CREATE INDEX idempotency_request_expires ON outbox.idempotency_request (expires_at);
--- For the operator: what is stale or failed, among millions that succeeded.
-CREATE INDEX idempotency_request_unfinished ON outbox.idempotency_request (status, locked_until) WHERE status <> 'succeeded';
+-- For the operator: what is stale or failed, among millions that succeeded. Not by status: ending an attempt asks for that,
+-- and the planner would prefer so small an index to the primary key, and walk over every claim that ended lately.
+CREATE INDEX idempotency_request_locked ON outbox.idempotency_request (locked_until) WHERE locked_until IS NOT NULL;
+CREATE INDEX idempotency_request_failed ON outbox.idempotency_request (updated_at) WHERE failure_code IS NOT NULL;
 
 COMMENT ON TABLE outbox.idempotency_request IS 'Commands and their answers. Use the functions outbox.idempotency_…; never write here.';
 COMMENT ON COLUMN outbox.idempotency_request.attempt_count IS 'The fencing token: succeed, fail and heartbeat must name it.';
@@ -523,16 +525,18 @@ END $$;
 
 -- For the operator.
 
+-- statement_timestamp(): an index can be searched for it, unlike for clock_timestamp().
 CREATE VIEW outbox.idempotency_stale AS
 SELECT r.scope, r.key, r.attempt_count, r.claimed_by, r.claimed_at, r.heartbeat_at, r.locked_until,
-       clock_timestamp() - r.locked_until AS stale_for, r.failure_code, r.failure_message
+       statement_timestamp() - r.locked_until AS stale_for, r.failure_code, r.failure_message
 FROM outbox.idempotency_request r
-WHERE r.status = 'processing' AND r.locked_until <= clock_timestamp();
+WHERE r.locked_until <= statement_timestamp();
 
+-- A success has neither a lock nor a failure.
 CREATE VIEW outbox.idempotency_retried AS
 SELECT r.scope, r.key, r.status, r.attempt_count, r.claimed_by, r.created_at, r.updated_at, r.failure_code, r.failure_message
 FROM outbox.idempotency_request r
-WHERE r.status <> 'succeeded' AND r.attempt_count >= 3;
+WHERE r.attempt_count >= 3 AND (r.locked_until IS NOT NULL OR r.failure_code IS NOT NULL);
 
 -- Since the counters began: with the schema, or with the last crash. Of attempts that were rolled back too.
 CREATE VIEW outbox.idempotency_suppression AS

@@ -254,3 +254,48 @@ async fn an_answer_goes_by_the_clock_and_not_by_the_time_the_transaction_began()
     let row = late.query_one(fresh, &[]).await.expect("a row");
     assert!(row.get::<_, bool>(0), "a lock counts from the claim");
 }
+
+/// A table as it is after a while: nearly everything in it has succeeded, and the planner knows.
+async fn world_of_successes() -> World {
+    let world = world().await;
+    world
+        .execute(&format!(
+            "SELECT outbox.idempotency_claim('s', n::text, {HASH}), outbox.idempotency_succeed('s', n::text, 1)
+             FROM generate_series(1, 5000) n"
+        ))
+        .await;
+    world.execute("VACUUM ANALYZE outbox.idempotency_request").await;
+    world
+}
+
+#[tokio::test]
+async fn an_attempt_is_found_by_its_key_and_not_among_all_that_are_under_way() {
+    let world = world_of_successes().await;
+    for key in 0..20 {
+        order(&world.db, &key.to_string()).await.expect("executed");
+    }
+    world.execute("SELECT pg_stat_force_next_flush()").await;
+    let scans = |which: &str| {
+        format!(
+            "SELECT sum(idx_scan)::bigint FROM pg_stat_user_indexes
+             WHERE relname = 'idempotency_request' AND indexrelname {which} 'idempotency_request_pkey'"
+        )
+    };
+    world.until(&format!("({}) >= 5000", scans("="))).await;
+    assert_eq!(world.count(&scans("<>")).await, 0);
+}
+
+/// The plan of a query, as text.
+async fn plan_of(world: &World, query: &str) -> String {
+    let rows = world.db.query(&format!("EXPLAIN {query}"), &[]).await.expect(query);
+    rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
+}
+
+#[tokio::test]
+async fn what_is_stale_or_often_tried_is_found_without_reading_what_succeeded() {
+    let world = world_of_successes().await;
+    for view in ["stale", "retried"] {
+        let plan = plan_of(&world, &format!("SELECT * FROM outbox.idempotency_{view}")).await;
+        assert!(!plan.contains("Seq Scan"), "{plan}");
+    }
+}

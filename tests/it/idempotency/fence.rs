@@ -123,6 +123,7 @@ async fn an_attempt_may_repeat_its_own_end_and_nothing_else() {
         assert_eq!(refusal(&world.db, &sql).await, "P4010", "{other}");
     }
     assert_eq!(refusal(&world.db, &endings(2)[2].0).await, "P4011", "it has succeeded");
+    assert_eq!(refusal(&world.db, &endings(2)[3].0).await, "P4012", "no lock is left");
     assert_eq!(world.requests().await, before);
 }
 

@@ -268,9 +268,9 @@ async fn a_callers_search_path_deceives_no_function() {
     world
         .execute(
             "CREATE SCHEMA evil;
-             CREATE FUNCTION evil.lie(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+             CREATE FUNCTION evil.lie(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 1';
              CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.lie);
-             CREATE FUNCTION evil.lie(bytea, bytea) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+             CREATE FUNCTION evil.lie(bytea, bytea) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 1';
              CREATE OPERATOR evil.= (LEFTARG = bytea, RIGHTARG = bytea, FUNCTION = evil.lie);
              CREATE FUNCTION evil.nextval(regclass) RETURNS bigint LANGUAGE sql AS 'SELECT 1 / 0';
              GRANT USAGE ON SCHEMA evil TO public;",

@@ -134,6 +134,27 @@ async fn after_an_error_behind_the_business_write_nothing_remains_and_the_retry_
 }
 
 #[tokio::test]
+async fn a_failure_is_kept_without_its_effect_by_a_savepoint_behind_the_claim() {
+    let world = world().await;
+    world.execute("BEGIN").await;
+    claim(&world.db, "k", "").await;
+    world.execute("SAVEPOINT claimed").await;
+    effect(&world.db, "k").await.expect("written");
+    assert_eq!(refusal(&world.db, "SELECT 1 / 0").await, "22012");
+    world
+        .execute(
+            "ROLLBACK TO claimed; SELECT outbox.idempotency_fail('orders', 'k', 1, false, 'bad_request', 'no'); COMMIT",
+        )
+        .await;
+    let answer = claim(&world.db, "k", "").await;
+    assert_eq!(
+        (answer.kind.as_str(), answer.failure.as_deref()),
+        ("final", Some("bad_request no"))
+    );
+    assert_eq!(world.effects().await, 0);
+}
+
+#[tokio::test]
 async fn a_session_that_dies_before_its_commit_leaves_nothing() {
     let world = world().await;
     let doomed = world.session().await;
