@@ -5,11 +5,16 @@ FROM (
     FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'),
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
-                 ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT')) AS t (name, privilege)
+                 ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
+                 ('idempotency_request', 'SELECT'), ('idempotency_stale', 'SELECT'), ('idempotency_retried', 'SELECT'),
+                 ('idempotency_suppression', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
     FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('lease_until'), ('claim_token'), ('attempts'),
                  ('last_error')) AS c (name)
+    UNION ALL
+    SELECT 'SELECT (' || c.name || ') on outbox.inbox_message', has_column_privilege('outbox.inbox_message', c.name, 'SELECT')
+    FROM (VALUES ('consumer'), ('priority'), ('next_attempt_at'), ('done_at'), ('poison_at'), ('behind')) AS c (name)
     UNION ALL
     SELECT 'SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')
     UNION ALL

@@ -272,10 +272,10 @@ const PRIVILEGES: &str = "
     UNION ALL
     SELECT 'SELECT ON message_id_seq'
     UNION ALL
-    SELECT format('UPDATE (%s) ON %s', column_name, table_name) FROM information_schema.role_column_grants c
-    WHERE grantee = 'outbox_relay' AND table_schema = 'outbox' AND privilege_type = 'UPDATE'
+    SELECT format('%s (%s) ON %s', privilege_type, column_name, table_name) FROM information_schema.role_column_grants c
+    WHERE grantee = 'outbox_relay' AND table_schema = 'outbox'
       AND NOT EXISTS (SELECT FROM information_schema.role_table_grants t
-                      WHERE t.grantee = c.grantee AND t.table_name = c.table_name AND t.privilege_type = 'UPDATE')";
+                      WHERE t.grantee = c.grantee AND t.table_name = c.table_name AND t.privilege_type = c.privilege_type)";
 
 #[tokio::test]
 async fn every_privilege_the_relay_needs_is_asked_for_at_start_up() {
@@ -287,7 +287,8 @@ async fn every_privilege_the_relay_needs_is_asked_for_at_start_up() {
     let login = format!("{}_relay", world.name);
     let all = format!(
         "GRANT USAGE ON SCHEMA outbox TO {login};
-         GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop TO {login};"
+         GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop, outbox.purge_processed, outbox.purge_inbox,
+             outbox.purge_idempotency TO {login};"
     );
     let on = |privilege: &str| privilege.replacen(" ON ", " ON outbox.", 1);
     let grants: Vec<String> = privileges
