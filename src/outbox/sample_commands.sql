@@ -1,18 +1,19 @@
 -- Commands that have not succeeded, by operation and state: the $2 operations with the most of them by name, the rest together.
--- At most $1 are looked at. The tenant of a scope is left out: it is not for a label.
+-- At most $1 of each kind are looked at, ordered as their indexes are, so that these are used with or without statistics. The
+-- tenant of a scope is left out: it is not for a label.
 WITH unfinished AS MATERIALIZED (
-    SELECT substr(r.scope, strpos(r.scope, '/') + 1) AS operation,
-           CASE WHEN r.status = 'failed_retryable' THEN 'retryable'
-                WHEN r.status = 'failed_final' THEN 'final'
-                WHEN r.locked_until > clock_timestamp() THEN 'active'
-                ELSE 'stale' END AS state
-    FROM outbox.idempotency_request r
-    WHERE r.status <> 'succeeded'
-    -- Ordered, so that the index of what has not succeeded is used, with or without statistics.
-    ORDER BY r.status, r.locked_until LIMIT $1
+    (SELECT r.scope, CASE WHEN r.locked_until > clock_timestamp() THEN 'active' ELSE 'stale' END AS state
+     FROM outbox.idempotency_request r
+     WHERE r.locked_until IS NOT NULL ORDER BY r.locked_until LIMIT $1)
+    UNION ALL
+    (SELECT r.scope, CASE r.status WHEN 'failed_final' THEN 'final' ELSE 'retryable' END
+     FROM outbox.idempotency_request r
+     WHERE r.failure_code IS NOT NULL AND r.locked_until IS NULL ORDER BY r.updated_at DESC LIMIT $1)
+), named AS (
+    SELECT substr(scope, strpos(scope, '/') + 1) AS operation, state FROM unfinished
 ), busiest AS (
-    SELECT operation FROM unfinished GROUP BY operation ORDER BY count(*) DESC, operation LIMIT $2
+    SELECT operation FROM named GROUP BY operation ORDER BY count(*) DESC, operation LIMIT $2
 )
-SELECT coalesce(b.operation, 'other') AS operation, u.state, count(*) AS commands
-FROM unfinished u LEFT JOIN busiest b USING (operation)
+SELECT coalesce(b.operation, 'other') AS operation, n.state, count(*) AS commands
+FROM named n LEFT JOIN busiest b USING (operation)
 GROUP BY 1, 2
