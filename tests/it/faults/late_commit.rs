@@ -187,3 +187,45 @@ async fn a_prepared_transaction_is_published_when_it_commits() {
     late.world.execute(&format!("COMMIT PREPARED '{name}'")).await;
     late.arrives(10).await;
 }
+
+/// It holds a lock on the table and an id, and no snapshot shows it: it has written nothing yet.
+#[tokio::test]
+async fn a_row_whose_id_was_drawn_before_its_payload_was_computed_is_published() {
+    let late = Late::new().await;
+    while late.stored_floors().await.0 == 0 {
+        late.others_move_on().await;
+    }
+    let gate = late.world.session().await;
+    gate.batch_execute("SELECT pg_advisory_lock(7)").await.expect("a lock");
+    // Who draws the last id that the WAL knows gets a transaction id with it: not this one.
+    while late.world.count("SELECT log_cnt FROM outbox.message_id_seq").await < 2 {
+        late.world.execute("SELECT nextval('outbox.message_id_seq')").await;
+    }
+    let drawn = "SELECT last_value FROM outbox.message_id_seq";
+    let id = late.world.count(drawn).await + 1;
+    let writer = late.world.session().await;
+    let insert = format!(
+        "INSERT INTO outbox.message (topic, key, payload, headers)
+         VALUES ('{}', 'slow', to_jsonb(pg_advisory_lock(7) IS NULL), '{{\"late\": \"yes\"}}')",
+        late.topic
+    );
+    let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
+    eventually(SOON, "its id to be drawn", async || {
+        (late.world.count(drawn).await == id).then_some(())
+    })
+    .await;
+    let no_id = "SELECT bool_and(backend_xid IS NULL) FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event = 'advisory'";
+    assert!(late.world.is_true(no_id).await, "it has no transaction id");
+    let stalled = Instant::now();
+    while stalled.elapsed() < FLOORS_STORED {
+        late.others_move_on().await;
+    }
+    let (_, highest) = late.stored_floors().await;
+    assert!(highest < id, "floor {highest} has passed row {id}");
+    gate.batch_execute("SELECT pg_advisory_unlock(7)")
+        .await
+        .expect("unlocked");
+    writing.await.expect("no panic").expect("written");
+    late.arrives(1).await;
+}
