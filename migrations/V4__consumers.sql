@@ -252,10 +252,11 @@ BEGIN
                 WHERE b.consumer = inbox_wake_stranded.consumer AND b.behind AND (b.source, b.key) > (l.source, l.key)
                 ORDER BY b.source, b.key, b.id LIMIT 1) n
         )
-        SELECT l.id FROM line l WHERE NOT EXISTS (
-            SELECT FROM outbox.inbox_message e
+        -- Not NOT EXISTS: the planner may make a join of that, over the whole of every line.
+        SELECT l.id FROM line l WHERE l.id = (
+            SELECT e.id FROM outbox.inbox_message e
             WHERE e.consumer = inbox_wake_stranded.consumer AND e.source = l.source AND e.key = l.key AND e.done_at IS NULL
-              AND e.id < l.id)));
+            ORDER BY e.id LIMIT 1)));
 END $$;
 
 -- Stores a message unless it is known. True: stored now; false: known before, in whatever state.
