@@ -73,7 +73,8 @@ COMMENT ON COLUMN outbox.idempotency_request.attempt_count IS 'The fencing token
 COMMENT ON COLUMN outbox.idempotency_request.expires_at IS 'Not purged before; answered until it is purged.';
 
 -- How often, over the life of the server. Unlogged: nextval then writes no WAL and draws no transaction id, so that a
--- replay stays a read, and the count survives a claim that is refused. After a crash they start again at zero.
+-- replay stays a read, and the count survives a claim that is refused. After a crash or a failover they start again at zero.
+-- nextval is refused in a READ ONLY transaction and on a standby, so a claim is as well.
 CREATE UNLOGGED SEQUENCE outbox.idempotency_granted;
 CREATE UNLOGGED SEQUENCE outbox.idempotency_replayed;
 CREATE UNLOGGED SEQUENCE outbox.idempotency_conflicted;
@@ -126,7 +127,10 @@ END $$;
 
 -- Refuses the rest that a claim may be given wrongly. Called only where something is.
 CREATE FUNCTION outbox.idempotency_check_claim(request_hash bytea, lock_for interval, claimed_by text, expires_in interval) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- An interval is compared by months of thirty days, and added by the calendar.
+    at timestamptz := clock_timestamp();
 BEGIN
     IF request_hash IS NULL OR request_hash = '' THEN
         RAISE EXCEPTION USING ERRCODE = 'P4003', MESSAGE = 'the hash of the request is missing',
@@ -135,11 +139,11 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'that is no hash of a request',
             DETAIL = format('It has %s bytes, not 16 to 64.', octet_length(request_hash)),
             HINT = 'Name the arguments behind the hash: lock_for => …. Pass outbox.request_hash(request), or a SHA-256 of your own.';
-    ELSIF (lock_for > interval '0' AND lock_for <= interval '1 day') IS NOT TRUE THEN
+    ELSIF (at + lock_for > at AND at + lock_for <= at + interval '1 day') IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'lock_for is out of range',
             DETAIL = format('It is %s.', coalesce(lock_for::text, 'NULL')),
             HINT = 'More than nothing and at most a day; work that takes longer sends heartbeats.';
-    ELSIF (expires_in >= lock_for AND expires_in <= interval '10 years') IS NOT TRUE THEN
+    ELSIF (at + expires_in >= at + lock_for AND at + expires_in <= at + interval '10 years') IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'expires_in is out of range',
             DETAIL = format('It is %s, lock_for is %s.', coalesce(expires_in::text, 'NULL'), lock_for),
             HINT = 'At least lock_for and at most ten years: longer than any client retries.';
@@ -151,7 +155,9 @@ END $$;
 
 -- The next attempt, if nobody was faster: the attempt that was seen must still be the last one, in the same state and
 -- under the same lock. Of two that saw it, the second waits for the first, finds it changed, and gets NULL.
-CREATE FUNCTION outbox.idempotency_grant_again(seen outbox.idempotency_request, lock_for interval, claimed_by text) RETURNS integer
+CREATE FUNCTION outbox.idempotency_grant_again(
+    seen outbox.idempotency_request, lock_for interval, claimed_by text, expires_in interval
+) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
@@ -160,7 +166,7 @@ DECLARE
 BEGIN
     UPDATE outbox.idempotency_request r
     SET status = 'processing', attempt_count = r.attempt_count + 1, claimed_by = claimed_by, claimed_at = at, updated_at = at,
-        heartbeat_at = NULL, locked_until = at + lock_for
+        heartbeat_at = NULL, locked_until = at + lock_for, expires_at = greatest(r.expires_at, at + expires_in)
     WHERE r.scope = seen.scope AND r.key = seen.key AND r.attempt_count = seen.attempt_count
       AND r.status = seen.status AND r.locked_until IS NOT DISTINCT FROM seen.locked_until
     RETURNING r.attempt_count INTO granted;
@@ -215,7 +221,8 @@ BEGIN
         IF kind = 'replay' THEN
             counted := nextval('outbox.idempotency_replayed');
         ELSIF kind = 'retryable' OR kind = 'stale' AND take_over THEN
-            attempt := outbox.idempotency_grant_again(seen, lock_for, coalesce(claimed_by, 'pid ' || pg_backend_pid()));
+            attempt := outbox.idempotency_grant_again(seen, lock_for, coalesce(claimed_by, 'pid ' || pg_backend_pid()),
+                                                      expires_in);
             CONTINUE WHEN attempt IS NULL;
             counted := nextval('outbox.idempotency_granted');
         END IF;
@@ -358,7 +365,10 @@ BEGIN
     UPDATE outbox.idempotency_request r
     SET status = 'succeeded', result_type = result_type, result_id = result_id, response_code = response_code,
         response_body = response_body, failure_code = NULL, failure_message = NULL, locked_until = NULL,
-        updated_at = at, completed_at = at
+        updated_at = at, completed_at = at,
+        -- An attempt may take long: its answer has the time to be asked for all the same. Changed seldom, for it is indexed.
+        expires_at = CASE WHEN r.expires_at - at < (r.expires_at - r.claimed_at) / 2 THEN at + (r.expires_at - r.claimed_at)
+                          ELSE r.expires_at END
     WHERE r.scope = scope AND r.key = key AND r.status = 'processing' AND r.attempt_count = attempt;
     IF FOUND THEN
         RETURN true;
@@ -392,7 +402,9 @@ BEGIN
     END IF;
     UPDATE outbox.idempotency_request r
     SET status = ended, failure_code = failure_code, failure_message = message, locked_until = NULL, updated_at = at,
-        completed_at = CASE WHEN NOT retryable THEN at END
+        completed_at = CASE WHEN NOT retryable THEN at END,
+        expires_at = CASE WHEN r.expires_at - at < (r.expires_at - r.claimed_at) / 2 THEN at + (r.expires_at - r.claimed_at)
+                          ELSE r.expires_at END
     WHERE r.scope = scope AND r.key = key AND r.status = 'processing' AND r.attempt_count = attempt;
     IF FOUND THEN
         RETURN true;
@@ -570,4 +582,7 @@ GRANT EXECUTE ON FUNCTION outbox.idempotency_classify, outbox.idempotency_name, 
     outbox.idempotency_merge(outbox.idempotency_request, text, outbox.idempotency_request, text)
     TO outbox_operator;
 GRANT SELECT ON outbox.idempotency_request, outbox.idempotency_stale, outbox.idempotency_retried, outbox.idempotency_suppression
-    TO outbox_operator, outbox_relay;
+    TO outbox_operator;
+-- To count them; what they say is not the relay's business.
+GRANT SELECT (scope, status, locked_until, failure_code, updated_at, completed_at, expires_at) ON outbox.idempotency_request TO outbox_relay;
+GRANT SELECT ON outbox.idempotency_suppression TO outbox_relay;

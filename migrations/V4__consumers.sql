@@ -106,6 +106,7 @@ CREATE INDEX inbox_message_behind ON outbox.inbox_message (consumer, source, key
 -- Who stands before a message of a key. Poison too: order is order.
 CREATE INDEX inbox_message_line ON outbox.inbox_message (consumer, source, key, id)
     WHERE done_at IS NULL AND key IS NOT NULL;
+CREATE INDEX inbox_message_at_work ON outbox.inbox_message (consumer, source, key) WHERE claimed_at IS NOT NULL AND key IS NOT NULL;
 CREATE INDEX inbox_message_poison ON outbox.inbox_message (consumer, poison_at) WHERE poison_at IS NOT NULL;
 CREATE INDEX inbox_message_done ON outbox.inbox_message (done_at) WHERE done_at IS NOT NULL;
 
@@ -241,7 +242,8 @@ LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE outbox.inbox_message m SET behind = false
-    WHERE m.id = ANY (ARRAY(
+    WHERE m.behind AND m.id = ANY (ARRAY(
+        SELECT s.id FROM outbox.inbox_message s WHERE s.id = ANY (ARRAY(
         -- From line to line by index, however long each is.
         WITH RECURSIVE line AS (
             (SELECT b.source, b.key, b.id FROM outbox.inbox_message b
@@ -256,7 +258,8 @@ BEGIN
         SELECT l.id FROM line l WHERE l.id = (
             SELECT e.id FROM outbox.inbox_message e
             WHERE e.consumer = inbox_wake_stranded.consumer AND e.source = l.source AND e.key = l.key AND e.done_at IS NULL
-            ORDER BY e.id LIMIT 1)));
+            ORDER BY e.id LIMIT 1)))
+        FOR NO KEY UPDATE SKIP LOCKED));
 END $$;
 
 -- Stores a message unless it is known. True: stored now; false: known before, in whatever state.
@@ -362,6 +365,11 @@ BEGIN
           AND (m.key IS NULL OR NOT EXISTS (
               SELECT FROM outbox.inbox_message e
               WHERE e.consumer = m.consumer AND e.source = m.source AND e.key = m.key AND e.done_at IS NULL AND e.id < m.id))
+          -- Of two that were stored at the same time the one with the higher id may be at work already.
+          AND (m.key IS NULL OR NOT EXISTS (
+              SELECT FROM outbox.inbox_message w
+              WHERE w.consumer = m.consumer AND w.source = m.source AND w.key = m.key AND w.claimed_at IS NOT NULL
+                AND w.next_attempt_at > moment))
         ORDER BY m.priority DESC, m.next_attempt_at, m.id
         LIMIT inbox_claim.most
         -- Not FOR UPDATE: whoever stores a message behind this one holds its key.
@@ -582,11 +590,13 @@ CREATE FUNCTION outbox.purge_processed(older_than interval, most integer DEFAULT
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     purged bigint;
+    -- Read once: a function that changes from row to row is no condition for an index.
+    old timestamptz := clock_timestamp() - older_than;
 BEGIN
     PERFORM outbox.refuse_purge(older_than, most);
     DELETE FROM outbox.processed_message
     WHERE ctid = ANY (ARRAY(
-        SELECT p.ctid FROM outbox.processed_message p WHERE p.processed_at < clock_timestamp() - older_than
+        SELECT p.ctid FROM outbox.processed_message p WHERE p.processed_at < old
         ORDER BY p.processed_at LIMIT most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS purged = ROW_COUNT;
     RETURN purged;
@@ -597,28 +607,31 @@ CREATE FUNCTION outbox.purge_inbox(older_than interval, most integer DEFAULT 200
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     purged bigint;
+    old timestamptz := clock_timestamp() - older_than;
 BEGIN
     PERFORM outbox.refuse_purge(older_than, most);
     DELETE FROM outbox.inbox_message
     WHERE ctid = ANY (ARRAY(
-        SELECT m.ctid FROM outbox.inbox_message m WHERE m.done_at < clock_timestamp() - older_than
+        SELECT m.ctid FROM outbox.inbox_message m WHERE m.done_at < old
         ORDER BY m.done_at LIMIT most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS purged = ROW_COUNT;
     RETURN purged;
 END $$;
 
--- Only what has its answer and is expired. A command under way, stale, or to be retried stays, however old: nobody knows what
--- became of it.
+-- Only what has its answer and is expired, and ended an hour ago at least: once it is gone its key starts again at attempt 1, and
+-- whoever held that attempt before should be gone as well. A command under way, stale, or to be retried stays, however old: nobody
+-- knows what became of it.
 CREATE FUNCTION outbox.purge_idempotency(most integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     purged bigint;
+    moment timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox.refuse_purge(interval '1 hour', most);
     DELETE FROM outbox.idempotency_request
     WHERE ctid = ANY (ARRAY(
         SELECT r.ctid FROM outbox.idempotency_request r
-        WHERE r.expires_at < clock_timestamp() AND r.status IN ('succeeded', 'failed_final')
+        WHERE r.expires_at < moment AND r.completed_at < moment - interval '1 hour'
         ORDER BY r.expires_at LIMIT most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS purged = ROW_COUNT;
     RETURN purged;
@@ -640,3 +653,4 @@ GRANT SELECT ON outbox.processed_message, outbox.inbox_message, outbox.inbox_bac
 GRANT SELECT ON outbox.consumer_counters TO outbox_relay;
 -- To count them; what they say is not the relay's business.
 GRANT SELECT (consumer, priority, next_attempt_at, done_at, poison_at, behind) ON outbox.inbox_message TO outbox_relay;
+GRANT SELECT (processed_at) ON outbox.processed_message TO outbox_relay;

@@ -14,6 +14,8 @@ use crate::outbox::{Counted, OnPublished, Outbox, Purge, Result, Retention, Tabl
 pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
+/// Commands, inbox, duplicates: less urgent than the backlog, and not everybody has any.
+const INTAKE_EVERY: Duration = Duration::from_secs(30);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
 const SAMPLE_WALK: i64 = 10_000;
 /// So many operations have a series of their own.
@@ -21,6 +23,7 @@ const SAMPLE_OPERATIONS: i64 = 20;
 /// One step of retention, and the rest after it.
 const PURGE_ROWS: i32 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);
+const PURGE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 /// The safety net: a slow walk over the whole table.
 const RESCAN_ROWS: i64 = 5_000;
@@ -36,6 +39,7 @@ pub struct Settings {
 /// Where each chore stands.
 struct Chores {
     sample_at: Instant,
+    intake_at: Instant,
     /// By the database, at the last sample: what is new since then is ours to count.
     counted: Option<Counted>,
     purges: Vec<PurgeChore>,
@@ -56,6 +60,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
     let now = Instant::now();
     let mut chores = Chores {
         sample_at: now,
+        intake_at: now,
         counted: None,
         purges: purges(settings.on_published, now),
         rescan_at: now + RESCAN_EVERY,
@@ -69,7 +74,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
         }
         if !lanes.owns(0) {
             metrics::backlog_unsampled();
-            // Somebody else counts now.
+            // Somebody else counts from their first sample on; what grew in between is not counted.
             chores.counted = None;
             continue;
         }
@@ -94,6 +99,9 @@ impl Chores {
         if now >= self.sample_at {
             self.sample_at = now + SAMPLE_EVERY;
             metrics::backlog(&outbox.sample(SAMPLE_WALK).await?);
+        }
+        if now >= self.intake_at {
+            self.intake_at = now + INTAKE_EVERY;
             metrics::commands(&outbox.sample_commands(SAMPLE_WALK, SAMPLE_OPERATIONS).await?);
             metrics::inbox(&outbox.sample_inbox(SAMPLE_WALK).await?);
             let counted = outbox.sample_counted().await?;
@@ -107,11 +115,13 @@ impl Chores {
                 outbox.history_drop(settings.retention.published).await?;
             }
         }
-        for chore in self.purges.iter_mut().filter(|chore| now >= chore.at) {
-            chore.step(outbox, settings.retention).await?;
-        }
         if now >= self.rescan_at {
             self.rescan(outbox).await?;
+        }
+        for chore in self.purges.iter_mut().filter(|chore| now >= chore.at) {
+            // Should it fail, the others have their turn before it has another.
+            chore.at = now + PURGE_AFTER_FAILURE;
+            chore.step(outbox, settings.retention).await?;
         }
         Ok(())
     }
@@ -142,8 +152,8 @@ impl PurgeChore {
                 info!(table = table.name(), rows = self.purged, "retention pass done");
             }
             self.purged = 0;
-            self.at = Instant::now() + PURGE_EVERY;
         }
+        self.at = Instant::now() + if finished { PURGE_EVERY } else { Duration::ZERO };
         Ok(())
     }
 }

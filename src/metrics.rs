@@ -1,6 +1,6 @@
 //! Every metric: name, help, buckets, once. A leaf anyone may call.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -475,26 +475,36 @@ pub fn backlog(sample: &crate::outbox::Sample) {
     gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
 }
 
-/// Series of commands that were set before, and are zero where they are not set again.
-static COMMANDS: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+/// Operations that have series of their own: the first so many that were busy. Others are counted together, or a client that
+/// puts an id into its operations would make series without end.
+const OPERATIONS_MAX: usize = 20;
+
+/// The operations named so far, and what was last set.
+static COMMANDS: Mutex<BTreeMap<String, BTreeSet<String>>> = Mutex::new(BTreeMap::new());
 
 pub fn commands(sampled: &[Commands]) {
-    let mut known = COMMANDS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut gone = std::mem::take(&mut *known);
-    for commands in sampled {
-        let series = (commands.operation.clone(), commands.state.clone());
-        gone.remove(&series);
-        set_commands(&series, commands.count as f64);
-        known.insert(series);
+    let mut named = COMMANDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counts: BTreeMap<(String, String), i64> = BTreeMap::new();
+    for (operation, states) in named.iter() {
+        counts.extend(states.iter().map(|state| ((operation.clone(), state.clone()), 0)));
     }
-    gone.iter().for_each(|series| set_commands(series, 0.0));
+    for commands in sampled {
+        let is_named = named.contains_key(&commands.operation) || named.len() < OPERATIONS_MAX;
+        let operation = if is_named { commands.operation.as_str() } else { "other" };
+        named
+            .entry(operation.to_owned())
+            .or_default()
+            .insert(commands.state.clone());
+        *counts
+            .entry((operation.to_owned(), commands.state.clone()))
+            .or_default() += commands.count;
+    }
+    for ((operation, state), count) in counts {
+        gauge!("outboxd_commands", "operation" => operation, "state" => state).set(count as f64);
+    }
 }
 
-fn set_commands((operation, state): &(String, String), count: f64) {
-    gauge!("outboxd_commands", "operation" => operation.clone(), "state" => state.clone()).set(count);
-}
-
-/// What is new since the last sample of this worker. Before the first one, whoever sampled then has counted it.
+/// What is new since the last sample of this worker. What came before its first one is not its to count.
 pub fn counted(before: Option<Counted>, now: Counted) {
     let Some(before) = before else { return };
     for (name, before, now) in [

@@ -50,7 +50,7 @@ BEGIN
     UPDATE compare_and_set.orders o SET status = wanted, version = o.version + 1
     WHERE o.id = order_id AND o.status = expected RETURNING o.version INTO reached;
     IF FOUND THEN
-        PERFORM outbox.enqueue('orders', order_id::text, jsonb_build_object('status', wanted), event_type => 'OrderMoved',
+        PERFORM outbox.enqueue('example.orders', order_id::text, jsonb_build_object('status', wanted), event_type => 'OrderMoved',
                                aggregate_version => reached, idempotency_scope => 'compare_and_set',
                                idempotency_key => order_id || '/' || command_id);
     END IF;

@@ -40,7 +40,7 @@ BEGIN
     IF order_id IS NULL THEN
         SELECT o.id INTO order_id FROM create_order_once.orders o WHERE o.command_key = command_key;
     ELSE
-        PERFORM outbox.enqueue('orders', order_id::text, request, event_type => 'OrderPlaced',
+        PERFORM outbox.enqueue('example.orders', order_id::text, request, event_type => 'OrderPlaced',
                                idempotency_scope => 'create_order_once', idempotency_key => command_key);
     END IF;
     PERFORM outbox.idempotency_succeed('create_order_once', command_key, claim.attempt, 'order', order_id::text, 201);

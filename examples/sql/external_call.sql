@@ -48,18 +48,19 @@ SELECT r.key, outbox.idempotency_classify(r, EXISTS (SELECT FROM external_call.c
                                                      WHERE c.idempotency_key = r.scope || '/' || r.key)) AS verdict
 FROM outbox.idempotency_request r WHERE r.scope = 'external_call';
 
--- 5. Take over, call again with the same key, and end it: message and answer in one transaction.
+-- 5. Take over, committed as the first claim was; call again with the same key.
+SELECT kind, granted, attempt
+FROM outbox.idempotency_claim('external_call', 'pay-1', outbox.request_hash('{"cents": 500}'), take_over => true);
+SELECT external_call.provider_charge('external_call/pay-1', 500) AS charge;
+
+-- 6. End it: message and answer in one transaction, under the attempt that the claim answered.
 DO $$
 DECLARE
-    claim outbox.idempotency_answer;
-    charge bigint;
+    charge bigint := (SELECT id FROM external_call.charge WHERE idempotency_key = 'external_call/pay-1');
 BEGIN
-    claim := outbox.idempotency_claim('external_call', 'pay-1', outbox.request_hash('{"cents": 500}'), take_over => true);
-    ASSERT claim.granted AND claim.attempt = 2, 'taken over';
-    charge := external_call.provider_charge('external_call/pay-1', 500);
-    PERFORM outbox.enqueue('payments', 'pay-1', jsonb_build_object('charge', charge), event_type => 'Charged',
+    PERFORM outbox.enqueue('example.payments', 'pay-1', jsonb_build_object('charge', charge), event_type => 'Charged',
                            idempotency_scope => 'external_call', idempotency_key => 'pay-1');
-    PERFORM outbox.idempotency_succeed('external_call', 'pay-1', claim.attempt, 'charge', charge::text);
+    PERFORM outbox.idempotency_succeed('external_call', 'pay-1', 2, 'charge', charge::text);
 END $$;
 
 DO $$

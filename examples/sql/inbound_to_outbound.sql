@@ -16,7 +16,7 @@
 
 DROP SCHEMA IF EXISTS inbound_to_outbound CASCADE;
 CREATE SCHEMA inbound_to_outbound;
-DELETE FROM outbox.inbox_message WHERE consumer = 'shipping';
+DELETE FROM outbox.inbox_message WHERE consumer = 'example-shipping';
 DELETE FROM outbox.message WHERE topic = 'example.shipments';
 
 CREATE TABLE inbound_to_outbound.article (id text PRIMARY KEY);
@@ -32,7 +32,7 @@ CREATE TABLE inbound_to_outbound.shipment (
 -- What the Kafka consumer calls for each record, before it commits its offset. The id: the header message-id if the sender
 -- has one, otherwise where the record lies ('partition/offset').
 CREATE FUNCTION inbound_to_outbound.receive(topic text, record_id text, order_id text, value jsonb) RETURNS boolean LANGUAGE sql AS $$
-    SELECT outbox.inbox_receive('shipping', topic, record_id, payload => value, key => order_id, max_attempts => 2)
+    SELECT outbox.inbox_receive('example-shipping', topic, record_id, payload => value, key => order_id, max_attempts => 2)
 $$;
 
 -- The work on one claimed message: effect, message out and done, in one transaction.
@@ -52,7 +52,7 @@ DECLARE
     claimed record;
     why text;
 BEGIN
-    FOR claimed IN SELECT * FROM outbox.inbox_claim('shipping', most => 10, lease => '30 seconds') LOOP
+    FOR claimed IN SELECT * FROM outbox.inbox_claim('example-shipping', most => 10, lease => '30 seconds') LOOP
         -- The claim stands, whatever becomes of the work; and so does the work on the message before.
         COMMIT;
         BEGIN
@@ -79,10 +79,10 @@ CALL inbound_to_outbound.work();
 DO $$
 BEGIN
     ASSERT (SELECT array_agg(order_id || ' ' || article ORDER BY id) = '{A bolt,A nut}' FROM inbound_to_outbound.shipment), 'once, in order';
-    ASSERT (SELECT messages = 1 AND latest_error LIKE '%foreign key%' FROM outbox.inbox_poison WHERE consumer = 'shipping'), 'B is poison';
+    ASSERT (SELECT messages = 1 AND latest_error LIKE '%foreign key%' FROM outbox.inbox_poison WHERE consumer = 'example-shipping'), 'B is poison';
     -- Mended, and played again.
     INSERT INTO inbound_to_outbound.article VALUES ('cog');
-    ASSERT outbox.inbox_replay('shipping') = 1;
+    ASSERT outbox.inbox_replay('example-shipping') = 1;
 END $$;
 
 CALL inbound_to_outbound.work();
@@ -91,5 +91,5 @@ DO $$
 BEGIN
     ASSERT (SELECT count(*) = 3 FROM inbound_to_outbound.shipment), 'three shipments';
     ASSERT (SELECT count(*) = 3 FROM outbox.message WHERE topic = 'example.shipments'), 'three messages out';
-    ASSERT NOT EXISTS (SELECT FROM outbox.inbox_message WHERE consumer = 'shipping' AND done_at IS NULL), 'nothing is left';
+    ASSERT NOT EXISTS (SELECT FROM outbox.inbox_message WHERE consumer = 'example-shipping' AND done_at IS NULL), 'nothing is left';
 END $$;

@@ -6,15 +6,19 @@ FROM (
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
                  ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
-                 ('idempotency_request', 'SELECT'), ('idempotency_stale', 'SELECT'), ('idempotency_retried', 'SELECT'),
                  ('idempotency_suppression', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
     FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('lease_until'), ('claim_token'), ('attempts'),
                  ('last_error')) AS c (name)
     UNION ALL
-    SELECT 'SELECT (' || c.name || ') on outbox.inbox_message', has_column_privilege('outbox.inbox_message', c.name, 'SELECT')
-    FROM (VALUES ('consumer'), ('priority'), ('next_attempt_at'), ('done_at'), ('poison_at'), ('behind')) AS c (name)
+    SELECT 'SELECT (' || c.name || ') on outbox.' || c.tab, has_column_privilege('outbox.' || c.tab, c.name, 'SELECT')
+    FROM (VALUES ('inbox_message', 'consumer'), ('inbox_message', 'priority'), ('inbox_message', 'next_attempt_at'),
+                 ('inbox_message', 'done_at'), ('inbox_message', 'poison_at'), ('inbox_message', 'behind'),
+                 ('processed_message', 'processed_at'),
+                 ('idempotency_request', 'scope'), ('idempotency_request', 'status'), ('idempotency_request', 'locked_until'),
+                 ('idempotency_request', 'failure_code'), ('idempotency_request', 'updated_at'),
+                 ('idempotency_request', 'completed_at'), ('idempotency_request', 'expires_at')) AS c (tab, name)
     UNION ALL
     SELECT 'SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')
     UNION ALL

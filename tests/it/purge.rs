@@ -168,7 +168,6 @@ async fn a_purge_neither_waits_for_a_writer_nor_takes_the_row_it_holds() {
         removed["rows"].to_string(),
         r#"{"idempotency_request":0,"inbox_message":0,"message":0,"processed_message":0}"#
     );
-    assert!(removed["seconds"].as_f64().expect("a number") < 4.0, "{removed}");
     writer.batch_execute("COMMIT").await.expect("released");
     world.outboxd("purge", &[]);
     assert_eq!(world.text(NAMES).await, WHAT_STAYS);
@@ -197,7 +196,7 @@ async fn a_writer_does_not_wait_for_a_purge_under_way_on_other_rows() {
 }
 
 #[tokio::test]
-async fn a_message_whose_marker_is_being_purged_waits_and_then_has_its_effect_again() {
+async fn a_message_whose_marker_is_being_purged_is_known_until_it_is_gone_and_then_has_its_effect_again() {
     let world = World::new().await;
     world.execute(EVERY_STATE).await;
     let old = "outbox.consume_once('c', 's', 'goes processed', '\\x01')";

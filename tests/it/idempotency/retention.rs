@@ -2,14 +2,17 @@
 
 use super::*;
 
+/// Every record is older by more than it is kept.
+const LONG_AGO: &str = "UPDATE outbox.idempotency_request SET created_at = created_at - interval '9 days',
+    claimed_at = claimed_at - interval '9 days', completed_at = completed_at - interval '9 days',
+    expires_at = expires_at - interval '9 days'";
+
 #[tokio::test]
 async fn an_expired_record_is_answered_until_it_is_purged_and_then_the_business_rule_holds() {
     let world = world().await;
     world.execute("CREATE UNIQUE INDEX effect_key ON effect (key)").await;
     let stored = order(&world.db, "k").await.expect("executed");
-    world
-        .execute("UPDATE outbox.idempotency_request SET created_at = created_at - interval '9 days', expires_at = expires_at - interval '8 days'")
-        .await;
+    world.execute(LONG_AGO).await;
     assert!(
         world
             .is_true("SELECT expires_at < now() FROM outbox.idempotency_request")
@@ -18,10 +21,52 @@ async fn an_expired_record_is_answered_until_it_is_purged_and_then_the_business_
     assert_eq!(order(&world.db, "k").await.expect("replayed"), stored);
     assert_eq!(claim(&world.db, "k", ", take_over => true").await.kind, "replay");
 
-    world.execute("DELETE FROM outbox.idempotency_request").await;
+    assert_eq!(world.count("SELECT outbox.purge_idempotency()").await, 1);
     let again = order(&world.db, "k").await.expect_err("the key's order is there");
     assert_eq!(state(&again), "23505");
     assert_eq!((world.effects().await, world.requests().await.as_str()), (1, ""));
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_after_its_time_is_kept_as_long_as_one_in_time() {
+    let world = world().await;
+    claim(&world.db, "k", "").await;
+    world
+        .execute("SELECT outbox.idempotency_fail('orders', 'k', 1, true, 'timeout')")
+        .await;
+    world.execute(LONG_AGO).await;
+    assert_eq!(claim(&world.db, "k", "").await.attempt, Some(2));
+    world
+        .execute("UPDATE outbox.idempotency_request SET claimed_at = claimed_at - interval '9 days', expires_at = expires_at - interval '9 days'")
+        .await;
+    world
+        .execute("SELECT outbox.idempotency_succeed('orders', 'k', 2)")
+        .await;
+    let kept = "SELECT expires_at > now() + interval '6 days' FROM outbox.idempotency_request";
+    assert!(world.is_true(kept).await, "whoever lost the answer can ask for it");
+    assert_eq!(world.count("SELECT outbox.purge_idempotency()").await, 0);
+}
+
+#[tokio::test]
+async fn an_answer_is_not_purged_within_an_hour_however_soon_it_expires() {
+    let world = world().await;
+    claim(
+        &world.db,
+        "k",
+        ", lock_for => '1 millisecond', expires_in => '1 millisecond'",
+    )
+    .await;
+    world
+        .execute("SELECT outbox.idempotency_succeed('orders', 'k', 1)")
+        .await;
+    world
+        .until("SELECT expires_at < now() FROM outbox.idempotency_request")
+        .await;
+    assert_eq!(
+        world.count("SELECT outbox.purge_idempotency()").await,
+        0,
+        "who held attempt 1 may still be there"
+    );
 }
 
 /// The verdict on every claim whose effect the application has looked up: `effect` is its SQL expression.
