@@ -69,6 +69,18 @@ async fn purge_takes_what_is_finished_and_old_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn an_operator_may_purge_and_so_may_the_role_of_the_relay() {
+    for role in ["outbox_operator", "outbox_relay"] {
+        let world = World::new().await;
+        world.execute(EVERY_STATE).await;
+        let url = world.login("purger", &[role]).await;
+        let output = outboxd().args(["purge", "--database-url", &url]).output();
+        stdout_of(&output.expect("outboxd runs"));
+        assert_eq!(world.text(NAMES).await, WHAT_STAYS, "{role}");
+    }
+}
+
+#[tokio::test]
 async fn a_dry_run_counts_what_would_go_and_removes_nothing() {
     let world = World::new().await;
     world.execute(EVERY_STATE).await;
