@@ -3,6 +3,7 @@
 mod demo;
 mod healthcheck;
 mod migrate;
+mod progress;
 mod purge;
 mod run;
 mod status;
@@ -66,8 +67,8 @@ enum Command {
     Verify(Box<verify::VerifyArgs>),
     /// Remove what is finished and old, in small steps, beside everything else
     ///
-    /// Published rows, days of history, markers of consumers, inbox messages that are done. Never what is pending, dead,
-    /// unfinished or poison. `outboxd run` does the same in the background; this does it now, and says how much.
+    /// Published rows, days of history, markers of consumers, inbox messages that are done, expired answers of commands. Never
+    /// what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the background; this does it now, and says how much.
     Purge(purge::PurgeArgs),
     /// Watch it work, without Kafka or a configured database
     Demo(demo::DemoArgs),

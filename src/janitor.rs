@@ -18,8 +18,6 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 const INTAKE_EVERY: Duration = Duration::from_secs(30);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
 const SAMPLE_WALK: i64 = 10_000;
-/// So many operations have a series of their own.
-const SAMPLE_OPERATIONS: i64 = 20;
 /// One step of retention, and the rest after it.
 const PURGE_ROWS: i32 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);
@@ -102,7 +100,7 @@ impl Chores {
         }
         if now >= self.intake_at {
             self.intake_at = now + INTAKE_EVERY;
-            metrics::commands(&outbox.sample_commands(SAMPLE_WALK, SAMPLE_OPERATIONS).await?);
+            metrics::commands(&outbox.sample_commands(SAMPLE_WALK, metrics::OPERATIONS_MAX).await?);
             metrics::inbox(&outbox.sample_inbox(SAMPLE_WALK).await?);
             let counted = outbox.sample_counted().await?;
             metrics::counted(self.counted.replace(counted), counted);

@@ -477,7 +477,7 @@ pub fn backlog(sample: &crate::outbox::Sample) {
 
 /// Operations that have series of their own: the first so many that were busy. Others are counted together, or a client that
 /// puts an id into its operations would make series without end.
-const OPERATIONS_MAX: usize = 20;
+pub const OPERATIONS_MAX: usize = 20;
 
 /// The operations named so far, and what was last set.
 static COMMANDS: Mutex<BTreeMap<String, BTreeSet<String>>> = Mutex::new(BTreeMap::new());

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use super::Failure;
+use super::progress::bar;
 use crate::config::{DatabaseArgs, RetentionArgs};
 use crate::outbox::{OnPublished, Outbox, Purge, Purged, Retention, Table, pool};
 
@@ -37,6 +38,8 @@ pub struct PurgeArgs {
     json: bool,
 }
 
+const BAR: &str = "{prefix:<19} {bar:40.green} {pos}/{len} rows";
+
 /// The count walks the whole outbox, which may be large; a step never takes long.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -47,11 +50,10 @@ pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
     let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
     outbox.verify_schema().await?;
     let started = Instant::now();
-    let old = outbox.purgeable(retention).await?;
     let purged = if args.dry_run {
-        old
+        outbox.purgeable(retention).await?
     } else {
-        remove(&outbox, retention, args.purge_batch_rows, &old).await?
+        remove(&outbox, retention, args.purge_batch_rows).await?
     };
     if args.json {
         println!("{}", as_json(&purged, args.dry_run, started.elapsed()));
@@ -62,8 +64,13 @@ pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
 }
 
 /// Step by step until nothing is left.
-async fn remove(outbox: &Outbox, retention: Retention, most: i32, old: &Purged) -> Result<Purged, Failure> {
-    let bar = bar(old.rows.iter().map(|(_, rows)| rows.unsigned_abs()).sum());
+async fn remove(outbox: &Outbox, retention: Retention, most: i32) -> Result<Purged, Failure> {
+    let bar = bar(0, BAR);
+    if !bar.is_hidden() {
+        // Only to be shown: it walks the whole outbox.
+        let old = outbox.purgeable(retention).await?;
+        bar.set_length(old.rows.iter().map(|(_, rows)| rows.unsigned_abs()).sum());
+    }
     let mut rows = Vec::new();
     for table in Table::ALL {
         bar.set_prefix(table.name());
@@ -91,14 +98,6 @@ async fn remove_of(
             return Ok(total);
         }
     }
-}
-
-/// On stderr, and only in a terminal.
-fn bar(rows: u64) -> ProgressBar {
-    let template = "{prefix:<19} {bar:40.green} {pos}/{len} rows";
-    // The template is ours and known to be right; a plain bar is no reason to stop.
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(rows).with_style(style.progress_chars("━╸ "))
 }
 
 fn summary(purged: &Purged, dry_run: bool, took: Duration) -> String {

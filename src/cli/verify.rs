@@ -5,10 +5,11 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::Failure;
+use super::progress::bar;
 use crate::config::{DatabaseArgs, KafkaArgs, Problems};
 use crate::outbox::{OnPublished, Outbox, pool};
 use crate::verify::findings::{Finding, Findings, Verdict};
@@ -48,10 +49,12 @@ struct Report {
     seconds: f64,
 }
 
+const BAR: &str = "{prefix:<10} {bar:40.green} {pos}/{len} rows and records";
+
 pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     let settings = args.settings()?;
     let started = Instant::now();
-    let bar = bar();
+    let bar = bar(0, BAR).with_prefix("verify");
     let compared = compare(&settings, &bar).await;
     bar.finish_and_clear();
     let (verdict, reason, findings) = match compared {
@@ -106,16 +109,6 @@ fn parse_since(text: &str) -> Result<std::time::SystemTime, String> {
     }
     humantime::parse_rfc3339_weak(text)
         .map_err(|_| format!("--since {text:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)"))
-}
-
-/// On stderr, and only in a terminal.
-fn bar() -> ProgressBar {
-    let template = "{prefix:<10} {bar:40.green} {pos}/{len} rows and records";
-    // The template is ours and known to be right; a plain bar is no reason to stop.
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0)
-        .with_style(style.progress_chars("━╸ "))
-        .with_prefix("verify")
 }
 
 fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {

@@ -206,10 +206,9 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_commands(&self, walk: i64, operations: i64) -> Result<Vec<Commands>> {
-        let rows = self
-            .query(&self.statements.sample_commands, &[&walk, &operations])
-            .await?;
+    pub async fn sample_commands(&self, walk: i64, operations: usize) -> Result<Vec<Commands>> {
+        let params: Params<'_> = &[&walk, &(operations as i64)];
+        let rows = self.query(&self.statements.sample_commands, params).await?;
         rows.iter()
             .map(|row| {
                 Ok(Commands {

@@ -4,10 +4,11 @@ use std::io::{IsTerminal, Write as _};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
 
 use super::ledger::Progress;
 use super::report::grouped;
+use crate::cli::progress::bar;
 
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
@@ -94,12 +95,7 @@ fn line(progress: &Progress, orders: usize, lanes: &str) -> String {
 impl Bars {
     fn new(orders: usize) -> Self {
         let screen = MultiProgress::new();
-        let add = |name: &'static str, length: u64, template: &str| {
-            // The templates are ours and known to be right; a plain bar is no reason to stop.
-            let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            let bar = ProgressBar::new(length).with_style(style.progress_chars("━╸ "));
-            screen.add(bar).with_prefix(name)
-        };
+        let add = |name: &'static str, length: u64, template: &str| screen.add(bar(length, template)).with_prefix(name);
         Bars {
             orders: add("orders", orders as u64, "{prefix:<10} {bar:40.blue} {pos}/{len}"),
             messages: add("delivered", 0, "{prefix:<10} {bar:40.green} {pos}/{len} messages{msg}"),
