@@ -398,6 +398,24 @@ async fn a_worker_that_meets_its_successor_in_the_act_waits_and_is_refused() {
 }
 
 #[tokio::test]
+async fn of_two_messages_of_a_key_stored_at_once_one_is_at_work_at_a_time() {
+    let world = World::new().await;
+    let slow = world.session().await;
+    slow.batch_execute("BEGIN; SELECT outbox.inbox_receive('c', 's', 'low', '{}', key => 'k')")
+        .await
+        .expect("stored");
+    receive(&world, "high", ", key => 'k'").await;
+    let high = claim(&world.db, 10, "1 minute").await["high"];
+    slow.batch_execute("COMMIT").await.expect("stored");
+    assert!(
+        claim(&world.db, 10, "1 minute").await.is_empty(),
+        "the other is at work"
+    );
+    world.execute(&done(high)).await;
+    assert_eq!(names(&claim(&world.db, 10, "1 minute").await), ["low"]);
+}
+
+#[tokio::test]
 async fn a_late_worker_that_nobody_replaced_may_still_finish() {
     let world = World::new().await;
     receive(&world, "m1", "").await;
