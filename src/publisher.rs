@@ -32,7 +32,7 @@ use crate::clock::Clock;
 use crate::jitter::jittered;
 use crate::message::{Outcome, Row, TopicFault};
 use crate::metrics;
-use producer::{Producer, Wave};
+use producer::{Producer, Report, Wave};
 use topics::{Topic, Topics};
 
 /// After the deadline, healthy answers still have this long before everything is purged.
@@ -263,8 +263,8 @@ impl Publisher {
             let wave = producer.send(rows, &picked);
             let overdue = !self.finish(&producer, &wave, deadline).await;
             for (place, range) in wave_groups {
-                let codes: Vec<_> = range.clone().map(|slot| wave.code(slot)).collect();
-                let judged = self.judge_group(rows, &picked[range], &codes, place, overdue);
+                let reports: Vec<_> = range.clone().map(|slot| wave.reported(slot)).collect();
+                let judged = self.judge_group(rows, &picked[range], &reports, place, overdue);
                 let all_acked = judged.iter().all(|(_, outcome)| *outcome == Outcome::Acked);
                 if all_acked {
                     producer.acknowledged(place.0, place.1);
@@ -303,21 +303,22 @@ impl Publisher {
         &self,
         rows: &[Row],
         picked: &[(usize, i32)],
-        codes: &[Option<Code>],
+        reports: &[Option<Report>],
         (topic, partition): (&str, i32),
         overdue: bool,
     ) -> Vec<(usize, Outcome)> {
-        if codes.contains(&Some(Code::UnknownPartition)) {
+        let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
+        if reports.iter().flatten().any(is_uncounted) {
             // The client may be the one who is right: the topic was made anew with fewer partitions.
             self.topics.forget(topic);
         }
-        let refused = codes.iter().filter(|code| outcome::is_refusal(**code)).count();
+        let refused = reports.iter().filter(|report| outcome::is_refusal(**report)).count();
         if refused > 1 {
             // A produce batch fails as a whole: at most one of them is guilty. Smaller batches will tell which.
             let bytes = picked
                 .iter()
-                .zip(codes)
-                .filter(|(_, code)| outcome::is_refusal(**code))
+                .zip(reports)
+                .filter(|(_, report)| outcome::is_refusal(**report))
                 .map(|((index, _), _)| rows[*index].size())
                 .sum::<usize>();
             self.topics.narrow(topic, bytes / 2);
@@ -330,13 +331,13 @@ impl Publisher {
         }
         picked
             .iter()
-            .zip(codes)
-            .map(|((index, _), code)| {
-                let innocent = refused > 1 && outcome::is_refusal(*code);
+            .zip(reports)
+            .map(|((index, _), report)| {
+                let innocent = refused > 1 && outcome::is_refusal(*report);
                 let outcome = if innocent {
                     Outcome::Unsent
                 } else {
-                    outcome::of_code(*code, topic, overdue)
+                    outcome::of_report(*report, topic, overdue)
                 };
                 (*index, outcome)
             })
@@ -394,9 +395,9 @@ impl Publisher {
             }
             quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
-            return outcome::of_code(wave.code(0), &row.topic, true);
+            return outcome::of_report(wave.reported(0), &row.topic, true);
         }
-        let outcome = outcome::of_code(wave.code(0), &row.topic, false);
+        let outcome = outcome::of_report(wave.reported(0), &row.topic, false);
         if outcome == Outcome::Acked {
             quarantine.acknowledged(&row.topic, partition);
             self.acknowledged();

@@ -2,13 +2,14 @@
 
 use rdkafka::types::RDKafkaErrorCode as Code;
 
+use super::producer::Report;
 use crate::message::{Outcome, TopicFault};
 
 /// Did the broker, or the client itself, refuse the record for what it is?
-pub fn is_refusal(code: Option<Code>) -> bool {
-    matches!(
-        code,
-        Some(
+pub fn is_refusal(report: Option<Report>) -> bool {
+    report.is_some_and(|report| {
+        matches!(
+            report.code,
             Code::MessageSizeTooLarge
                 | Code::InvalidMessage
                 | Code::InvalidMessageSize
@@ -17,51 +18,54 @@ pub fn is_refusal(code: Option<Code>) -> bool {
                 | Code::PolicyViolation
                 | Code::BadMessage
         )
-    )
+    })
 }
 
-/// What a report's code means. `None`: there was no report. `overdue`: our deadline passed and everything was purged.
-pub fn of_code(code: Option<Code>, topic: &str, overdue: bool) -> Outcome {
-    let Some(code) = code else {
+/// What a report means. `None`: there was none. `overdue`: our deadline passed and everything was purged.
+pub fn of_report(report: Option<Report>, topic: &str, overdue: bool) -> Outcome {
+    let Some(Report { code, handed_over }) = report else {
         return late(topic, true, overdue);
     };
     match code {
         Code::NoError => Outcome::Acked,
-        _ if is_refusal(Some(code)) => Outcome::Refused {
+        _ if is_refusal(report) => Outcome::Refused {
             reason: format!("Kafka refused the record for topic {topic}: {code}"),
         },
-        // The client counts the topic's partitions otherwise than we do, for a moment: it did not take the record.
-        Code::UnknownPartition => Outcome::Unsent,
-        Code::PurgeQueue => late(topic, false, overdue),
-        Code::PurgeInflight => late(topic, true, overdue),
-        Code::UnknownTopic
-        | Code::UnknownTopicOrPartition
-        | Code::InvalidTopic
-        // About our clock and the topic's settings, not about the row.
-        | Code::InvalidTimestamp
-        | Code::UnsupportedForMessageFormat
-        | Code::TopicAuthorizationFailed => Outcome::Sick {
-            fault: TopicFault::Unusable,
-            reason: format!("topic {topic}: {code}"),
-            maybe_landed: false,
-        },
+        // From the queue as well: a retry goes back there.
+        Code::PurgeQueue | Code::PurgeInflight => late(topic, handed_over, overdue),
+        // Said by the client of what it cannot send (any more).
+        Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::InvalidTopic => unusable(topic, code, handed_over),
+        // Said by the broker of this very try; about our clock and the topic's settings, not about the row.
+        Code::InvalidTimestamp | Code::UnsupportedForMessageFormat | Code::TopicAuthorizationFailed => {
+            unusable(topic, code, false)
+        }
         Code::NotEnoughReplicas
         | Code::LeaderNotAvailable
         | Code::NotLeaderForPartition
         | Code::KafkaStorageError
-        | Code::QueueFull => transient(topic, &code, false),
-        Code::MessageTimedOut
+        | Code::QueueFull
+        | Code::MessageTimedOut
         | Code::NotEnoughReplicasAfterAppend
         | Code::RequestTimedOut
         | Code::BrokerTransportFailure
-        | Code::NetworkException => transient(topic, &code, true),
+        | Code::NetworkException => transient(topic, code, handed_over),
+        // Not taken: the client counts the topic's partitions otherwise than we do, for a moment, or has hit a fatal error.
+        _ if !handed_over => Outcome::Unsent,
         // Fatal errors and their collateral, and whatever a newer broker may say: the producer is looked at by the
         // caller, and the record may be there.
         _ => Outcome::Unknown,
     }
 }
 
-fn transient(topic: &str, code: &Code, maybe_landed: bool) -> Outcome {
+fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
+    Outcome::Sick {
+        fault: TopicFault::Unusable,
+        reason: format!("topic {topic}: {code}"),
+        maybe_landed,
+    }
+}
+
+fn transient(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
     Outcome::Sick {
         fault: TopicFault::Transient,
         reason: format!("topic {topic}: {code}"),
@@ -86,9 +90,17 @@ fn late(topic: &str, maybe_landed: bool, overdue: bool) -> Outcome {
 mod tests {
     use super::*;
 
+    fn of(code: Code, handed_over: bool) -> Outcome {
+        of_report(Some(Report { code, handed_over }), "t", false)
+    }
+
+    fn may_have_landed(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Unknown | Outcome::Sick { maybe_landed: true, .. })
+    }
+
     #[test]
     fn only_a_refusal_of_the_record_itself_costs_an_attempt() {
-        let refused = |code| matches!(of_code(Some(code), "t", false), Outcome::Refused { .. });
+        let refused = |code| matches!(of(code, true), Outcome::Refused { .. });
         assert!(refused(Code::MessageSizeTooLarge));
         for code in [
             Code::MessageTimedOut,
@@ -107,14 +119,32 @@ mod tests {
     }
 
     #[test]
-    fn purged_from_the_queue_was_not_sent_purged_in_flight_may_have_landed() {
-        assert_eq!(of_code(Some(Code::PurgeQueue), "t", false), Outcome::Unsent);
-        assert_eq!(of_code(Some(Code::PurgeInflight), "t", false), Outcome::Unknown);
-        assert_eq!(of_code(None, "t", false), Outcome::Unknown);
+    fn what_the_client_took_may_have_landed_unless_somebody_said_otherwise() {
+        let unsure = [
+            Code::PurgeQueue,
+            Code::PurgeInflight,
+            Code::UnknownPartition,
+            Code::UnknownTopicOrPartition,
+            // Written, and then the leader stepped down before it answered.
+            Code::NotLeaderForPartition,
+            Code::KafkaStorageError,
+            Code::MessageTimedOut,
+            Code::Fatal,
+        ];
+        for code in unsure {
+            assert!(may_have_landed(&of(code, true)), "{code:?}");
+            assert!(!may_have_landed(&of(code, false)), "{code:?}, not taken");
+        }
+        for code in [Code::NoError, Code::MessageSizeTooLarge, Code::InvalidTimestamp] {
+            assert!(!may_have_landed(&of(code, true)), "{code:?}");
+        }
+        assert_eq!(of_report(None, "t", false), Outcome::Unknown);
     }
 
     #[test]
-    fn a_topic_counted_differently_for_a_moment_is_not_sick() {
-        assert_eq!(of_code(Some(Code::UnknownPartition), "t", false), Outcome::Unsent);
+    fn what_the_client_did_not_take_for_a_passing_reason_blames_nobody() {
+        assert_eq!(of(Code::PurgeQueue, false), Outcome::Unsent);
+        assert_eq!(of(Code::UnknownPartition, false), Outcome::Unsent);
+        assert_eq!(of(Code::Fatal, false), Outcome::Unsent);
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::{BorrowedMessage, DeliveryResult, Header, OwnedHeaders};
+use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::Notify;
@@ -25,10 +25,33 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// No report yet. The client's codes are small numbers.
 const UNREPORTED: i32 = i32::MAX;
 
+/// What was said of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub code: Code,
+    /// The client had taken it, and may have sent it. Whether it did is not to be learned from the client: it takes a
+    /// broker that leads no more for one that wrote nothing, which may have written the record before it stepped down.
+    pub handed_over: bool,
+}
+
+impl Report {
+    /// In one word: codes are written by one thread and read by another.
+    fn packed(self) -> i32 {
+        self.code as i32 * 2 + i32::from(self.handed_over)
+    }
+
+    fn unpacked(packed: i32) -> Self {
+        Report {
+            code: Code::from(to_native(packed >> 1)),
+            handed_over: packed & 1 == 1,
+        }
+    }
+}
+
 /// Records sent together, and what was reported of each. One wake-up for all of them.
 #[derive(Debug)]
 pub struct Wave {
-    codes: Vec<AtomicI32>,
+    reports: Vec<AtomicI32>,
     left: AtomicUsize,
     changed: Notify,
 }
@@ -36,17 +59,17 @@ pub struct Wave {
 impl Wave {
     fn new(size: usize) -> Self {
         Wave {
-            codes: (0..size).map(|_| AtomicI32::new(UNREPORTED)).collect(),
+            reports: (0..size).map(|_| AtomicI32::new(UNREPORTED)).collect(),
             left: AtomicUsize::new(size),
             changed: Notify::new(),
         }
     }
 
     /// Returns whether this was the last report.
-    fn report(&self, slot: usize, code: Code) -> bool {
-        self.codes[slot].store(code as i32, Ordering::Relaxed);
+    fn report(&self, slot: usize, report: Report) -> bool {
+        self.reports[slot].store(report.packed(), Ordering::Relaxed);
         let last = self.left.fetch_sub(1, Ordering::AcqRel) == 1;
-        if last || code != Code::NoError {
+        if last || report.code != Code::NoError {
             self.changed.notify_one();
         }
         last
@@ -72,9 +95,9 @@ impl Wave {
     }
 
     /// What was reported for the record in this slot.
-    pub fn code(&self, slot: usize) -> Option<Code> {
-        let code = self.codes[slot].load(Ordering::Relaxed);
-        (code != UNREPORTED).then(|| rdkafka::types::RDKafkaErrorCode::from(to_native(code)))
+    pub fn reported(&self, slot: usize) -> Option<Report> {
+        let packed = self.reports[slot].load(Ordering::Relaxed);
+        (packed != UNREPORTED).then(|| Report::unpacked(packed))
     }
 }
 
@@ -100,10 +123,10 @@ impl Reports {
         (number, wave)
     }
 
-    fn report(&self, number: u32, slot: usize, code: Code) {
+    fn report(&self, number: u32, slot: usize, report: Report) {
         let mut waves = self.waves.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wave) = waves.get(&number)
-            && wave.report(slot, code)
+            && wave.report(slot, report)
         {
             waves.remove(&number);
         }
@@ -151,21 +174,15 @@ impl ProducerContext for Context {
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let code = match result {
             Ok(_) => Code::NoError,
-            Err((error, message)) => match error.rdkafka_error_code().unwrap_or(Code::Unknown) {
-                // Purged from the queue, but perhaps sent before: a retry goes back there.
-                Code::PurgeQueue if may_be_persisted(message) => Code::PurgeInflight,
-                code => code,
-            },
+            Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
+        };
+        let report = Report {
+            code,
+            handed_over: true,
         };
         failpoint::hit_blocking("report");
-        self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, code);
+        self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, report);
     }
-}
-
-fn may_be_persisted(message: &BorrowedMessage<'_>) -> bool {
-    // SAFETY: the pointer is valid for as long as the message we borrow is; the call only reads.
-    let status = unsafe { rdkafka::bindings::rd_kafka_message_status(message.ptr()) };
-    status != rdkafka::bindings::rd_kafka_msg_status_t::RD_KAFKA_MSG_STATUS_NOT_PERSISTED
 }
 
 pub struct Producer {
@@ -202,11 +219,18 @@ impl Producer {
     pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
         let (number, wave) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
+        let not_taken = |slot, code| {
+            let report = Report {
+                code,
+                handed_over: false,
+            };
+            self.reports.report(number, slot, report);
+        };
         let now_ms = self.clock.now_ms();
         for (slot, (index, partition)) in picked.iter().enumerate() {
             let row = &rows[*index];
             if stopped.contains(&(row.topic.as_str(), *partition)) {
-                self.reports.report(number, slot, Code::PurgeQueue);
+                not_taken(slot, Code::PurgeQueue);
                 continue;
             }
             let opaque = (number as usize) << 32 | slot;
@@ -224,7 +248,7 @@ impl Producer {
                 if code == Code::UnknownPartition && !stopped.iter().any(|(topic, _)| *topic == row.topic) {
                     self.look_again(&row.topic);
                 }
-                self.reports.report(number, slot, code);
+                not_taken(slot, code);
                 stopped.push((&row.topic, *partition));
             }
         }
@@ -304,4 +328,24 @@ fn headers(row: &Row) -> OwnedHeaders {
         headers = headers.take().map(|headers| headers.insert(Header { key, value }));
     });
     headers.expect("put back after every header")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_its_packing() {
+        for code in [
+            Code::NoError,
+            Code::PurgeInflight,
+            Code::NotLeaderForPartition,
+            Code::Fatal,
+        ] {
+            for handed_over in [false, true] {
+                let report = Report { code, handed_over };
+                assert_eq!(Report::unpacked(report.packed()), report);
+            }
+        }
+    }
 }

@@ -126,6 +126,29 @@ async fn order_holds_through_restarts_of_kafka_under_load() {
     recovered.record(repeats);
 }
 
+/// A leader that has written a record may step down before it answers. It then says that it does not lead, and the client
+/// takes that for a record that is not there.
+#[tokio::test]
+async fn records_written_by_a_leader_that_stepped_down_say_so_when_they_are_sent_again() {
+    let broker = DemotedBroker::start().await;
+    let world = World::on(&Stack::get().database_url, &broker.address).await;
+    let topic = world.topic("orders", 2, &[]).await;
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 100, 10).await;
+    world.fill(&topic, 20, 0).await;
+    world.drained(SOON).await;
+
+    broker.step_down();
+    world.fill(&topic, 50, 5).await;
+    world.fill(&topic, 20, 0).await;
+    broker.denied().await;
+    paused(&relay, 1.0).await;
+    broker.lead();
+    world.drained(SOON).await;
+    let repeats = assert_recovered(&world, &relay, &topic).await;
+    assert!(repeats > 0, "they were written");
+}
+
 #[tokio::test]
 async fn rows_behind_one_that_timed_out_but_was_written_wait_for_it() {
     let fault = Fault::new(

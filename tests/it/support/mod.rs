@@ -2,6 +2,7 @@
 
 mod consumer;
 mod counters;
+mod demoted;
 mod disk;
 mod fault;
 mod history;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use consumer::{Record, plant, read_topic, read_until};
 pub use counters::Counters;
+pub use demoted::DemotedBroker;
 pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::History;
