@@ -156,8 +156,9 @@ async fn a_mark_of_keyless_rows_whose_answer_is_lost_is_repeated_without_harm() 
     mark_answered_by_silence(Answer::Cut, "SET published_at", 0).await;
 }
 
-/// A relay whose next claim of keyless rows is answered so late that what is left of the lease does not cover a send.
-async fn next_claim_answered_too_late() -> (World, String, Proxy, Relay) {
+/// A relay that has claimed keyless rows, which `insert` wrote, and was answered so late that what is left of the lease does
+/// not cover a send. Everything is published in the end.
+async fn claim_answered_too_late(insert: impl AsyncFnOnce(&World, &str)) -> (World, String, Relay) {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
@@ -165,16 +166,19 @@ async fn next_claim_answered_too_late() -> (World, String, Proxy, Relay) {
     // Past the first claim of all, which finds nothing.
     world.fill(&topic, 1, 0).await;
     world.drained(SOON).await;
+    // Stopped, or a look that finds nothing would be the next.
+    relay.signal("STOP");
+    insert(&world, &topic).await;
     proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
-    (world, topic, proxy, relay)
+    relay.signal("CONT");
+    proxy.spoiled().await;
+    world.drained(SOON).await;
+    (world, topic, relay)
 }
 
 #[tokio::test]
 async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
-    let (world, topic, proxy, relay) = next_claim_answered_too_late().await;
-    world.fill(&topic, 20, 0).await;
-    proxy.spoiled().await;
-    world.drained(SOON).await;
+    let (world, topic, relay) = claim_answered_too_late(async |world, topic| world.fill(topic, 20, 0).await).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
     let history = world.history(&topic).await;
     assert_eq!(
@@ -191,19 +195,17 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
 
 #[tokio::test]
 async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
-    let (world, topic, proxy, relay) = next_claim_answered_too_late().await;
-    // Left by a worker that died with them under way.
-    world
-        .execute(&format!(
+    let left_by_a_worker_that_died_with_them_under_way = async |world: &World, topic: &str| {
+        let rows = format!(
             "BEGIN;
              INSERT INTO outbox.message (topic, payload) SELECT '{topic}', '{{}}' FROM generate_series(1, 20);
              UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now()
              WHERE published_at IS NULL;
              COMMIT"
-        ))
-        .await;
-    proxy.spoiled().await;
-    world.drained(SOON).await;
+        );
+        world.execute(&rows).await;
+    };
+    let (world, topic, relay) = claim_answered_too_late(left_by_a_worker_that_died_with_them_under_way).await;
     assert_eq!(
         relay.metric("outboxd_rows_deferred_total"),
         Some(20.0),
