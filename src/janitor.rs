@@ -25,7 +25,7 @@ const PURGE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 /// The safety net: a slow walk over the whole table.
 const RESCAN_ROWS: i64 = 5_000;
-const RESCAN_EVERY: Duration = Duration::from_secs(30);
+const RESCAN_EVERY: Duration = Duration::from_secs(60);
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug)]

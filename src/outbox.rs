@@ -111,7 +111,6 @@ statements!(
     stop_worker,
     store_floor_keyless,
     store_floors,
-    survey,
     take,
     topic_head,
     topic_head_keyless,

@@ -1,4 +1,4 @@
-//! Keeps the term alive and the lanes fairly shared: register, renew, survey, take, give up, leave.
+//! Keeps the term alive and the lanes fairly shared: register, renew, take, give up, leave.
 
 use std::time::{Duration, Instant};
 
@@ -49,11 +49,6 @@ impl Lease {
         } else {
             soon.max(REGISTER_AGAIN)
         })
-    }
-
-    /// How often to look who is there; sooner when somebody's lease may run out.
-    fn survey_every(&self) -> Duration {
-        self.duration / 4
     }
 }
 
@@ -177,16 +172,14 @@ async fn hold_term(
 ) {
     let mut floors_stored = Instant::now();
     let mut renew_at = Instant::now();
-    let mut survey_at = Instant::now();
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
         let Some(term) = lanes.term() else { return };
         let now = Instant::now();
         if now >= renew_at {
-            renew_at = now + lease.renew_every();
-            match renew(lanes, outbox, lease, &term).await {
-                Ok(true) => {}
-                Ok(false) => {
+            renew_at = match tend(lanes, outbox, lease, &term, draining).await {
+                Ok(Some(wait)) => now + wait,
+                Ok(None) => {
                     lose(
                         lanes,
                         &term,
@@ -195,19 +188,7 @@ async fn hold_term(
                     return;
                 }
                 Err(error) => {
-                    warn!(%error, "cannot renew the lease; trying again");
-                    renew_at = Instant::now() + lease.renew_again(&term);
-                    // Lanes are of no use without a lease.
-                    survey_at = survey_at.max(renew_at);
-                }
-            }
-        }
-        if Instant::now() >= survey_at && !draining.is_cancelled() {
-            survey_at = match balance(lanes, outbox, lease, &term).await {
-                // Be there the moment somebody's lease runs out.
-                Ok(soonest_expiry) => Instant::now() + lease.survey_every().min(soonest_expiry),
-                Err(error) => {
-                    warn!(%error, "cannot survey the lanes; trying again");
+                    warn!(%error, "cannot renew the lease or share the lanes; trying again");
                     Instant::now() + lease.renew_again(&term)
                 }
             };
@@ -217,7 +198,7 @@ async fn hold_term(
             floors_stored = Instant::now();
             store_floors(lanes, outbox, &term).await;
         }
-        let next = renew_at.min(survey_at).saturating_duration_since(Instant::now());
+        let next = renew_at.saturating_duration_since(Instant::now());
         let next = if lanes.any_leaving() {
             next.min(LEAVING_LOOK)
         } else {
@@ -249,21 +230,41 @@ fn lose(lanes: &Lanes, term: &Term, why: &str) {
     }
 }
 
-async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<bool> {
+/// Renews the lease and, unless we are about to leave, sees to our share of the lanes. Answers when to do so again; `None`:
+/// the lease is lost.
+async fn tend(
+    lanes: &Lanes,
+    outbox: &Outbox,
+    lease: &Lease,
+    term: &Term,
+    draining: &CancellationToken,
+) -> Result<Option<Duration>> {
+    let Some(peers) = renew(lanes, outbox, lease, term).await? else {
+        return Ok(None);
+    };
+    let mut wait = lease.renew_every();
+    if !draining.is_cancelled() {
+        // Be there the moment somebody's lease runs out.
+        wait = wait.min(balance(lanes, outbox, lease, term, &peers).await?);
+    }
+    Ok(Some(wait))
+}
+
+/// Answers who is here; `None`: we are not, any more.
+async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Option<Vec<Peer>>> {
     let asked = Instant::now();
     failpoint::hit("before_renew").await;
-    let renewed = outbox.renew(term, lease.duration).await?;
+    let peers = outbox.renew(term, lease.duration).await?;
     // An answer that comes after expiry is not ownership.
-    if !renewed || Instant::now() >= term.ends {
-        return Ok(false);
+    if peers.is_empty() || Instant::now() >= term.ends {
+        return Ok(None);
     }
     lanes.renewed(asked + lease.duration);
-    Ok(true)
+    Ok(Some(peers))
 }
 
 /// Take what we are short of, mark what is too much. Answers when the next lease of a peer may run out.
-async fn balance(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Duration> {
-    let peers = outbox.survey().await?;
+async fn balance(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term, peers: &[Peer]) -> Result<Duration> {
     if let Some(peer) = peers.first() {
         lanes.clock.set(peer.now);
     }
@@ -286,13 +287,13 @@ async fn balance(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> 
         failpoint::hit("before_recovery").await;
     }
     if owned < share || expired {
-        // Even with nothing to take: it stamps the expired worker, so that it is not surveyed for ever.
+        // Even with nothing to take: it stamps the expired worker, so that it is not seen for ever.
         take(lanes, outbox, lease, term, share.saturating_sub(owned)).await?;
     }
     lanes.set_leaving(owned.saturating_sub(share));
     metrics::lanes_owned(lanes.owned());
     let short = lanes.owned() < share;
-    Ok(soonest_expiry(&peers, term.worker, short))
+    Ok(soonest_expiry(peers, term.worker, short))
 }
 
 fn soonest_expiry(peers: &[Peer], me: Uuid, short: bool) -> Duration {

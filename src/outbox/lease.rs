@@ -8,7 +8,7 @@ use super::{LEASE_SHARE, OnPublished, Outbox, Result};
 use crate::lanes::keeper::Lease;
 use crate::lanes::{KeylessStored, Taken, Term};
 
-/// Another worker, or ourselves, as the survey sees it.
+/// Another worker, or ourselves, as a renewal sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     pub worker: Uuid,
@@ -36,24 +36,14 @@ impl Outbox {
         Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
-    pub async fn renew(&self, term: &Term, lease: Duration) -> Result<bool> {
-        let renewed = self
-            .execute_within(
+    /// Answers who is here, ourselves among them; nobody: the lease was not renewed.
+    pub async fn renew(&self, term: &Term, lease: Duration) -> Result<Vec<Peer>> {
+        let rows = self
+            .query_within(
                 self.lease_patience(),
                 &self.statements.renew,
                 &[&term.worker, &lease.as_secs_f64(), &term.incarnation],
             )
-            .await?;
-        Ok(renewed == 1)
-    }
-
-    fn lease_patience(&self) -> Duration {
-        self.patience / LEASE_SHARE
-    }
-
-    pub async fn survey(&self) -> Result<Vec<Peer>> {
-        let rows = self
-            .query_within(self.lease_patience(), &self.statements.survey, &[])
             .await?;
         rows.iter()
             .map(|row| {
@@ -65,6 +55,10 @@ impl Outbox {
                 })
             })
             .collect()
+    }
+
+    fn lease_patience(&self) -> Duration {
+        self.patience / LEASE_SHARE
     }
 
     /// What the term's server has lost no write since: see `V2__lineage.sql`.

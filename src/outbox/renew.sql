@@ -1,5 +1,13 @@
+-- Renews our lease and answers who is here and how many lanes each holds: the input of the sharing rule. No answer: not renewed.
 -- Touches a live row only: a worker that expired, or was stamped stopped, is never revived.
-UPDATE outbox.worker
-SET lease_until = clock_timestamp() + $2 * interval '1 second'
-WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp()
-  AND (SELECT incarnation FROM outbox.server) = $3
+WITH renewed AS (
+    UPDATE outbox.worker
+    SET lease_until = clock_timestamp() + $2 * interval '1 second'
+    WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp()
+      AND (SELECT incarnation FROM outbox.server) = $3
+    RETURNING id
+)
+SELECT w.id, extract(epoch FROM w.lease_until - clock_timestamp())::float8 AS lease_left,
+       (SELECT count(*) FROM outbox.lane l WHERE l.owner = w.id) AS lanes, clock_timestamp() AS now
+FROM outbox.worker w
+WHERE w.stopped_at IS NULL AND EXISTS (SELECT FROM renewed)

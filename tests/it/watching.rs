@@ -233,7 +233,7 @@ fn status_of_an_unreachable_database_ends_with_a_sentence() {
 
 const IDLE_MEGABYTES_MOST: u64 = 30;
 const IDLE_WINDOW: Duration = Duration::from_secs(15);
-const IDLE_STATEMENTS_A_SECOND_MOST: f64 = 2.0;
+const IDLE_STATEMENTS_A_SECOND_MOST: f64 = 1.4;
 
 #[tokio::test]
 async fn an_idle_daemon_with_default_settings_costs_next_to_nothing() {
