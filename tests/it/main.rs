@@ -3,6 +3,7 @@
 mod support;
 
 mod consumers;
+mod cost;
 mod examples;
 mod faults;
 mod idempotency;

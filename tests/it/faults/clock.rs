@@ -1,36 +1,15 @@
 //! A worker's wall clock is wrong. Leases are the database's clock and a monotonic one: they do not care.
 
-use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::support::*;
 
-/// A library that, preloaded, sets a process's wall clock off. Its monotonic clock stays right, as that of a machine does
-/// whose time service is broken.
-struct WrongClock {
-    dir: tempfile::TempDir,
-}
-
-impl WrongClock {
-    fn build() -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/clock.c");
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .arg(dir.path().join("clock.so"))
-            .args([source, "-ldl"])
-            .status();
-        assert!(built.is_ok_and(|status| status.success()), "a C compiler");
-        WrongClock { dir }
-    }
-
-    fn relay(&self, world: &World, hours: i32) -> RelayBuilder {
-        let library = self.dir.path().join("clock.so").display().to_string();
-        world
-            .relay()
-            .env("LD_PRELOAD", &library)
-            .env("CLOCK_OFFSET", &(hours * 3600).to_string())
-    }
+/// Sets a process's wall clock off. Its monotonic clock stays right, as that of a machine does whose time service is broken.
+fn relay_with_clock_off(clock: &Preload, world: &World, hours: i32) -> RelayBuilder {
+    world
+        .relay()
+        .env("LD_PRELOAD", &clock.library())
+        .env("CLOCK_OFFSET", &(hours * 3600).to_string())
 }
 
 #[tokio::test]
@@ -38,11 +17,11 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
     let fault = Fault::new(25, "workers' clocks are hours off", "no lease ends early or late");
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let clock = WrongClock::build();
-    let mut dying = clock.relay(&world, -1).start_ready().await;
+    let clock = Preload::build("clock.c");
+    let mut dying = relay_with_clock_off(&clock, &world, -1).start_ready().await;
     let others = [
-        clock.relay(&world, 1).start_ready().await,
-        clock.relay(&world, 2).start_ready().await,
+        relay_with_clock_off(&clock, &world, 1).start_ready().await,
+        relay_with_clock_off(&clock, &world, 2).start_ready().await,
     ];
     let trickle = Trickle::start(&world, &topic);
     eventually(SOON, "the lanes to be shared", async || {

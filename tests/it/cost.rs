@@ -1,0 +1,106 @@
+//! What a row costs, counted: counts do not jitter, so a change that makes the hot path dearer is seen here first.
+
+use crate::support::*;
+
+const ROWS: usize = 20_000;
+/// Enough that the rows of one page are marked by and by, as in any backlog that matters: the page has room for few at once.
+const BACKLOG: usize = 60_000;
+
+/// Of Rust and of the Kafka client together, for a row of ours. A little above what is measured.
+const ALLOCATIONS_A_ROW_MOST: f64 = 10.5;
+
+/// A relay whose allocations are counted.
+struct Counted {
+    _preload: Preload,
+    count: tempfile::NamedTempFile,
+    _relay: Relay,
+}
+
+impl Counted {
+    async fn start(world: &World) -> Self {
+        let preload = Preload::build("allocations.c");
+        let count = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(count.path(), 0u64.to_ne_bytes()).expect("a count");
+        let relay = world
+            .relay()
+            .env("LD_PRELOAD", &preload.library())
+            .env("ALLOCATIONS", &count.path().display().to_string())
+            .start_ready()
+            .await;
+        Counted {
+            _preload: preload,
+            count,
+            _relay: relay,
+        }
+    }
+
+    fn so_far(&self) -> u64 {
+        let bytes = std::fs::read(self.count.path()).expect("a count");
+        u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
+    }
+}
+
+#[tokio::test]
+async fn a_row_costs_few_allocations() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let relay = Counted::start(&world).await;
+    world.fill(&topic, 2_000, 100).await;
+    world.drained(SOON).await;
+    let warm = relay.so_far();
+    assert!(warm > 0, "they are counted");
+    world.fill(&topic, ROWS, 100).await;
+    world.drained(SOON).await;
+    let per_row = (relay.so_far() - warm) as f64 / ROWS as f64;
+    println!("{per_row:.1} allocations a row");
+    assert!(per_row <= ALLOCATIONS_A_ROW_MOST, "{per_row:.1} allocations a row");
+}
+
+/// Bytes of WAL that a relay writes for each row of a backlog of rows of about 200 bytes.
+async fn wal_per_row(on_published: &str, key: &str) -> f64 {
+    // Of its own: others write, too. Full-page images depend on when the last checkpoint was, and autovacuum on the time.
+    let server = OwnPostgres::start();
+    let db = connect(&server.url).await;
+    for sql in [
+        "ALTER SYSTEM SET full_page_writes = off",
+        "ALTER SYSTEM SET autovacuum = off",
+        "SELECT pg_reload_conf()",
+    ] {
+        db.batch_execute(sql).await.expect(sql);
+    }
+    let world = World::on(&server.url, &Stack::get().kafka).await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.until("SELECT current_setting('full_page_writes') = 'off'").await;
+    let fill = format!(
+        "INSERT INTO outbox.message (topic, key, payload)
+         SELECT '{topic}', {key}, jsonb_build_object('n', i, 'fill', repeat('x', 160)) FROM generate_series(1, {BACKLOG}) i"
+    );
+    world.execute(&fill).await;
+    world.execute("VACUUM ANALYZE outbox.message").await;
+    let written = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+    let before = world.count(written).await;
+    let _relay = world
+        .relay()
+        .args(&["--on-published", on_published])
+        .start_ready()
+        .await;
+    world.drained(SOON).await;
+    (world.count(written).await - before) as f64 / BACKLOG as f64
+}
+
+#[tokio::test]
+async fn a_row_costs_few_bytes_of_wal_whatever_becomes_of_it() {
+    // The bounds are a little above what is measured.
+    let (keyed, keyless) = ("'key-' || i % 1000", "NULL");
+    for (on_published, key, most) in [
+        ("delete", keyed, 70.0),
+        ("keep", keyed, 300.0),
+        ("archive", keyed, 450.0),
+        ("delete", keyless, 750.0),
+    ] {
+        let bytes = wal_per_row(on_published, key).await;
+        let said = format!("{on_published}, key {key}: {bytes:.0} bytes of WAL a row");
+        println!("{said}");
+        assert!(bytes <= most, "{said}, {most} allowed");
+    }
+}
