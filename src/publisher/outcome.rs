@@ -142,6 +142,52 @@ mod tests {
     }
 
     #[test]
+    fn each_kind_of_failure_has_the_outcome_that_helps() {
+        let sick = |fault, code: Code, maybe_landed| Outcome::Sick {
+            fault,
+            reason: format!("topic t: {code}"),
+            maybe_landed,
+        };
+        for handed_over in [false, true] {
+            for code in [Code::UnknownTopic, Code::UnknownTopicOrPartition, Code::InvalidTopic] {
+                assert_eq!(of(code, handed_over), sick(TopicFault::Unusable, code, handed_over));
+            }
+            for code in [
+                Code::InvalidTimestamp,
+                Code::UnsupportedForMessageFormat,
+                Code::TopicAuthorizationFailed,
+            ] {
+                assert_eq!(of(code, handed_over), sick(TopicFault::Unusable, code, false));
+            }
+            for code in [Code::NotEnoughReplicas, Code::QueueFull, Code::MessageTimedOut] {
+                assert_eq!(of(code, handed_over), sick(TopicFault::Transient, code, handed_over));
+            }
+        }
+        assert_eq!(of(Code::NoError, true), Outcome::Acked);
+        assert_eq!(of(Code::Fatal, true), Outcome::Unknown);
+        // Somebody else's collateral.
+        assert_eq!(of(Code::PurgeQueue, true), Outcome::Unknown);
+        assert_eq!(of(Code::PurgeInflight, true), Outcome::Unknown);
+    }
+
+    #[test]
+    fn what_our_own_deadline_ended_is_for_its_topic_to_answer_for() {
+        let overdue = |report| of_report(report, "t", true);
+        let late = |maybe_landed| Outcome::Sick {
+            fault: TopicFault::Transient,
+            reason: "topic t: no answer before the batch deadline".to_owned(),
+            maybe_landed,
+        };
+        let purged = |handed_over| {
+            let code = Code::PurgeInflight;
+            overdue(Some(Report { code, handed_over }))
+        };
+        assert_eq!(purged(true), late(true));
+        assert_eq!(purged(false), late(false));
+        assert_eq!(overdue(None), late(true));
+    }
+
+    #[test]
     fn what_the_client_did_not_take_for_a_passing_reason_blames_nobody() {
         assert_eq!(of(Code::PurgeQueue, false), Outcome::Unsent);
         assert_eq!(of(Code::UnknownPartition, false), Outcome::Unsent);
