@@ -2,10 +2,19 @@
 //!
 //! `make bench`, `make bench-quick`, `make bench ARGS="--only drain,latency --rounds 3"`. See `docs/performance.md`.
 
+mod application;
 mod backlog;
 mod chart;
+mod cost;
 mod cpu;
 mod drain;
+mod fleet;
+mod ground;
+mod growth;
+mod idle;
+mod latency;
+mod listener;
+mod load;
 mod machine;
 mod marks;
 mod mode;
@@ -15,11 +24,13 @@ mod process;
 mod producer_alone;
 mod progress;
 mod report;
+mod scale;
 mod size;
 mod spread;
 mod stack;
 mod target;
 mod textbook;
+mod wal;
 
 use std::error::Error;
 use std::fs;
@@ -54,6 +65,11 @@ struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
     Drain,
+    Cost,
+    Latency,
+    Idle,
+    Scale,
+    Growth,
 }
 
 /// What every scenario is given.
@@ -110,6 +126,11 @@ impl Scenario {
     async fn run(self, bench: &Bench) -> Outcome<Section> {
         match self {
             Scenario::Drain => drain::run(bench).await,
+            Scenario::Cost => cost::run(bench).await,
+            Scenario::Latency => latency::run(bench).await,
+            Scenario::Idle => idle::run(bench).await,
+            Scenario::Scale => scale::run(bench).await,
+            Scenario::Growth => growth::run(bench).await,
         }
     }
 }

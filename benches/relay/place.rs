@@ -99,6 +99,12 @@ impl Place {
         Ok(self.db.batch_execute(&format!("VACUUM ANALYZE {table}")).await?)
     }
 
+    /// How many transactions PostgreSQL has counted here.
+    pub async fn transactions(&self) -> Outcome<i64> {
+        let count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+        Ok(self.db.query_one(count, &[]).await?.get(0))
+    }
+
     /// How many records the topics have.
     pub fn delivered(&self) -> Outcome<i64> {
         let consumer: BaseConsumer = ClientConfig::new()

@@ -63,8 +63,6 @@ impl Process {
         Some(Counters {
             claimed: value("outboxd_rows_claimed_total ")? as i64,
             marked: value("outboxd_rows_marked_total ")? as i64,
-            in_flight: value("outboxd_in_flight_rows ")? as i64,
-            lanes_owned: value("outboxd_lanes_owned ")? as i64,
         })
     }
 
@@ -116,6 +114,4 @@ impl Drop for Process {
 pub struct Counters {
     pub claimed: i64,
     pub marked: i64,
-    pub in_flight: i64,
-    pub lanes_owned: i64,
 }

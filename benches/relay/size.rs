@@ -16,7 +16,20 @@ pub struct Size {
     /// How long a load lasts, and how long an idle process is watched.
     pub load: Duration,
     pub idle: Duration,
+    pub lease: Lease,
     pub growth: Growth,
+}
+
+/// How long a killed process keeps its lanes.
+pub struct Lease {
+    pub lasts: Duration,
+    flags: &'static [&'static str],
+}
+
+impl Lease {
+    pub fn flags(&self) -> Vec<&'static str> {
+        self.flags.to_vec()
+    }
 }
 
 pub struct Growth {
@@ -40,6 +53,11 @@ impl Size {
             commits: 4_000,
             load: Duration::from_secs(20),
             idle: Duration::from_secs(30),
+            // The default.
+            lease: Lease {
+                lasts: Duration::from_secs(15),
+                flags: &[],
+            },
             growth: Growth {
                 slice: 200_000,
                 shallow: 10_000,
@@ -61,6 +79,10 @@ impl Size {
             commits: 500,
             load: Duration::from_secs(3),
             idle: Duration::from_secs(5),
+            lease: Lease {
+                lasts: Duration::from_secs(6),
+                flags: &["--lease", "6s", "--batch-deadline", "1s"],
+            },
             growth: Growth {
                 slice: 20_000,
                 shallow: 10_000,
