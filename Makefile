@@ -1,11 +1,11 @@
-# Extra arguments for demo, test and bench-drain: make test ARGS="order"
+# Extra arguments for demo, test, bench and others: make test ARGS="order"
 ARGS ?=
 # How long to soak, and which faults; without a seed, others each time
 MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench-drain bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench bench-quick bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +43,16 @@ mutants-pure: ## Break the pure parts in every small way: their unit tests must 
 	@command -v cargo-mutants >/dev/null || cargo install cargo-mutants --locked
 	CARGO_TARGET_DIR=$(CURDIR)/target/mutants-pure cargo mutants -j1 --output target $(ARGS)
 
-bench-drain: up ## Measure how fast a backlog drains: make bench-drain ARGS="--on-published keep"
-	@cargo bench --quiet --locked --bench drain -- $(ARGS)
+# Built before the stack is up: a compiler beside it would be measured as well.
+bench: setup ## Measure everything beside its limits: make bench ARGS="--only drain,latency --rounds 3"
+	@cargo bench --quiet --locked --bench relay --no-run
+	@deploy/dev/with-stack cargo bench --quiet --locked --bench relay -- $(ARGS)
+
+bench-quick: ## The same in small, in under three minutes
+	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
+
+bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="verdict"
+	@cargo bench --quiet --locked --bench pure -- $(ARGS)
 
 bench-idempotency: setup ## Measure what a command and its replay cost: make bench-idempotency ARGS="5 5"
 	@cargo build --quiet --release --locked

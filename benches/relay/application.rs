@@ -1,0 +1,57 @@
+//! What the application pays: a single-row INSERT and its commit, against the same into a table that has nothing but a primary key.
+
+use std::time::Instant;
+
+use tokio_postgres::{Client, Statement};
+
+use crate::Outcome;
+use crate::backlog::Shape;
+use crate::load::{INSERT, payload};
+use crate::place::Place;
+use crate::spread::percentile;
+use crate::stack::{Stack, connect};
+
+const BARE: &str = "
+    CREATE TABLE bare (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        topic text NOT NULL, key text, payload jsonb
+    )";
+const INSERT_BARE: &str = "INSERT INTO bare (topic, key, payload) VALUES ($1, $2, $3::text::jsonb)";
+
+/// Medians, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Commit {
+    pub outbox: f64,
+    pub bare: f64,
+}
+
+/// One after the other, so that whatever else goes on meets both.
+pub async fn measure(stack: &Stack, commits: usize) -> Outcome<Commit> {
+    let place = Place::new(stack, Shape::Keyed).await?;
+    place.db.batch_execute(BARE).await?;
+    let db = connect(&place.url).await?;
+    let (outbox, bare) = (db.prepare(INSERT).await?, db.prepare(INSERT_BARE).await?);
+    let (mut of_outbox, mut of_bare) = (Vec::new(), Vec::new());
+    for number in 0..commits as u64 {
+        of_outbox.push(commit(&db, &outbox, &place.name, number).await?);
+        of_bare.push(commit(&db, &bare, &place.name, number).await?);
+    }
+    drop(db);
+    place.remove().await?;
+    Ok(Commit {
+        outbox: median(of_outbox),
+        bare: median(of_bare),
+    })
+}
+
+async fn commit(db: &Client, insert: &Statement, topic: &str, number: u64) -> Outcome<f64> {
+    let (key, payload) = (format!("key-{}", number % 1000), payload(number));
+    let began = Instant::now();
+    db.execute(insert, &[&topic, &key, &payload]).await?;
+    Ok(began.elapsed().as_secs_f64() * 1e6)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    percentile(&values, 0.5).unwrap_or(0.0)
+}

@@ -1,0 +1,72 @@
+//! What rows look like: how many keys and topics, how large.
+
+use std::sync::LazyLock;
+
+/// Text that does not compress to nothing, neither in PostgreSQL nor on the way to Kafka. The same in every run.
+pub static FILLER: LazyLock<String> = LazyLock::new(|| {
+    let mut random = fastrand::Rng::with_seed(6);
+    (0..1 << 17).map(|_| random.alphanumeric()).collect()
+});
+
+/// Beside the filler a payload has a number, two names and some punctuation.
+const FILLER_OF_200_BYTES: usize = 170;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// About 200 bytes, 1,000 keys, one topic: what is measured unless something else is said.
+    Keyed,
+    Keyless,
+    OneKey,
+    TenKilobytes,
+    /// Twenty topics, some of them much busier than others, and 2,500 keys in each.
+    Mixed,
+}
+
+pub const MIXED_TOPICS: usize = 20;
+
+impl Shape {
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Keyed => "1,000 keys",
+            Shape::Keyless => "no key",
+            Shape::OneKey => "one hot key",
+            Shape::TenKilobytes => "10 KB rows",
+            Shape::Mixed => "20 topics × 2,500 keys, skewed",
+        }
+    }
+
+    pub fn topics(self) -> usize {
+        if self == Shape::Mixed { MIXED_TOPICS } else { 1 }
+    }
+
+    pub fn filler_bytes(self) -> usize {
+        if self == Shape::TenKilobytes {
+            10_000
+        } else {
+            FILLER_OF_200_BYTES
+        }
+    }
+
+    /// Topic, key and payload of rows numbered `i`, for an INSERT; `$1` is the filler.
+    pub fn select(self, first_topic: &str, rows: i64) -> String {
+        let topic = match self {
+            // A third of all rows in the first topic, one in sixty in the last.
+            Shape::Mixed => {
+                format!("'{first_topic}' || '.' || floor({MIXED_TOPICS} * pow((i * 7919 % 100003) / 100003.0, 3))")
+            }
+            _ => format!("'{first_topic}'"),
+        };
+        let key = match self {
+            Shape::Keyless => "NULL",
+            Shape::OneKey => "'key'",
+            Shape::Mixed => "'key-' || floor(2500 * pow((i * 40503 % 65537) / 65537.0, 2))",
+            Shape::Keyed | Shape::TenKilobytes => "'key-' || i % 1000",
+        };
+        let bytes = self.filler_bytes();
+        let places = FILLER.len() - bytes;
+        format!(
+            "SELECT {topic}, {key}, jsonb_build_object('n', i, 'fill', substr($1, (i * 31 % {places})::integer + 1, {bytes}))
+             FROM generate_series(1, {rows}::bigint) i"
+        )
+    }
+}

@@ -1,0 +1,104 @@
+//! Bars as an SVG, with the spread of the rounds as a whisker.
+
+use std::fmt::Write as _;
+
+use crate::report::number;
+use crate::spread::Spread;
+
+const WIDTH: f64 = 900.0;
+const LEFT: f64 = 330.0;
+/// Room for the number behind a bar.
+const RIGHT: f64 = 110.0;
+const TOP: f64 = 44.0;
+const LINE: f64 = 24.0;
+const BAR: f64 = 14.0;
+
+/// Colours that are readable on white and on black, by what the viewer prefers.
+const STYLE: &str = "<style>
+  text { font: 12px system-ui, sans-serif; fill: #333 }
+  .title { font-size: 15px; font-weight: 600 }
+  .whisker { stroke: #333; stroke-width: 1 }
+  .ours { fill: #0969da }
+  .limit { fill: #8c959f }
+  .other { fill: #d1242f; opacity: .75 }
+  @media (prefers-color-scheme: dark) { text { fill: #ddd } .whisker { stroke: #ddd } .ours { fill: #58a6ff } .other { fill: #ff7b72 } }
+</style>";
+
+pub struct Chart {
+    /// Of the file, without its end.
+    pub name: &'static str,
+    pub title: String,
+    pub places: usize,
+    pub bars: Vec<Bar>,
+}
+
+pub struct Bar {
+    pub label: String,
+    pub whose: Whose,
+    pub value: Spread,
+}
+
+#[derive(Clone, Copy)]
+pub enum Whose {
+    Ours,
+    /// What the hardware allows, or the same without a relay.
+    Limit,
+    Other,
+}
+
+impl Whose {
+    fn class(self) -> &'static str {
+        match self {
+            Whose::Ours => "ours",
+            Whose::Limit => "limit",
+            Whose::Other => "other",
+        }
+    }
+}
+
+impl Chart {
+    pub fn svg(&self) -> String {
+        let most = self
+            .bars
+            .iter()
+            .map(|bar| bar.value.max)
+            .fold(f64::MIN_POSITIVE, f64::max);
+        let height = TOP + LINE * self.bars.len() as f64 + 8.0;
+        let mut out = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n{STYLE}\n\
+             <text class=\"title\" x=\"8\" y=\"22\">{}</text>\n",
+            self.title
+        );
+        for (line, bar) in self.bars.iter().enumerate() {
+            // Writing to a String cannot fail.
+            let _ = self.draw(&mut out, bar, TOP + LINE * line as f64, most);
+        }
+        out + "</svg>\n"
+    }
+
+    fn draw(&self, out: &mut String, bar: &Bar, y: f64, most: f64) -> std::fmt::Result {
+        let x = |value: f64| LEFT + (WIDTH - LEFT - RIGHT) * value / most;
+        let Spread { median, min, max } = bar.value;
+        let (text, middle) = (y + BAR - 3.0, y + BAR / 2.0);
+        writeln!(
+            out,
+            "<text x=\"{}\" y=\"{text}\" text-anchor=\"end\">{}</text>",
+            LEFT - 8.0,
+            bar.label
+        )?;
+        writeln!(
+            out,
+            "<rect class=\"{}\" x=\"{LEFT}\" y=\"{y}\" width=\"{:.1}\" height=\"{BAR}\" rx=\"2\"/>",
+            bar.whose.class(),
+            (x(median) - LEFT).max(1.0)
+        )?;
+        writeln!(
+            out,
+            "<path class=\"whisker\" d=\"M{:.1} {middle}H{:.1}\"/>",
+            x(min),
+            x(max)
+        )?;
+        let label = number(median, self.places);
+        writeln!(out, "<text x=\"{:.1}\" y=\"{text}\">{label}</text>", x(max) + 6.0)
+    }
+}

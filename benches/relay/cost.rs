@@ -1,0 +1,311 @@
+//! What a message costs, counted: WAL, processor time, statements; and what the application's own INSERT costs.
+
+use crate::application::{self, Commit};
+use crate::backlog::Shape;
+use crate::chart::{Bar, Chart, Whose};
+use crate::marks::Marks;
+use crate::mode::Mode;
+use crate::place::Place;
+use crate::process::Process;
+use crate::progress::Progress;
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::target::Target;
+use crate::textbook::Textbook;
+use crate::wal::{self, Moment};
+use crate::{Bench, Outcome};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Keyed(Mode),
+    Keyless(Mode),
+    Textbook,
+}
+
+/// Of one message.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    wal: f64,
+    wal_images: f64,
+    postgres_us: f64,
+    /// Unknown where the relay is a part of this harness.
+    relay_us: Option<f64>,
+    statements: f64,
+    /// Vacuum afterwards, of what the relay left behind.
+    vacuum_wal: f64,
+    vacuum_us: f64,
+}
+
+struct Entry {
+    contestant: Contestant,
+    rows: i64,
+    costs: Vec<Cost>,
+}
+
+pub async fn run(bench: &Bench) -> Outcome<Section> {
+    let mut entries = entries(bench);
+    let mut commits = Vec::new();
+    let progress = Progress::new("cost", (entries.len() + 1) * bench.rounds);
+    for round in 1..=bench.rounds {
+        for entry in &mut entries {
+            progress.step(&format!("round {round}, {}", entry.contestant.name()));
+            entry.costs.push(measure(bench, entry.contestant, entry.rows).await?);
+            progress.done();
+        }
+        progress.step(&format!("round {round}, single-row commits"));
+        commits.push(application::measure(&bench.stack, bench.size.commits).await?);
+        progress.done();
+    }
+    Ok(section(&entries, &commits))
+}
+
+fn entries(bench: &Bench) -> Vec<Entry> {
+    let mut contestants: Vec<Contestant> = Mode::ALL.into_iter().map(Contestant::Keyed).collect();
+    contestants.extend(Mode::ALL.into_iter().map(Contestant::Keyless));
+    contestants.push(Contestant::Textbook);
+    let entry = |contestant| Entry {
+        contestant,
+        rows: match contestant {
+            Contestant::Textbook => bench.size.textbook_rows,
+            _ => bench.size.cost_rows,
+        },
+        costs: Vec::new(),
+    };
+    contestants.into_iter().map(entry).collect()
+}
+
+async fn measure(bench: &Bench, contestant: Contestant, rows: i64) -> Outcome<Cost> {
+    let shape = contestant.shape();
+    let place = Place::new(&bench.stack, shape).await?;
+    let table = match contestant {
+        Contestant::Textbook => {
+            Textbook::create(&place).await?;
+            Textbook::fill(&place, shape, rows).await?;
+            "textbook.outbox"
+        }
+        _ => {
+            place.fill(shape, rows).await?;
+            "outbox.message"
+        }
+    };
+    let meter = Meter::start(&place).await?;
+    let relay_us = match contestant {
+        Contestant::Keyed(mode) | Contestant::Keyless(mode) => Some(outboxd(&place, mode, rows).await? / rows as f64),
+        Contestant::Textbook => {
+            Textbook::new(&place).await?.drain().await?;
+            None
+        }
+    };
+    let relayed = meter.read(&place).await?;
+    let meter = Meter::start(&place).await?;
+    place.vacuum(table).await?;
+    let vacuumed = meter.read(&place).await?;
+    place.expect_delivered(rows)?;
+    place.remove().await?;
+    let each = |total: f64| total / rows as f64;
+    Ok(Cost {
+        wal: each(relayed.wal.bytes),
+        wal_images: each(relayed.wal.image_bytes),
+        postgres_us: each(relayed.cpu_us),
+        relay_us,
+        statements: each(relayed.statements),
+        vacuum_wal: each(vacuumed.wal.bytes),
+        vacuum_us: each(vacuumed.cpu_us),
+    })
+}
+
+/// Drains it; answers the processor time of the relay in microseconds.
+async fn outboxd(place: &Place, mode: Mode, rows: i64) -> Outcome<f64> {
+    let process = [Process::start(place, &["--on-published", mode.name()])?];
+    Marks::watch(&process, rows).await?;
+    let [process] = process;
+    let cpu_us = process.cpu_seconds() * 1e6;
+    // Sessions tell what they have counted when they end.
+    process.stop().await?;
+    Ok(cpu_us)
+}
+
+/// What PostgreSQL did since.
+struct Meter {
+    wal: Moment,
+    cpu_seconds: f64,
+    transactions: i64,
+}
+
+struct Reading {
+    wal: wal::Written,
+    cpu_us: f64,
+    statements: f64,
+}
+
+impl Meter {
+    async fn start(place: &Place) -> Outcome<Self> {
+        Ok(Meter {
+            wal: Moment::now(&place.db).await?,
+            transactions: place.transactions().await?,
+            cpu_seconds: place.postgres.cpu_seconds(),
+        })
+    }
+
+    async fn read(&self, place: &Place) -> Outcome<Reading> {
+        // First: reading the WAL takes time of its own.
+        let cpu_us = (place.postgres.cpu_seconds() - self.cpu_seconds) * 1e6;
+        Ok(Reading {
+            cpu_us,
+            statements: (place.transactions().await? - self.transactions) as f64,
+            wal: self.wal.written_since(&place.db).await?,
+        })
+    }
+}
+
+impl Contestant {
+    fn name(self) -> String {
+        match self {
+            Contestant::Keyed(mode) => format!("outboxd, {}", mode.name()),
+            Contestant::Keyless(mode) => format!("outboxd, {}, no key", mode.name()),
+            Contestant::Textbook => "textbook".to_owned(),
+        }
+    }
+
+    fn shape(self) -> Shape {
+        match self {
+            Contestant::Keyless(_) => Shape::Keyless,
+            Contestant::Keyed(_) | Contestant::Textbook => Shape::Keyed,
+        }
+    }
+
+    fn whose(self) -> Whose {
+        match self {
+            Contestant::Textbook => Whose::Other,
+            Contestant::Keyed(_) | Contestant::Keyless(_) => Whose::Ours,
+        }
+    }
+}
+
+impl Entry {
+    fn spread(&self, of: impl Fn(&Cost) -> f64) -> Option<Spread> {
+        Spread::of(self.costs.iter().map(of))
+    }
+
+    fn relay_us(&self) -> Option<Spread> {
+        Spread::of(self.costs.iter().filter_map(|cost| cost.relay_us))
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::text(self.contestant.name()),
+            Cell::Spread(self.spread(|cost| cost.wal), 0),
+            Cell::Spread(self.spread(|cost| cost.wal_images), 0),
+            Cell::Spread(self.spread(|cost| cost.postgres_us), 1),
+            Cell::Spread(self.relay_us(), 1),
+            Cell::Spread(self.spread(|cost| cost.statements * 1000.0), 2),
+            Cell::Spread(self.spread(|cost| cost.vacuum_wal), 0),
+            Cell::Spread(self.spread(|cost| cost.vacuum_us), 1),
+        ]
+    }
+}
+
+fn section(entries: &[Entry], commits: &[Commit]) -> Section {
+    Section {
+        name: "cost",
+        title: "Cost of a message",
+        note: "Counted while a backlog of rows of about 200 bytes is drained, start and stop of the relay included. WAL without \
+               full-page images, and those beside it; processor time of all of PostgreSQL and of the relay; statements by the \
+               transactions that PostgreSQL counts, each statement being one. Vacuum runs later and on its own: what it does about \
+               the rows that were marked is shown apart. The second table is the application's side: one row and its commit, from \
+               one session, against a table of the same columns with nothing but a primary key."
+            .to_owned(),
+        tables: vec![costs(entries), inserts(commits)],
+        charts: vec![chart(entries)],
+        targets: targets(entries, commits),
+    }
+}
+
+fn costs(entries: &[Entry]) -> Table {
+    Table {
+        columns: vec![
+            "contestant",
+            "WAL B",
+            "full-page images B",
+            "PostgreSQL µs",
+            "relay µs",
+            "statements per 1,000",
+            "vacuum WAL B",
+            "vacuum µs",
+        ],
+        rows: entries.iter().map(Entry::row).collect(),
+    }
+}
+
+fn inserts(commits: &[Commit]) -> Table {
+    Table {
+        columns: vec!["INSERT and commit into", "µs", "ratio"],
+        rows: vec![
+            vec![
+                Cell::text("a bare table"),
+                Cell::spread(commits.iter().map(|commit| commit.bare), 0),
+                Cell::Number(Some(1.0), 2),
+            ],
+            vec![
+                Cell::text("outbox.message"),
+                Cell::spread(commits.iter().map(|commit| commit.outbox), 0),
+                Cell::spread(commits.iter().map(|commit| commit.outbox / commit.bare), 2),
+            ],
+        ],
+    }
+}
+
+fn chart(entries: &[Entry]) -> Chart {
+    let bar = |entry: &Entry| {
+        Some(Bar {
+            label: entry.contestant.name(),
+            whose: entry.contestant.whose(),
+            value: entry.spread(|cost| cost.wal)?,
+        })
+    };
+    Chart {
+        name: "wal",
+        title: "Bytes of WAL that the relay causes for each message, without full-page images".to_owned(),
+        places: 0,
+        bars: entries.iter().filter_map(bar).collect(),
+    }
+}
+
+fn targets(entries: &[Entry], commits: &[Commit]) -> Vec<Target> {
+    let keyed = |mode| entries.iter().find(|entry| entry.contestant == Contestant::Keyed(mode));
+    let wal = |mode| Some(keyed(mode)?.spread(|cost| cost.wal)?.median);
+    let postgres = |mode| Some(keyed(mode)?.spread(|cost| cost.postgres_us)?.median);
+    let relay = Mode::ALL
+        .into_iter()
+        .filter_map(|mode| Some(keyed(mode)?.relay_us()?.median));
+    let insert = Spread::of(commits.iter().map(|commit| commit.outbox / commit.bare));
+    vec![
+        Target::at_most("WAL a message, delete", 100.0, wal(Mode::Delete)).shown("B", 0),
+        Target::at_most("WAL a message, keep", 250.0, wal(Mode::Keep)).shown("B", 0),
+        Target::at_most("WAL a message, archive", 450.0, wal(Mode::Archive)).shown("B", 0),
+        Target::at_most(
+            "relay's processor time a message, the dearest mode",
+            6.0,
+            relay.reduce(f64::max),
+        )
+        .shown("µs", 1),
+        Target::at_most(
+            "PostgreSQL's processor time a message, delete",
+            12.0,
+            postgres(Mode::Delete),
+        )
+        .shown("µs", 1),
+        Target::at_most(
+            "PostgreSQL's processor time a message, keep",
+            17.0,
+            postgres(Mode::Keep),
+        )
+        .shown("µs", 1),
+        Target::at_most(
+            "the application's INSERT and commit, of a bare one",
+            1.5,
+            insert.map(|ratio| ratio.median),
+        )
+        .shown("×", 2),
+    ]
+}

@@ -1,0 +1,294 @@
+//! How fast a backlog is drained, beside what PostgreSQL and Kafka each allow and what the textbook does.
+
+use std::time::Duration;
+
+use tokio::task::block_in_place;
+
+use crate::backlog::Shape;
+use crate::chart::{Bar, Chart, Whose};
+use crate::marks::Marks;
+use crate::mode::Mode;
+use crate::place::Place;
+use crate::postgres_alone::PostgresAlone;
+use crate::process::Process;
+use crate::producer_alone::ProducerAlone;
+use crate::progress::Progress;
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::target::Target;
+use crate::textbook::Textbook;
+use crate::{Bench, Outcome};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Outboxd(Mode),
+    PostgresAlone(Mode),
+    ProducerAlone,
+    Textbook,
+}
+
+impl Contestant {
+    fn name(self) -> String {
+        match self {
+            Contestant::Outboxd(mode) => format!("outboxd, {}", mode.name()),
+            Contestant::PostgresAlone(mode) => format!("postgres alone, {}", mode.name()),
+            Contestant::ProducerAlone => "producer alone".to_owned(),
+            Contestant::Textbook => "textbook".to_owned(),
+        }
+    }
+
+    fn whose(self) -> Whose {
+        match self {
+            Contestant::Outboxd(_) => Whose::Ours,
+            Contestant::PostgresAlone(_) | Contestant::ProducerAlone => Whose::Limit,
+            Contestant::Textbook => Whose::Other,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    rate: f64,
+    /// Only where there is something to start.
+    started: Option<Started>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Started {
+    rate_with_start_up: f64,
+    start_up: Duration,
+    memory_mib: f64,
+}
+
+struct Entry {
+    shape: Shape,
+    contestant: Contestant,
+    rows: i64,
+    runs: Vec<Run>,
+}
+
+pub async fn run(bench: &Bench) -> Outcome<Section> {
+    let mut entries = entries(bench);
+    let progress = Progress::new("drain", entries.len() * (bench.rounds + 1));
+    warm_up(bench, &progress).await?;
+    for round in 1..=bench.rounds {
+        for entry in &mut entries {
+            progress.step(&format!(
+                "round {round}, {}, {}",
+                entry.shape.name(),
+                entry.contestant.name()
+            ));
+            entry
+                .runs
+                .push(measure(bench, entry.shape, entry.contestant, entry.rows).await?);
+            progress.done();
+        }
+    }
+    Ok(section(&entries))
+}
+
+fn entries(bench: &Bench) -> Vec<Entry> {
+    let size = &bench.size;
+    let mut contests: Vec<(Shape, Contestant)> = Vec::new();
+    for mode in Mode::ALL {
+        contests.push((Shape::Keyed, Contestant::Outboxd(mode)));
+        contests.push((Shape::Keyed, Contestant::PostgresAlone(mode)));
+    }
+    for shape in [Shape::Keyless, Shape::OneKey, Shape::TenKilobytes, Shape::Mixed] {
+        contests.push((shape, Contestant::Outboxd(Mode::Delete)));
+        contests.push((shape, Contestant::PostgresAlone(Mode::Delete)));
+    }
+    for shape in [
+        Shape::Keyed,
+        Shape::Keyless,
+        Shape::OneKey,
+        Shape::TenKilobytes,
+        Shape::Mixed,
+    ] {
+        contests.push((shape, Contestant::ProducerAlone));
+        contests.push((shape, Contestant::Textbook));
+    }
+    // Those of one shape side by side: in time as well as in the table.
+    contests.sort_by_key(|(shape, _)| *shape as usize);
+    let rows = |shape, contestant| match (shape, contestant) {
+        (Shape::TenKilobytes, Contestant::Textbook) => size.textbook_rows.min(size.large_rows),
+        (_, Contestant::Textbook) => size.textbook_rows,
+        (Shape::TenKilobytes, _) => size.large_rows,
+        _ => size.rows,
+    };
+    let entry = |(shape, contestant)| Entry {
+        shape,
+        contestant,
+        rows: rows(shape, contestant),
+        runs: Vec::new(),
+    };
+    contests.into_iter().map(entry).collect()
+}
+
+/// Of the machine: caches, the broker's compiled code, PostgreSQL's WAL files.
+async fn warm_up(bench: &Bench, progress: &Progress) -> Outcome<()> {
+    for contestant in [
+        Contestant::Outboxd(Mode::Keep),
+        Contestant::ProducerAlone,
+        Contestant::Textbook,
+    ] {
+        progress.step(&format!("warming up, {}", contestant.name()));
+        measure(bench, Shape::Keyed, contestant, bench.size.textbook_rows).await?;
+        progress.done();
+    }
+    Ok(())
+}
+
+async fn measure(bench: &Bench, shape: Shape, contestant: Contestant, rows: i64) -> Outcome<Run> {
+    let place = Place::new(&bench.stack, shape).await?;
+    let run = match contestant {
+        Contestant::Outboxd(mode) => outboxd(&place, shape, mode, rows).await?,
+        Contestant::PostgresAlone(mode) => {
+            place.fill(shape, rows).await?;
+            let alone = PostgresAlone::new(&place, mode, shape).await?;
+            Run::without_start(rows, alone.drain(shape, rows).await?)
+        }
+        Contestant::ProducerAlone => {
+            let alone = ProducerAlone::new(&place, shape, rows).await?;
+            Run::without_start(rows, block_in_place(|| alone.send_all())?)
+        }
+        Contestant::Textbook => {
+            Textbook::create(&place).await?;
+            Textbook::fill(&place, shape, rows).await?;
+            let took = Textbook::new(&place).await?.drain().await?;
+            place.expect_delivered(rows)?;
+            Run::without_start(rows, took)
+        }
+    };
+    place.remove().await?;
+    Ok(run)
+}
+
+async fn outboxd(place: &Place, shape: Shape, mode: Mode, rows: i64) -> Outcome<Run> {
+    place.fill(shape, rows).await?;
+    let process = [Process::start(place, &["--on-published", mode.name()])?];
+    let marks = Marks::watch(&process, rows).await?;
+    place.expect_delivered(rows)?;
+    Ok(Run {
+        rate: marks.rate(),
+        started: Some(Started {
+            rate_with_start_up: marks.rate_with_start_up(),
+            start_up: marks.start_up,
+            memory_mib: process[0].memory_mib_max(),
+        }),
+    })
+}
+
+impl Run {
+    fn without_start(rows: i64, took: Duration) -> Self {
+        Run {
+            rate: rows as f64 / took.as_secs_f64(),
+            started: None,
+        }
+    }
+}
+
+impl Entry {
+    fn spread(&self, of: impl Fn(&Started) -> f64, places: usize) -> Cell {
+        Cell::spread(self.runs.iter().filter_map(|run| run.started.as_ref().map(&of)), places)
+    }
+
+    fn rate(&self) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(|run| run.rate))
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::text(self.shape.name()),
+            Cell::text(self.contestant.name()),
+            Cell::Number(Some(self.rows as f64), 0),
+            Cell::Spread(self.rate(), 0),
+            self.spread(|started| started.rate_with_start_up, 0),
+            self.spread(|started| started.start_up.as_secs_f64() * 1000.0, 0),
+            self.spread(|started| started.memory_mib, 1),
+        ]
+    }
+}
+
+fn section(entries: &[Entry]) -> Section {
+    Section {
+        name: "drain",
+        title: "Drain",
+        note: "A backlog that was just written is drained by one process. The rate is from the first claim to the last mark; \
+               beside it the rate that includes starting the process, and how long that took until its first claim. \
+               `postgres alone` runs the product's own claim and mark statements from one client and publishes nothing; \
+               `producer alone` sends the same records from memory; neither can be beaten by much."
+            .to_owned(),
+        tables: vec![Table {
+            columns: vec![
+                "rows of",
+                "contestant",
+                "rows",
+                "messages/s",
+                "with start-up",
+                "start-up ms",
+                "peak memory MiB",
+            ],
+            rows: entries.iter().map(Entry::row).collect(),
+        }],
+        charts: vec![chart(entries)],
+        targets: targets(entries),
+    }
+}
+
+/// Producer alone is several times everything else: its bar would leave no room to compare the others.
+fn chart(entries: &[Entry]) -> Chart {
+    let shown = entries
+        .iter()
+        .filter(|entry| entry.contestant != Contestant::ProducerAlone);
+    let bar = |entry: &Entry| {
+        Some(Bar {
+            label: format!("{}: {}", entry.shape.name(), entry.contestant.name()),
+            whose: entry.contestant.whose(),
+            value: entry.rate()?,
+        })
+    };
+    Chart {
+        name: "drain",
+        title: "Messages a second while a backlog is drained".to_owned(),
+        places: 0,
+        bars: shown.filter_map(bar).collect(),
+    }
+}
+
+fn targets(entries: &[Entry]) -> Vec<Target> {
+    let rate = |shape, contestant| {
+        let entry = entries
+            .iter()
+            .find(|entry| entry.shape == shape && entry.contestant == contestant)?;
+        entry.rate().map(|rate| rate.median)
+    };
+    let ours = |mode| rate(Shape::Keyed, Contestant::Outboxd(mode));
+    let ratio = |to| Some(ours(Mode::Delete)? / rate(Shape::Keyed, to)?);
+    let memory = |large: bool| {
+        let sized = entries
+            .iter()
+            .filter(|entry| (entry.shape == Shape::TenKilobytes) == large);
+        let runs = sized.flat_map(|entry| &entry.runs);
+        runs.filter_map(|run| Some(run.started?.memory_mib)).reduce(f64::max)
+    };
+    vec![
+        Target::at_least("drain, 1,000 keys, delete", 110_000.0, ours(Mode::Delete)).shown("msg/s", 0),
+        Target::at_least("drain, 1,000 keys, keep", 75_000.0, ours(Mode::Keep)).shown("msg/s", 0),
+        Target::at_least("drain, 1,000 keys, archive", 70_000.0, ours(Mode::Archive)).shown("msg/s", 0),
+        Target::at_least(
+            "drain, no key, delete",
+            70_000.0,
+            rate(Shape::Keyless, Contestant::Outboxd(Mode::Delete)),
+        )
+        .shown("msg/s", 0),
+        Target::at_least(
+            "drain, delete, of postgres alone",
+            0.75,
+            ratio(Contestant::PostgresAlone(Mode::Delete)),
+        ),
+        Target::at_least("drain, delete, of the textbook", 10.0, ratio(Contestant::Textbook)).shown("×", 1),
+        Target::at_most("memory in the drain, rows of 200 bytes, highest", 40.0, memory(false)).shown("MiB", 1),
+        Target::at_most("memory in the drain, rows of 10 KB, highest", 40.0, memory(true)).shown("MiB", 1),
+    ]
+}

@@ -1,0 +1,175 @@
+//! What stands in the way of a drain: rows in front or behind, transactions left open, rows that Kafka refuses. It stays for the
+//! whole run, and every round adds its own rows to it.
+
+use std::time::Duration;
+
+use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
+use tokio::time::sleep;
+use tokio_postgres::Client;
+
+use crate::backlog::{FILLER, Shape};
+use crate::load;
+use crate::mode::Mode;
+use crate::place::Place;
+use crate::process::Process;
+use crate::stack::{Stack, connect};
+use crate::{Outcome, Patience};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    None,
+    /// So many pending rows before those of a round.
+    Backlog(i64),
+    /// So many rows that were published and are kept.
+    Kept(i64),
+    /// A snapshot as old as the run.
+    PinnedHorizon,
+    /// A transaction that has inserted a row and does not end.
+    OpenWriter,
+    /// So many rows behind one that Kafka refuses.
+    HeldKey(i64),
+    /// One topic in twenty refuses whatever it is sent.
+    PoisonedTopic,
+}
+
+pub struct Ground {
+    pub place: Place,
+    obstacle: Obstacle,
+    shape: Shape,
+    /// Open for as long as it lives.
+    _session: Option<Client>,
+}
+
+/// A refused row stays refused for longer than any run.
+const HELD_FOR_LONG: [&str; 6] = [
+    "--max-attempts",
+    "100",
+    "--retry-backoff-min",
+    "1h",
+    "--retry-backoff-max",
+    "1h",
+];
+
+/// Neither the busiest of the topics nor the quietest.
+const POISONED: usize = 10;
+
+impl Ground {
+    pub async fn prepare(stack: &Stack, obstacle: Obstacle, shape: Shape) -> Outcome<Self> {
+        let place = Place::new(stack, shape).await?;
+        let mut session = None;
+        match obstacle {
+            Obstacle::None => {}
+            Obstacle::Backlog(rows) => place.insert(shape, rows).await?,
+            Obstacle::Kept(rows) => keep(&place, shape, rows).await?,
+            Obstacle::PinnedHorizon => session = Some(pin_horizon(&place).await?),
+            Obstacle::OpenWriter => session = Some(leave_open(&place).await?),
+            Obstacle::HeldKey(rows) => hold(&place, rows).await?,
+            Obstacle::PoisonedTopic => poison(&place).await?,
+        }
+        Ok(Ground {
+            place,
+            obstacle,
+            shape,
+            _session: session,
+        })
+    }
+
+    pub fn flags(&self, mode: Mode) -> Vec<&'static str> {
+        let mut flags = vec!["--on-published", mode.name()];
+        if let Obstacle::HeldKey(_) = self.obstacle {
+            flags.extend(HELD_FOR_LONG);
+        }
+        flags
+    }
+
+    /// The rows of one round; answers how many of them can be published.
+    pub async fn add(&self, rows: i64) -> Outcome<i64> {
+        if self.obstacle == Obstacle::None {
+            self.place.db.batch_execute("TRUNCATE outbox.message").await?;
+        }
+        self.place.insert(self.shape, rows).await?;
+        self.place.vacuum("outbox.message").await?;
+        // A deep backlog is older than the last checkpoint: so are the rows it is compared with.
+        self.place.checkpoint().await?;
+        if self.obstacle != Obstacle::PoisonedTopic {
+            return Ok(rows);
+        }
+        let healthy = "SELECT count(*) FROM outbox.message WHERE topic <> $1 AND published_at IS NULL";
+        let row = self.place.db.query_one(healthy, &[&poisoned(&self.place)]).await?;
+        Ok(row.get(0))
+    }
+}
+
+/// As the relay leaves them: marked, and its floors above them.
+async fn keep(place: &Place, shape: Shape, rows: i64) -> Outcome<()> {
+    let select = shape.select(&place.name, rows);
+    let insert = format!(
+        "INSERT INTO outbox.message (topic, key, payload, published_at)
+         SELECT made.*, clock_timestamp() FROM ({select}) AS made (topic, key, payload)"
+    );
+    place.db.execute(&insert, &[&*FILLER]).await?;
+    let floors = "UPDATE outbox.lane SET floor = (SELECT max(id) FROM outbox.message)";
+    place.db.batch_execute(floors).await?;
+    Ok(())
+}
+
+async fn pin_horizon(place: &Place) -> Outcome<Client> {
+    let session = connect(&place.url).await?;
+    session
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox.lane")
+        .await?;
+    Ok(session)
+}
+
+async fn leave_open(place: &Place) -> Outcome<Client> {
+    let session = connect(&place.url).await?;
+    session.batch_execute("BEGIN").await?;
+    session
+        .execute(load::INSERT, &[&place.name, &"left open", &load::payload(0)])
+        .await?;
+    Ok(session)
+}
+
+/// A row too large for its topic, whatever compresses it, and others of its key behind it. A relay has met it already.
+async fn hold(place: &Place, rows: i64) -> Outcome<()> {
+    let too_large = "INSERT INTO outbox.message (topic, key, payload_bytes)
+                     SELECT $1, 'held', decode(string_agg(replace(gen_random_uuid()::text, '-', ''), ''), 'hex')
+                     FROM generate_series(1, 200000)";
+    place.db.execute(too_large, &[&place.name]).await?;
+    let behind = format!(
+        "INSERT INTO outbox.message (topic, key, payload)
+         SELECT topic, 'held', payload FROM ({}) AS made (topic, key, payload)",
+        Shape::Keyed.select(&place.name, rows)
+    );
+    place.db.execute(&behind, &[&*FILLER]).await?;
+    let process = Process::start(place, &HELD_FOR_LONG)?;
+    let patience = Patience::new(Duration::from_secs(60));
+    while !place
+        .db
+        .query_one("SELECT EXISTS (SELECT FROM outbox.hold)", &[])
+        .await?
+        .get::<_, bool>(0)
+    {
+        patience.or("a refused row to hold its key")?;
+        sleep(Duration::from_millis(20)).await;
+    }
+    process.stop().await
+}
+
+fn poisoned(place: &Place) -> String {
+    place.topics().nth(POISONED).unwrap_or_default().to_owned()
+}
+
+async fn poison(place: &Place) -> Outcome<()> {
+    let topic = poisoned(place);
+    let tiny = AlterConfig::new(ResourceSpecifier::Topic(&topic)).set("max.message.bytes", "100");
+    for answer in place
+        .stack
+        .admin()?
+        .alter_configs([&tiny], &AdminOptions::new())
+        .await?
+    {
+        answer.map_err(|(_, error)| format!("{topic}: {error}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! What it costs to have nothing to do; what a process weighs, and how soon it works.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::backlog::Shape;
+use crate::marks::Marks;
+use crate::place::{OUTBOXD, Place};
+use crate::process::Process;
+use crate::progress::Progress;
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::target::Target;
+use crate::{Bench, Outcome};
+
+/// Until wake-ups have slowed down and what start-up left is done.
+const SETTLE: Duration = Duration::from_secs(4);
+const FLEETS: [usize; 2] = [1, 8];
+
+/// Of each process.
+struct Idle {
+    statements_per_second: f64,
+    relay_percent: f64,
+    /// Of all of PostgreSQL, by all processes.
+    postgres_percent: f64,
+    memory_mib: f64,
+}
+
+struct Fleet {
+    processes: usize,
+    runs: Vec<Idle>,
+}
+
+struct Start {
+    first_claim_ms: f64,
+    memory_mib_loaded: f64,
+}
+
+pub async fn run(bench: &Bench) -> Outcome<Section> {
+    let mut fleets = FLEETS.map(|processes| Fleet {
+        processes,
+        runs: Vec::new(),
+    });
+    let mut starts = Vec::new();
+    let progress = Progress::new("idle", (fleets.len() + 1) * bench.rounds);
+    for round in 1..=bench.rounds {
+        for fleet in &mut fleets {
+            progress.step(&format!("round {round}, {} idle", fleet.processes));
+            fleet.runs.push(watch(bench, fleet.processes).await?);
+            progress.done();
+        }
+        progress.step(&format!("round {round}, start and load"));
+        starts.push(start(bench).await?);
+        progress.done();
+    }
+    section(&fleets, &starts)
+}
+
+async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
+    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let processes: Vec<Process> = (0..count)
+        .map(|_| Process::start(&place, &[]))
+        .collect::<Outcome<_>>()?;
+    for process in &processes {
+        process.ready().await?;
+    }
+    sleep(SETTLE).await;
+    let cpu = || processes.iter().map(Process::cpu_seconds).sum::<f64>();
+    let before = (place.transactions().await?, cpu(), place.postgres.cpu_seconds());
+    let began = Instant::now();
+    sleep(bench.size.idle).await;
+    let seconds = began.elapsed().as_secs_f64();
+    let each = count as f64 * seconds;
+    let idle = Idle {
+        relay_percent: (cpu() - before.1) / each * 100.0,
+        postgres_percent: (place.postgres.cpu_seconds() - before.2) / seconds * 100.0,
+        statements_per_second: (place.transactions().await? - before.0) as f64 / each,
+        memory_mib: processes.iter().map(Process::memory_mib).fold(0.0, f64::max),
+    };
+    drop(processes);
+    place.remove().await?;
+    Ok(idle)
+}
+
+async fn start(bench: &Bench) -> Outcome<Start> {
+    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let rows = bench.size.cost_rows;
+    place.fill(Shape::Keyed, rows).await?;
+    let process = [Process::start(&place, &[])?];
+    let marks = Marks::watch(&process, rows).await?;
+    let start = Start {
+        first_claim_ms: marks.start_up.as_secs_f64() * 1000.0,
+        memory_mib_loaded: process[0].memory_mib_max(),
+    };
+    drop(process);
+    place.remove().await?;
+    Ok(start)
+}
+
+impl Fleet {
+    fn spread(&self, of: impl Fn(&Idle) -> f64) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(of))
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::Number(Some(self.processes as f64), 0),
+            Cell::Spread(self.spread(|idle| idle.statements_per_second), 2),
+            Cell::Spread(self.spread(|idle| idle.relay_percent), 2),
+            Cell::Spread(self.spread(|idle| idle.postgres_percent), 2),
+            Cell::Spread(self.spread(|idle| idle.memory_mib), 1),
+        ]
+    }
+}
+
+fn section(fleets: &[Fleet], starts: &[Start]) -> Outcome<Section> {
+    let binary_mib = fs::metadata(OUTBOXD)?.len() as f64 / 1024.0 / 1024.0;
+    Ok(Section {
+        name: "idle",
+        title: "Idle",
+        note: "Processes with nothing to do and default settings. Statements and processor time of each process; PostgreSQL's is \
+               that of the whole server, its own background work included. Then a start with a backlog waiting: the time until the \
+               first claim had been answered, and the memory while it was drained."
+            .to_owned(),
+        tables: vec![
+            Table {
+                columns: vec![
+                    "processes",
+                    "statements/s each",
+                    "processor % each",
+                    "PostgreSQL %",
+                    "memory MiB, largest",
+                ],
+                rows: fleets.iter().map(Fleet::row).collect(),
+            },
+            Table {
+                columns: vec!["start to first claim ms", "memory under load MiB", "binary MiB"],
+                rows: vec![vec![
+                    Cell::spread(starts.iter().map(|start| start.first_claim_ms), 0),
+                    Cell::spread(starts.iter().map(|start| start.memory_mib_loaded), 1),
+                    Cell::Number(Some(binary_mib), 1),
+                ]],
+            },
+        ],
+        charts: Vec::new(),
+        targets: targets(fleets),
+    })
+}
+
+fn targets(fleets: &[Fleet]) -> Vec<Target> {
+    let worst = |of: fn(&Idle) -> f64| {
+        fleets
+            .iter()
+            .filter_map(|fleet| Some(fleet.spread(of)?.median))
+            .reduce(f64::max)
+    };
+    vec![
+        Target::at_most(
+            "idle, statements of a process",
+            1.0,
+            worst(|idle| idle.statements_per_second),
+        )
+        .shown("/s", 2),
+        Target::at_most(
+            "idle, processor time of a process",
+            0.3,
+            worst(|idle| idle.relay_percent),
+        )
+        .shown("%", 2),
+        Target::at_most("idle, memory of a process", 20.0, worst(|idle| idle.memory_mib)).shown("MiB", 1),
+    ]
+}

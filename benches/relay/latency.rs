@@ -1,0 +1,285 @@
+//! How long it takes from a commit until a consumer has the record, at a steady rate; and what that costs PostgreSQL beside the
+//! load itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::backlog::Shape;
+use crate::chart::{Bar, Chart, Whose};
+use crate::listener::{Arrival, Listener};
+use crate::load::{self, Commit, Load};
+use crate::place::Place;
+use crate::process::Process;
+use crate::progress::Progress;
+use crate::report::{Cell, Section, Table};
+use crate::spread::{Spread, percentile};
+use crate::target::Target;
+use crate::textbook::{self, Textbook};
+use crate::{Bench, Outcome};
+
+const WARM_UP: Duration = Duration::from_secs(1);
+const RATES: [u64; 3] = [100, 1_000, 5_000];
+/// More than this the textbook does not carry, and a growing backlog is no latency.
+const TEXTBOOK_RATE_MAX: u64 = 1_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    LoadAlone,
+    Outboxd,
+    Textbook,
+}
+
+impl Contestant {
+    fn name(self) -> &'static str {
+        match self {
+            Contestant::LoadAlone => "load alone",
+            Contestant::Outboxd => "outboxd",
+            Contestant::Textbook => "textbook",
+        }
+    }
+}
+
+struct Run {
+    /// Sorted, in milliseconds.
+    latency_ms: Vec<f64>,
+    late_ms: Vec<f64>,
+    commits_per_second: f64,
+    /// Of one core.
+    postgres_percent: f64,
+}
+
+struct Entry {
+    rate: u64,
+    contestant: Contestant,
+    runs: Vec<Run>,
+}
+
+pub async fn run(bench: &Bench) -> Outcome<Section> {
+    let mut entries = entries();
+    let progress = Progress::new("latency", entries.len() * bench.rounds);
+    for round in 1..=bench.rounds {
+        for entry in &mut entries {
+            progress.step(&format!(
+                "round {round}, {} commits/s, {}",
+                entry.rate,
+                entry.contestant.name()
+            ));
+            entry.runs.push(measure(bench, entry.rate, entry.contestant).await?);
+            progress.done();
+        }
+    }
+    Ok(section(&entries))
+}
+
+fn entries() -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for rate in RATES {
+        for contestant in [Contestant::LoadAlone, Contestant::Outboxd, Contestant::Textbook] {
+            if contestant == Contestant::Textbook && rate > TEXTBOOK_RATE_MAX {
+                continue;
+            }
+            entries.push(Entry {
+                rate,
+                contestant,
+                runs: Vec::new(),
+            });
+        }
+    }
+    entries
+}
+
+async fn measure(bench: &Bench, rate: u64, contestant: Contestant) -> Outcome<Run> {
+    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let insert = match contestant {
+        Contestant::Textbook => {
+            Textbook::create(&place).await?;
+            textbook::INSERT
+        }
+        Contestant::LoadAlone | Contestant::Outboxd => load::INSERT,
+    };
+    let relay = Relay::start(&place, contestant).await?;
+    let listener = Listener::start(&place)?;
+    let warm_up = Load::start(&place, insert, rate, 0).await?;
+    sleep(WARM_UP).await;
+    let early = warm_up.stop().await?.len();
+    let (cpu, began) = (place.postgres.cpu_seconds(), Instant::now());
+    let load = Load::start(&place, insert, rate, FIRST).await?;
+    sleep(bench.size.load).await;
+    let commits = load.stop().await?;
+    let seconds = began.elapsed().as_secs_f64();
+    let postgres_percent = (place.postgres.cpu_seconds() - cpu) / seconds * 100.0;
+    let expected = if contestant == Contestant::LoadAlone {
+        0
+    } else {
+        early + commits.len()
+    };
+    let arrivals = listener.hear(expected).await?;
+    relay.stop().await?;
+    place.remove().await?;
+    Ok(Run {
+        latency_ms: latencies(&commits, &arrivals),
+        late_ms: sorted(commits.iter().map(|commit| commit.late.as_secs_f64() * 1000.0)),
+        commits_per_second: commits.len() as f64 / seconds,
+        postgres_percent,
+    })
+}
+
+/// Above every number of the warm-up.
+const FIRST: u64 = 1_000_000_000;
+
+enum Relay {
+    None,
+    Outboxd(Process),
+    Textbook(Arc<AtomicBool>, tokio::task::JoinHandle<Outcome<()>>),
+}
+
+impl Relay {
+    async fn start(place: &Place, contestant: Contestant) -> Outcome<Self> {
+        Ok(match contestant {
+            Contestant::LoadAlone => Relay::None,
+            Contestant::Outboxd => {
+                let process = Process::start(place, &[])?;
+                process.ready().await?;
+                Relay::Outboxd(process)
+            }
+            Contestant::Textbook => {
+                let stop = Arc::new(AtomicBool::new(false));
+                Relay::Textbook(stop.clone(), Textbook::new(place).await?.run(stop))
+            }
+        })
+    }
+
+    async fn stop(self) -> Outcome<()> {
+        match self {
+            Relay::None => Ok(()),
+            Relay::Outboxd(process) => process.stop().await,
+            Relay::Textbook(stop, task) => {
+                stop.store(true, Ordering::Relaxed);
+                task.await?
+            }
+        }
+    }
+}
+
+/// A relay may see a row before its writer hears that it is committed: that counts as no time at all.
+fn latencies(commits: &[Commit], arrivals: &[Arrival]) -> Vec<f64> {
+    let mut first: HashMap<u64, Instant> = HashMap::with_capacity(arrivals.len());
+    for arrival in arrivals {
+        first.entry(arrival.number).or_insert(arrival.at);
+    }
+    let waited = |commit: &Commit| Some(first.get(&commit.number)?.saturating_duration_since(commit.at));
+    sorted(
+        commits
+            .iter()
+            .filter_map(waited)
+            .map(|waited| waited.as_secs_f64() * 1000.0),
+    )
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+impl Entry {
+    fn latency(&self, share: f64) -> Option<Spread> {
+        Spread::of(self.runs.iter().filter_map(|run| percentile(&run.latency_ms, share)))
+    }
+
+    fn late(&self, share: f64) -> Option<Spread> {
+        Spread::of(self.runs.iter().filter_map(|run| percentile(&run.late_ms, share)))
+    }
+
+    fn postgres(&self) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(|run| run.postgres_percent))
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let mut row = vec![
+            Cell::Number(Some(self.rate as f64), 0),
+            Cell::text(self.contestant.name()),
+            Cell::spread(self.runs.iter().map(|run| run.commits_per_second), 0),
+        ];
+        row.extend([0.5, 0.95, 0.99, 0.999, 1.0].map(|share| Cell::Spread(self.latency(share), 1)));
+        row.extend([0.99, 1.0].map(|share| Cell::Spread(self.late(share), 1)));
+        row.push(Cell::Spread(self.postgres(), 1));
+        row
+    }
+}
+
+fn section(entries: &[Entry]) -> Section {
+    Section {
+        name: "latency",
+        title: "Latency",
+        note: "Single rows committed at a steady rate, on a clock of its own: the time from the moment a commit returned until a \
+               consumer had the record, after a second of warm-up. Beside it how late the load itself was: what is late there is \
+               not the relay's doing. Processor time of PostgreSQL in percent of one core, also for the load without any relay."
+            .to_owned(),
+        tables: vec![Table {
+            columns: vec![
+                "commits/s",
+                "contestant",
+                "reached",
+                "p50 ms",
+                "p95 ms",
+                "p99 ms",
+                "p99.9 ms",
+                "max ms",
+                "load late p99 ms",
+                "load late max ms",
+                "PostgreSQL %",
+            ],
+            rows: entries.iter().map(Entry::row).collect(),
+        }],
+        charts: vec![chart(entries)],
+        targets: targets(entries),
+    }
+}
+
+fn chart(entries: &[Entry]) -> Chart {
+    let mut bars = Vec::new();
+    for entry in entries {
+        let whose = match entry.contestant {
+            Contestant::LoadAlone => continue,
+            Contestant::Outboxd => Whose::Ours,
+            Contestant::Textbook => Whose::Other,
+        };
+        for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+            let label = format!("{} commits/s: {}, {name}", entry.rate, entry.contestant.name());
+            bars.extend(entry.latency(share).map(|value| Bar { label, whose, value }));
+        }
+    }
+    Chart {
+        name: "latency",
+        title: "Milliseconds from commit to consumer".to_owned(),
+        places: 1,
+        bars,
+    }
+}
+
+fn targets(entries: &[Entry]) -> Vec<Target> {
+    let find = |rate, contestant| {
+        entries
+            .iter()
+            .find(|entry| entry.rate == rate && entry.contestant == contestant)
+    };
+    let ours = |rate, share| Some(find(rate, Contestant::Outboxd)?.latency(share)?.median);
+    let postgres = |contestant| Some(find(1_000, contestant)?.postgres()?.median);
+    let ratio = postgres(Contestant::Outboxd).zip(postgres(Contestant::LoadAlone));
+    vec![
+        Target::at_most("latency at 1,000/s, p50", 5.0, ours(1_000, 0.5)).shown("ms", 1),
+        Target::at_most("latency at 1,000/s, p99", 20.0, ours(1_000, 0.99)).shown("ms", 1),
+        Target::at_most(
+            "PostgreSQL's processor time at 1,000/s, of the load alone",
+            1.3,
+            ratio.map(|(with, without)| with / without),
+        )
+        .shown("×", 2),
+        Target::at_most("latency at 5,000/s, p99", 50.0, ours(5_000, 0.99)).shown("ms", 1),
+    ]
+}

@@ -1,0 +1,157 @@
+//! What outboxd costs and how fast it is, beside its own physical limits and beside the relay of most tutorials.
+//!
+//! `make bench`, `make bench-quick`, `make bench ARGS="--only drain,latency --rounds 3"`. See `docs/performance.md`.
+
+mod application;
+mod backlog;
+mod chart;
+mod cost;
+mod cpu;
+mod drain;
+mod fleet;
+mod ground;
+mod growth;
+mod idle;
+mod latency;
+mod listener;
+mod load;
+mod machine;
+mod marks;
+mod mode;
+mod place;
+mod postgres_alone;
+mod process;
+mod producer_alone;
+mod progress;
+mod report;
+mod scale;
+mod size;
+mod spread;
+mod stack;
+mod target;
+mod textbook;
+mod wal;
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+
+use crate::report::{Report, Section};
+use crate::size::Size;
+use crate::stack::Stack;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+#[derive(Parser)]
+struct Args {
+    /// Everything in small, in under three minutes
+    #[arg(long)]
+    quick: bool,
+    /// Only these scenarios, in their usual order
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Scenario>,
+    /// How often each measurement is repeated [default: 3; 1 with --quick]
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Passed by `cargo bench`
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    Drain,
+    Cost,
+    Latency,
+    Idle,
+    Scale,
+    Growth,
+}
+
+/// What every scenario is given.
+struct Bench {
+    stack: Stack,
+    size: Size,
+    rounds: usize,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Dropping what runs ends the processes that were started.
+    let outcome = tokio::select! {
+        outcome = bench(Args::parse()) => outcome,
+        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench(args: Args) -> Outcome<()> {
+    let size = if args.quick { Size::quick() } else { Size::full() };
+    let bench = Bench {
+        stack: Stack::running()?,
+        rounds: args.rounds.unwrap_or(size.rounds).max(1),
+        size,
+    };
+    let mut report = Report {
+        title: bench.size.title,
+        rounds: bench.rounds,
+        machine: machine::facts(&bench.stack).await?,
+        sections: Vec::new(),
+    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
+    drop(fs::remove_dir_all(&folder));
+    fs::create_dir_all(&folder)?;
+    for scenario in Scenario::value_variants() {
+        if args.only.is_empty() || args.only.contains(scenario) {
+            report.sections.push(scenario.run(&bench).await?);
+            // After each: a long run that fails late has not been for nothing.
+            report.write(&folder)?;
+        }
+    }
+    println!("{}\n{}", report.headline(), folder.join("report.md").display());
+    Ok(())
+}
+
+impl Scenario {
+    async fn run(self, bench: &Bench) -> Outcome<Section> {
+        match self {
+            Scenario::Drain => drain::run(bench).await,
+            Scenario::Cost => cost::run(bench).await,
+            Scenario::Latency => latency::run(bench).await,
+            Scenario::Idle => idle::run(bench).await,
+            Scenario::Scale => scale::run(bench).await,
+            Scenario::Growth => growth::run(bench).await,
+        }
+    }
+}
+
+/// How long something may take before the run is given up.
+struct Patience {
+    end: Instant,
+}
+
+impl Patience {
+    fn new(lasts: Duration) -> Self {
+        Patience {
+            end: Instant::now() + lasts,
+        }
+    }
+
+    /// An error once it is over.
+    fn or(&self, awaited: &str) -> Outcome<()> {
+        if Instant::now() < self.end {
+            return Ok(());
+        }
+        Err(format!("waited too long for {awaited}").into())
+    }
+}

@@ -1,0 +1,148 @@
+//! A database and topics of one measurement's own, so that none finds what another left.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminOptions, NewTopic, TopicReplication};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use tokio_postgres::Client;
+
+use crate::Outcome;
+use crate::backlog::{FILLER, Shape};
+use crate::cpu::Postgres;
+use crate::stack::{Stack, connect};
+
+pub const OUTBOXD: &str = env!("CARGO_BIN_EXE_outboxd");
+
+/// Of a place's only topic; where there are many, each has fewer.
+const PARTITIONS: i32 = 8;
+const PARTITIONS_OF_MANY: i32 = 4;
+
+pub struct Place {
+    pub stack: Stack,
+    pub name: String,
+    pub url: String,
+    pub db: Client,
+    pub postgres: Postgres,
+    topics: Vec<(String, i32)>,
+}
+
+impl Place {
+    /// With the topics that rows of this shape go to.
+    pub async fn new(stack: &Stack, shape: Shape) -> Outcome<Self> {
+        let name = format!("bench_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+        let server = connect(&stack.database_url).await?;
+        server.batch_execute(&format!("CREATE DATABASE {name}")).await?;
+        let url = stack.url_of(&name)?;
+        migrate(&url)?;
+        let db = connect(&url).await?;
+        let topics = match shape.topics() {
+            1 => vec![(name.clone(), PARTITIONS)],
+            many => (0..many)
+                .map(|number| (format!("{name}.{number}"), PARTITIONS_OF_MANY))
+                .collect(),
+        };
+        let place = Place {
+            stack: stack.clone(),
+            name,
+            url,
+            postgres: Postgres::of(&db).await?,
+            db,
+            topics,
+        };
+        place.create_topics().await?;
+        Ok(place)
+    }
+
+    async fn create_topics(&self) -> Outcome<()> {
+        let new: Vec<_> = self
+            .topics
+            .iter()
+            .map(|(name, partitions)| NewTopic::new(name, *partitions, TopicReplication::Fixed(1)))
+            .collect();
+        for answer in self.stack.admin()?.create_topics(&new, &AdminOptions::new()).await? {
+            answer.map_err(|(topic, error)| format!("{topic}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    pub fn topics(&self) -> impl Iterator<Item = &str> {
+        self.topics.iter().map(|(name, _)| name.as_str())
+    }
+
+    pub fn partitions(&self) -> i32 {
+        self.topics.first().map_or(0, |(_, partitions)| *partitions)
+    }
+
+    /// Rows into the outbox, in one commit.
+    pub async fn insert(&self, shape: Shape, rows: i64) -> Outcome<()> {
+        let select = shape.select(&self.name, rows);
+        let insert = format!("INSERT INTO outbox.message (topic, key, payload) {select}");
+        self.db.execute(&insert, &[&*FILLER]).await?;
+        Ok(())
+    }
+
+    /// A backlog that has just been written, as an outbox's rows mostly are when they are relayed: their pages are already in
+    /// the WAL. No checkpoint is due while it is drained, and statistics and hint bits are not left for later.
+    pub async fn fill(&self, shape: Shape, rows: i64) -> Outcome<()> {
+        self.checkpoint().await?;
+        self.insert(shape, rows).await?;
+        self.vacuum("outbox.message").await
+    }
+
+    pub async fn checkpoint(&self) -> Outcome<()> {
+        Ok(self.db.batch_execute("CHECKPOINT").await?)
+    }
+
+    pub async fn vacuum(&self, table: &str) -> Outcome<()> {
+        Ok(self.db.batch_execute(&format!("VACUUM ANALYZE {table}")).await?)
+    }
+
+    /// How many transactions PostgreSQL has counted here.
+    pub async fn transactions(&self) -> Outcome<i64> {
+        let count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+        Ok(self.db.query_one(count, &[]).await?.get(0))
+    }
+
+    /// How many records the topics have.
+    pub fn delivered(&self) -> Outcome<i64> {
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", &self.stack.kafka)
+            .create()?;
+        let mut delivered = 0;
+        for (topic, partitions) in &self.topics {
+            for partition in 0..*partitions {
+                let (low, high) = consumer.fetch_watermarks(topic, partition, Duration::from_secs(10))?;
+                delivered += high - low;
+            }
+        }
+        Ok(delivered)
+    }
+
+    /// A figure is worth nothing if rows were lost or repeated on the way to it.
+    pub fn expect_delivered(&self, rows: i64) -> Outcome<()> {
+        match self.delivered()? {
+            delivered if delivered == rows => Ok(()),
+            delivered => Err(format!("{rows} rows, {delivered} records").into()),
+        }
+    }
+
+    pub async fn remove(self) -> Outcome<()> {
+        let topics: Vec<&str> = self.topics().collect();
+        self.stack.admin()?.delete_topics(&topics, &AdminOptions::new()).await?;
+        let server = connect(&self.stack.database_url).await?;
+        let drop = format!("DROP DATABASE {} WITH (FORCE)", self.name);
+        server.batch_execute(&drop).await?;
+        Ok(())
+    }
+}
+
+fn migrate(url: &str) -> Outcome<()> {
+    let status = Command::new(OUTBOXD)
+        .args(["migrate", "--database-url", url])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()?;
+    status.success().then_some(()).ok_or("outboxd migrate failed".into())
+}

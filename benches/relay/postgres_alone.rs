@@ -1,0 +1,163 @@
+//! The limit that PostgreSQL sets: exactly the statements of the product, from one client, with nothing in between. Nobody writes
+//! meanwhile, so each lane simply goes on where its last claim ended.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio_postgres::{Client, NoTls, Statement};
+use uuid::Uuid;
+
+use crate::Outcome;
+use crate::backlog::Shape;
+use crate::mode::Mode;
+use crate::place::Place;
+
+const REGISTER: &str = include_str!("../../src/outbox/register.sql");
+const TAKE: &str = include_str!("../../src/outbox/take.sql");
+const CLAIM_LANES: &str = include_str!("../../src/outbox/claim_lanes.sql");
+const CLAIM_KEYLESS: &str = include_str!("../../src/outbox/claim_keyless.sql");
+
+/// As the product's sessions are set: plans must not differ.
+const SESSION: &str = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off";
+
+/// The product's defaults: rows in a batch, and two tasks that share the lanes.
+const BATCH: usize = 2_000;
+const TASKS: usize = 2;
+const LEASE_SECONDS: f64 = 3_600.0;
+
+pub struct PostgresAlone {
+    db: Client,
+    worker: Uuid,
+    incarnation: SystemTime,
+    mark: Statement,
+}
+
+struct Lane {
+    lane: i16,
+    epoch: i64,
+    floor: i64,
+}
+
+impl PostgresAlone {
+    pub async fn new(place: &Place, mode: Mode, shape: Shape) -> Outcome<Self> {
+        let (db, connection) = tokio_postgres::connect(&place.url, NoTls).await?;
+        tokio::spawn(connection);
+        db.batch_execute(SESSION).await?;
+        let worker = Uuid::new_v4();
+        let register: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
+            &[&worker, &"bench", &"bench", &(BATCH as i32), &LEASE_SECONDS];
+        let registered = db.query_one(REGISTER, register).await?;
+        let mark = if shape == Shape::Keyless {
+            mode.mark_keyless()
+        } else {
+            mode.mark_lanes()
+        };
+        Ok(PostgresAlone {
+            mark: db.prepare(mark).await?,
+            db,
+            worker,
+            incarnation: registered.get("incarnation"),
+        })
+    }
+
+    /// From the first claim to the last mark.
+    pub async fn drain(&self, shape: Shape, rows: i64) -> Outcome<Duration> {
+        let began = Instant::now();
+        let marked = if shape == Shape::Keyless {
+            self.drain_keyless().await?
+        } else {
+            self.drain_lanes().await?
+        };
+        if marked != rows as u64 {
+            return Err(format!("postgres alone marked {marked} of {rows} rows").into());
+        }
+        Ok(began.elapsed())
+    }
+
+    async fn take_lanes(&self) -> Outcome<Vec<Lane>> {
+        let taken = self
+            .db
+            .query(TAKE, &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS])
+            .await?;
+        let lane = |row: &tokio_postgres::Row| Lane {
+            lane: row.get("lane"),
+            epoch: row.get("epoch"),
+            floor: row.get("floor"),
+        };
+        Ok(taken.iter().map(lane).collect())
+    }
+
+    async fn drain_lanes(&self) -> Outcome<u64> {
+        let claim = self.db.prepare(CLAIM_LANES).await?;
+        let mut lanes = self.take_lanes().await?;
+        let mut marked = 0;
+        while !lanes.is_empty() {
+            let rest = lanes.split_off(lanes.len().div_ceil(TASKS).min(lanes.len()));
+            let (done, left) = self.relay_lanes(&claim, lanes).await?;
+            marked += done;
+            lanes = rest;
+            lanes.extend(left);
+        }
+        Ok(marked)
+    }
+
+    /// One batch of these lanes: how many rows were marked, and the lanes that may have more.
+    async fn relay_lanes(&self, claim: &Statement, mut lanes: Vec<Lane>) -> Outcome<(u64, Vec<Lane>)> {
+        let limit = (BATCH / lanes.len()).max(1);
+        let names: Vec<i16> = lanes.iter().map(|lane| lane.lane).collect();
+        let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
+        let floors: Vec<i64> = lanes.iter().map(|lane| lane.floor).collect();
+        let limits = vec![limit as i32; lanes.len()];
+        let most = BATCH as i64;
+        let rows = self
+            .db
+            .query(claim, &[&names, &floors, &limits, &false, &most, &self.incarnation])
+            .await?;
+        if rows.is_empty() {
+            return Ok((0, Vec::new()));
+        }
+        let mut counts = vec![0; lanes.len()];
+        let mut ids: Vec<i64> = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let (id, name): (i64, i16) = (row.get(0), row.get(1));
+            let at = names
+                .iter()
+                .position(|lane| *lane == name)
+                .ok_or("a row of another lane")?;
+            counts[at] += 1;
+            lanes[at].floor = lanes[at].floor.max(id);
+            ids.push(id);
+        }
+        let marked = self
+            .db
+            .execute(&self.mark, &[&self.worker, &names, &epochs, &self.incarnation, &ids])
+            .await?;
+        let full = counts.into_iter().map(|count| count >= limit);
+        let left = lanes
+            .into_iter()
+            .zip(full)
+            .filter_map(|(lane, full)| full.then_some(lane));
+        Ok((marked, left.collect()))
+    }
+
+    async fn drain_keyless(&self) -> Outcome<u64> {
+        let claim = self.db.prepare(CLAIM_KEYLESS).await?;
+        let (mut floor, mut marked) = (0_i64, 0);
+        loop {
+            let token = Uuid::new_v4();
+            let most = BATCH as i64;
+            let rows = self
+                .db
+                .query(
+                    &claim,
+                    &[&floor, &most, &token, &LEASE_SECONDS, &false, &self.incarnation],
+                )
+                .await?;
+            let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+            let Some(highest) = ids.iter().max() else {
+                return Ok(marked);
+            };
+            floor = *highest;
+            marked += self.db.execute(&self.mark, &[&ids, &token, &self.incarnation]).await?;
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Several processes: whether they are as fast as one on the same cores, how soon lanes are even after one joins or dies, how
+//! long a row had to wait because of it, and what was sent twice.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::backlog::Shape;
+use crate::chart::{Bar, Chart, Whose};
+use crate::fleet::Fleet;
+use crate::listener::{Arrival, Listener};
+use crate::load::{self, Commit, Load};
+use crate::marks::Marks;
+use crate::mode::Mode;
+use crate::place::Place;
+use crate::process::Process;
+use crate::progress::Progress;
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::target::Target;
+use crate::{Bench, Outcome, Patience};
+
+const COUNTS: [usize; 4] = [1, 2, 4, 8];
+const LOAD_RATE: u64 = 500;
+
+struct Entry {
+    processes: usize,
+    rates: Vec<f64>,
+}
+
+/// A process joins three others under load; then one is killed.
+struct Change {
+    even_after_join: Duration,
+    even_after_kill: Duration,
+    longest_wait: Duration,
+    repeated: usize,
+}
+
+/// One of two is killed in the middle of a drain.
+struct Crash {
+    repeated: i64,
+    in_flight: i64,
+}
+
+pub async fn run(bench: &Bench) -> Outcome<Section> {
+    let mut entries = COUNTS.map(|processes| Entry {
+        processes,
+        rates: Vec::new(),
+    });
+    let (mut changes, mut crashes) = (Vec::new(), Vec::new());
+    let progress = Progress::new("scale", (entries.len() + 2) * bench.rounds);
+    for round in 1..=bench.rounds {
+        for entry in &mut entries {
+            progress.step(&format!("round {round}, {} processes drain", entry.processes));
+            entry.rates.push(drain(bench, entry.processes).await?);
+            progress.done();
+        }
+        progress.step(&format!("round {round}, one joins, one is killed under load"));
+        changes.push(change(bench).await?);
+        progress.done();
+        progress.step(&format!("round {round}, one is killed in a drain"));
+        crashes.push(crash(bench).await?);
+        progress.done();
+    }
+    Ok(section(bench, &entries, &changes, &crashes))
+}
+
+/// All are up before there is anything to do, or the first would have drained it while the last still started.
+async fn drain(bench: &Bench, count: usize) -> Outcome<f64> {
+    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let fleet = Fleet::start(&place, count, &["--on-published", Mode::Delete.name()]).await?;
+    place.checkpoint().await?;
+    place.insert(Shape::Keyed, bench.size.rows).await?;
+    let marks = Marks::watch(&fleet.processes, bench.size.rows).await?;
+    place.expect_delivered(bench.size.rows)?;
+    drop(fleet);
+    place.remove().await?;
+    Ok(marks.rate())
+}
+
+async fn change(bench: &Bench) -> Outcome<Change> {
+    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let flags = bench.size.lease.flags();
+    let mut fleet = Fleet::start(&place, 3, &flags).await?;
+    let listener = Listener::start(&place)?;
+    let load = Load::start(&place, load::INSERT, LOAD_RATE, 0).await?;
+    sleep(Duration::from_secs(1)).await;
+    // From the start of the process, its own start-up included.
+    fleet.processes.push(Process::start(&place, &flags)?);
+    let even_after_join = fleet.even(&place).await?;
+    sleep(Duration::from_secs(1)).await;
+    fleet.kill_one();
+    let even_after_kill = fleet.even(&place).await?;
+    sleep(Duration::from_secs(1)).await;
+    let commits = load.stop().await?;
+    let arrivals = listener.hear(commits.len()).await?;
+    drop(fleet);
+    place.remove().await?;
+    let distinct: HashSet<u64> = arrivals.iter().map(|arrival| arrival.number).collect();
+    Ok(Change {
+        even_after_join,
+        even_after_kill,
+        longest_wait: longest_wait(&commits, &arrivals)?,
+        repeated: arrivals.len() - distinct.len(),
+    })
+}
+
+/// The longest time from a row's commit until its first copy arrived.
+fn longest_wait(commits: &[Commit], arrivals: &[Arrival]) -> Outcome<Duration> {
+    let mut first = std::collections::HashMap::new();
+    for arrival in arrivals {
+        first.entry(arrival.number).or_insert(arrival.at);
+    }
+    let mut longest = Duration::ZERO;
+    for commit in commits {
+        let at: &Instant = first.get(&commit.number).ok_or("a committed row never arrived")?;
+        longest = longest.max(at.saturating_duration_since(commit.at));
+    }
+    Ok(longest)
+}
+
+async fn crash(bench: &Bench) -> Outcome<Crash> {
+    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let rows = bench.size.rows;
+    let mut flags = bench.size.lease.flags();
+    flags.extend(["--on-published", Mode::Delete.name()]);
+    let mut fleet = Fleet::start(&place, 2, &flags).await?;
+    place.insert(Shape::Keyed, rows).await?;
+    let in_flight = in_the_middle(&fleet.processes, rows).await?;
+    fleet.kill_one();
+    empty(&place).await?;
+    let repeated = place.delivered()? - rows;
+    drop(fleet);
+    place.remove().await?;
+    Ok(Crash { repeated, in_flight })
+}
+
+/// Waits until the last process has claimed its part of the backlog by half; answers the most it had claimed and not marked.
+async fn in_the_middle(processes: &[Process], rows: i64) -> Outcome<i64> {
+    let patience = Patience::new(Duration::from_secs(120));
+    let half = rows / processes.len() as i64 / 2;
+    let mut most = 0;
+    loop {
+        if let Some(counters) = processes.last().and_then(Process::counters) {
+            most = most.max(counters.claimed - counters.marked);
+            if counters.claimed >= half {
+                return Ok(most);
+            }
+        }
+        patience.or("a drain to be half done")?;
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn empty(place: &Place) -> Outcome<()> {
+    let patience = Patience::new(Duration::from_secs(300));
+    let any = "SELECT EXISTS (SELECT FROM outbox.message)";
+    while place.db.query_one(any, &[]).await?.get(0) {
+        patience.or("the rows of a killed process to be published")?;
+        sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Crash]) -> Section {
+    let lease = bench.size.lease.lasts.as_secs();
+    Section {
+        name: "scale",
+        title: "Scale-out",
+        note: format!(
+            "Processes that are all up before the backlog is committed drain it, delete mode. Then, under {LOAD_RATE} commits a \
+             second: a fourth process joins three, and one is killed with SIGKILL; lanes are even when no process owns two more \
+             than another, counted from the start of the joining process and from the kill. The lease was {lease} s. Last, one of two is \
+             killed in the middle of a drain: what was sent twice, against the most rows it had claimed and not marked."
+        ),
+        tables: vec![rates(entries), changed(changes), crashed(crashes)],
+        charts: vec![chart(entries)],
+        targets: targets(bench, entries, changes, crashes),
+    }
+}
+
+impl Entry {
+    fn rate(&self) -> Option<Spread> {
+        Spread::of(self.rates.iter().copied())
+    }
+}
+
+fn of_one(entries: &[Entry], entry: &Entry) -> Option<f64> {
+    Some(entry.rate()?.median / entries.first()?.rate()?.median)
+}
+
+fn rates(entries: &[Entry]) -> Table {
+    let row = |entry: &Entry| {
+        vec![
+            Cell::Number(Some(entry.processes as f64), 0),
+            Cell::Spread(entry.rate(), 0),
+            Cell::Number(of_one(entries, entry), 2),
+        ]
+    };
+    Table {
+        columns: vec!["processes", "messages/s", "of one"],
+        rows: entries.iter().map(row).collect(),
+    }
+}
+
+fn changed(changes: &[Change]) -> Table {
+    let seconds = |of: fn(&Change) -> Duration| Cell::spread(changes.iter().map(|change| of(change).as_secs_f64()), 2);
+    Table {
+        columns: vec![
+            "even after a join s",
+            "even after a kill s",
+            "longest wait of a row s",
+            "sent twice",
+        ],
+        rows: vec![vec![
+            seconds(|change| change.even_after_join),
+            seconds(|change| change.even_after_kill),
+            seconds(|change| change.longest_wait),
+            Cell::spread(changes.iter().map(|change| change.repeated as f64), 0),
+        ]],
+    }
+}
+
+fn crashed(crashes: &[Crash]) -> Table {
+    Table {
+        columns: vec!["sent twice after a kill in a drain", "most rows in flight"],
+        rows: vec![vec![
+            Cell::spread(crashes.iter().map(|crash| crash.repeated as f64), 0),
+            Cell::spread(crashes.iter().map(|crash| crash.in_flight as f64), 0),
+        ]],
+    }
+}
+
+fn chart(entries: &[Entry]) -> Chart {
+    let bar = |entry: &Entry| {
+        Some(Bar {
+            label: format!("{} processes", entry.processes),
+            whose: Whose::Ours,
+            value: entry.rate()?,
+        })
+    };
+    Chart {
+        name: "scale",
+        title: "Messages a second by processes on the same cores".to_owned(),
+        places: 0,
+        bars: entries.iter().filter_map(bar).collect(),
+    }
+}
+
+/// The worst round counts: these are promises, not speeds.
+fn targets(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Crash]) -> Vec<Target> {
+    let worst = |of: fn(&Change) -> Duration| changes.iter().map(|change| of(change).as_secs_f64()).reduce(f64::max);
+    let repeated = crashes
+        .iter()
+        .map(|crash| crash.repeated as f64 / crash.in_flight.max(1) as f64)
+        .reduce(f64::max);
+    let lease_and_one = bench.size.lease.lasts.as_secs_f64() + 1.0;
+    vec![
+        Target::at_least(
+            "drain by 8 processes, of one",
+            0.9,
+            entries.last().and_then(|entry| of_one(entries, entry)),
+        ),
+        Target::at_most("lanes even after a join", 3.0, worst(|change| change.even_after_join)).shown("s", 2),
+        Target::at_most(
+            "longest wait of a row, a kill included",
+            lease_and_one,
+            worst(|change| change.longest_wait),
+        )
+        .shown("s", 2),
+        Target::at_most("sent twice after a kill, of the rows in flight", 1.0, repeated),
+    ]
+}

@@ -1,0 +1,95 @@
+//! How much of everything: a full run, and one in small that only shows that everything works.
+
+use std::time::Duration;
+
+pub struct Size {
+    pub title: &'static str,
+    pub rounds: usize,
+    /// Rows of a drained backlog; of the larger ones; of what the textbook gets, which would otherwise take all day.
+    pub rows: i64,
+    pub large_rows: i64,
+    pub textbook_rows: i64,
+    /// Rows over which costs are counted.
+    pub cost_rows: i64,
+    /// Single-row commits in one round, of each table.
+    pub commits: usize,
+    /// How long a load lasts, and how long an idle process is watched.
+    pub load: Duration,
+    pub idle: Duration,
+    pub lease: Lease,
+    pub growth: Growth,
+}
+
+/// How long a killed process keeps its lanes.
+pub struct Lease {
+    pub lasts: Duration,
+    flags: &'static [&'static str],
+}
+
+impl Lease {
+    pub fn flags(&self) -> Vec<&'static str> {
+        self.flags.to_vec()
+    }
+}
+
+pub struct Growth {
+    /// Over how many rows the rate is taken.
+    pub slice: i64,
+    pub shallow: i64,
+    pub deep: i64,
+    pub deepest: i64,
+    pub held: i64,
+}
+
+impl Size {
+    pub fn full() -> Self {
+        Size {
+            title: "outboxd bench",
+            rounds: 3,
+            rows: 500_000,
+            large_rows: 50_000,
+            textbook_rows: 50_000,
+            cost_rows: 200_000,
+            commits: 4_000,
+            load: Duration::from_secs(20),
+            idle: Duration::from_secs(30),
+            // The default.
+            lease: Lease {
+                lasts: Duration::from_secs(15),
+                flags: &[],
+            },
+            growth: Growth {
+                slice: 200_000,
+                shallow: 10_000,
+                deep: 1_000_000,
+                deepest: 5_000_000,
+                held: 100_000,
+            },
+        }
+    }
+
+    pub fn quick() -> Self {
+        Size {
+            title: "outboxd bench, in small: it shows that everything runs, its figures mean little",
+            rounds: 1,
+            rows: 20_000,
+            large_rows: 2_000,
+            textbook_rows: 4_000,
+            cost_rows: 20_000,
+            commits: 500,
+            load: Duration::from_secs(3),
+            idle: Duration::from_secs(5),
+            lease: Lease {
+                lasts: Duration::from_secs(6),
+                flags: &["--lease", "6s", "--batch-deadline", "1s"],
+            },
+            growth: Growth {
+                slice: 20_000,
+                shallow: 10_000,
+                deep: 50_000,
+                deepest: 100_000,
+                held: 10_000,
+            },
+        }
+    }
+}
