@@ -69,7 +69,7 @@ struct Entry {
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = entries(bench);
-    let progress = Progress::new("drain", entries.len() * (bench.rounds + 1));
+    let progress = Progress::new("drain", entries.len() * bench.rounds + WARM_UP.len());
     warm_up(bench, &progress).await?;
     for round in 1..=bench.rounds {
         for entry in &mut entries {
@@ -126,12 +126,14 @@ fn entries(bench: &Bench) -> Vec<Entry> {
 }
 
 /// Of the machine: caches, the broker's compiled code, PostgreSQL's WAL files.
+const WARM_UP: [Contestant; 3] = [
+    Contestant::Outboxd(Mode::Keep),
+    Contestant::ProducerAlone,
+    Contestant::Textbook,
+];
+
 async fn warm_up(bench: &Bench, progress: &Progress) -> Outcome<()> {
-    for contestant in [
-        Contestant::Outboxd(Mode::Keep),
-        Contestant::ProducerAlone,
-        Contestant::Textbook,
-    ] {
+    for contestant in WARM_UP {
         progress.step(&format!("warming up, {}", contestant.name()));
         measure(bench, Shape::Keyed, contestant, bench.size.textbook_rows).await?;
         progress.done();
