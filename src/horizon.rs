@@ -17,6 +17,8 @@ use crate::outbox::{Outbox, Result};
 const GAP_WORTH: i64 = 500;
 const GAP_SOME: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// While there is no gap and no change.
+const NOTHING_TO_DO: Duration = Duration::from_secs(1);
 /// The keyless floor costs a query of its own.
 const KEYLESS_EVERY: Duration = Duration::from_millis(100);
 /// Of its time, at most one part in this many.
@@ -41,13 +43,18 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
         named_at: None,
         told_at: None,
     };
-    let mut wait = LOOK_EVERY;
     while !draining.is_cancelled() {
+        let changed = lanes.changed();
+        let rest = watch.turn().await;
         tokio::select! {
-            () = sleep(wait) => {}
+            () = sleep(rest.unwrap_or(NOTHING_TO_DO)) => {}
+            () = changed, if rest.is_none() => {}
             () = draining.cancelled() => return,
         }
-        wait = watch.turn().await;
+        if rest.is_none() {
+            // There was no need to move it, up to this moment.
+            watch.settled_at = Instant::now();
+        }
     }
 }
 
@@ -63,27 +70,25 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// One turn; answers how long to wait before the next.
-    async fn turn(&mut self) -> Duration {
-        let Some(term) = self.lanes.term() else {
-            return LOOK_EVERY;
-        };
+    /// One turn; answers how long to wait before the next. `None`: until something changes.
+    async fn turn(&mut self) -> Option<Duration> {
+        let term = self.lanes.term()?;
         let has_holders = !self.lanes.holders().is_empty();
         let gap = self.lanes.gap();
         if gap <= 0 && !has_holders {
             self.settled_at = Instant::now();
             self.holder_is_gone();
-            return LOOK_EVERY;
+            return None;
         }
         if gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
-            return LOOK_EVERY;
+            return Some(LOOK_EVERY);
         }
         let began = Instant::now();
         let before = self.lanes.settled();
         if let Err(error) = self.step(&term).await {
             metrics::database_error();
             warn!(%error, "cannot move the scan floor; claims read more than they need to");
-            return jittered(Duration::from_secs(1));
+            return Some(jittered(Duration::from_secs(1)));
         }
         if self.lanes.settled().hard > before.hard {
             self.settled_at = Instant::now();
@@ -94,7 +99,7 @@ impl Watch<'_> {
         } else {
             LOOK_EVERY
         };
-        rest.max(began.elapsed() * SHARE_OF_TIME)
+        Some(rest.max(began.elapsed() * SHARE_OF_TIME))
     }
 
     async fn step(&mut self, term: &Term) -> Result<()> {

@@ -411,6 +411,7 @@ impl Lanes {
     /// Floors are too far behind to look cheaply: move the horizon whatever was claimed here.
     pub fn want_horizon(&self) {
         self.lock().horizon_wanted = true;
+        self.changed.notify_waiters();
     }
 
     /// Work on the horizon of this term; ignored if the term is over.

@@ -7,7 +7,7 @@ use rdkafka::admin::AdminClient;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::KafkaResult;
 
-use super::producer::{Quiet, close};
+use super::producer::Quiet;
 
 pub struct Admin {
     /// `None` only while being dropped.
@@ -27,6 +27,9 @@ impl Admin {
 
 impl Drop for Admin {
     fn drop(&mut self) {
-        close(self.client.take());
+        // Closing waits for threads and sockets: not on a thread that others' futures run on, unless there is no other.
+        let client = self.client.take();
+        let closer = std::thread::Builder::new().name("closer".to_owned());
+        let _ = closer.spawn(move || drop(client));
     }
 }

@@ -9,7 +9,7 @@ use rdkafka::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::Notify;
 
@@ -21,6 +21,10 @@ use crate::message::Row;
 const KNOWN_FOR: Duration = Duration::from_secs(600);
 
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long one wait for reports lasts. The binding spins through the last millisecond of each: its own thread, which waits for
+/// a tenth of a second at a time, costs an idle process one percent of a core for every producer.
+const REPORTS_WAIT: Duration = Duration::from_secs(5);
 
 /// No report yet. The client's codes are small numbers.
 const UNREPORTED: i32 = i32::MAX;
@@ -186,8 +190,7 @@ impl ProducerContext for Context {
 }
 
 pub struct Producer {
-    /// `None` only while being dropped.
-    client: Option<ThreadedProducer<Context>>,
+    client: Arc<BaseProducer<Context>>,
     reports: Arc<Reports>,
     clock: Arc<Clock>,
     /// Partitions that have acknowledged something from this very producer, and when last.
@@ -200,9 +203,13 @@ impl Producer {
         let mut config = config.clone();
         config.set("enable.gapless.guarantee", if gapless { "true" } else { "false" });
         let reports = Arc::new(Reports::default());
-        let client = ThreadedProducer::from_config_and_context(&config, Context(reports.clone()))?;
+        let client = Arc::new(BaseProducer::from_config_and_context(
+            &config,
+            Context(reports.clone()),
+        )?);
+        serve_reports(client.clone())?;
         Ok(Arc::new(Producer {
-            client: Some(client),
+            client,
             reports,
             clock: clock.clone(),
             known: Mutex::default(),
@@ -210,8 +217,8 @@ impl Producer {
         }))
     }
 
-    pub fn client(&self) -> &ThreadedProducer<Context> {
-        self.client.as_ref().expect("present until dropped")
+    pub fn client(&self) -> &BaseProducer<Context> {
+        &self.client
     }
 
     /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once, and so is
@@ -310,16 +317,16 @@ impl Producer {
     }
 }
 
-impl Drop for Producer {
-    fn drop(&mut self) {
-        close(self.client.take());
-    }
-}
-
-/// Closing waits for threads and sockets: not on a thread that others' futures run on, unless there is no other to be had.
-pub fn close<T: Send + 'static>(client: T) {
-    let closer = std::thread::Builder::new().name("closer".to_owned());
-    let _ = closer.spawn(move || drop(client));
+/// On a thread of its own, until nobody else uses the client. It is closed there as well, which waits for threads and sockets.
+fn serve_reports(client: Arc<BaseProducer<Context>>) -> KafkaResult<()> {
+    let thread = std::thread::Builder::new().name("reports".to_owned());
+    let served = thread.spawn(move || {
+        while Arc::strong_count(&client) > 1 {
+            client.poll(REPORTS_WAIT);
+        }
+    });
+    let no_thread = |error| KafkaError::ClientCreation(format!("no thread for delivery reports: {error}"));
+    served.map(drop).map_err(no_thread)
 }
 
 fn headers(row: &Row) -> OwnedHeaders {
