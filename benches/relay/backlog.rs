@@ -47,7 +47,8 @@ impl Shape {
         }
     }
 
-    /// Topic, key and payload of rows numbered `i`, for an INSERT; `$1` is the filler.
+    /// Topic, key and payload of rows numbered `i`, for an INSERT; `$1` is the filler, as bytes: where a character of a long text
+    /// begins is found by counting all before it.
     pub fn select(self, first_topic: &str, rows: i64) -> String {
         let topic = match self {
             // A third of all rows in the first topic, one in sixty in the last.
@@ -65,7 +66,7 @@ impl Shape {
         let bytes = self.filler_bytes();
         let places = FILLER.len() - bytes;
         format!(
-            "SELECT {topic}, {key}, jsonb_build_object('n', i, 'fill', substr($1, (i * 31 % {places})::integer + 1, {bytes}))
+            "SELECT {topic}, {key}, jsonb_build_object('n', i, 'fill', convert_from(substr($1::bytea, (i * 31 % {places})::integer + 1, {bytes}), 'UTF8'))
              FROM generate_series(1, {rows}::bigint) i"
         )
     }

@@ -107,7 +107,7 @@ async fn keep(place: &Place, shape: Shape, rows: i64) -> Outcome<()> {
         "INSERT INTO outbox.message (topic, key, payload, published_at)
          SELECT made.*, clock_timestamp() FROM ({select}) AS made (topic, key, payload)"
     );
-    place.db.execute(&insert, &[&*FILLER]).await?;
+    place.db.execute(&insert, &[&FILLER.as_bytes()]).await?;
     let floors = "UPDATE outbox.lane SET floor = (SELECT max(id) FROM outbox.message)";
     place.db.batch_execute(floors).await?;
     Ok(())
@@ -141,7 +141,7 @@ async fn hold(place: &Place, rows: i64) -> Outcome<()> {
          SELECT topic, 'held', payload FROM ({}) AS made (topic, key, payload)",
         Shape::Keyed.select(&place.name, rows)
     );
-    place.db.execute(&behind, &[&*FILLER]).await?;
+    place.db.execute(&behind, &[&FILLER.as_bytes()]).await?;
     let process = Process::start(place, &HELD_FOR_LONG)?;
     let patience = Patience::new(Duration::from_secs(60));
     while !place

@@ -1,7 +1,7 @@
 //! What it costs to have nothing to do; what a process weighs, and how soon it works.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::time::sleep;
 
@@ -15,8 +15,6 @@ use crate::spread::Spread;
 use crate::target::Target;
 use crate::{Bench, Outcome};
 
-/// Until wake-ups have slowed down and what start-up left is done.
-const SETTLE: Duration = Duration::from_secs(4);
 const FLEETS: [usize; 2] = [1, 8];
 
 /// Of each process.
@@ -66,7 +64,7 @@ async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
     for process in &processes {
         process.ready().await?;
     }
-    sleep(SETTLE).await;
+    sleep(bench.size.settle).await;
     let cpu = || processes.iter().map(Process::cpu_seconds).sum::<f64>();
     let before = (place.transactions().await?, cpu(), place.postgres.cpu_seconds());
     let began = Instant::now();

@@ -79,7 +79,7 @@ impl Place {
     pub async fn insert(&self, shape: Shape, rows: i64) -> Outcome<()> {
         let select = shape.select(&self.name, rows);
         let insert = format!("INSERT INTO outbox.message (topic, key, payload) {select}");
-        self.db.execute(&insert, &[&*FILLER]).await?;
+        self.db.execute(&insert, &[&FILLER.as_bytes()]).await?;
         Ok(())
     }
 

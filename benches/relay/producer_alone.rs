@@ -112,7 +112,7 @@ async fn records(place: &Place, shape: Shape, rows: i64) -> Outcome<Vec<Record>>
         "SELECT topic, coalesce(key, gen_random_uuid()::text), payload::text FROM ({}) AS made (topic, key, payload)",
         shape.select(&place.name, rows)
     );
-    let made = place.db.query(&select, &[&*FILLER]).await?;
+    let made = place.db.query(&select, &[&FILLER.as_bytes()]).await?;
     let partitions = place.partitions();
     Ok(made
         .iter()

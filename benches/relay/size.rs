@@ -16,6 +16,9 @@ pub struct Size {
     /// How long a load lasts, and how long an idle process is watched.
     pub load: Duration,
     pub idle: Duration,
+    /// Before that: until wake-ups have slowed down, and sessions have told what they counted while starting; PostgreSQL lets an
+    /// idle one take ten seconds for it.
+    pub settle: Duration,
     pub lease: Lease,
     pub growth: Growth,
 }
@@ -53,6 +56,7 @@ impl Size {
             commits: 4_000,
             load: Duration::from_secs(20),
             idle: Duration::from_secs(30),
+            settle: Duration::from_secs(12),
             // The default.
             lease: Lease {
                 lasts: Duration::from_secs(15),
@@ -74,11 +78,12 @@ impl Size {
             rounds: 1,
             rows: 20_000,
             large_rows: 2_000,
-            textbook_rows: 4_000,
+            textbook_rows: 2_000,
             cost_rows: 20_000,
-            commits: 500,
-            load: Duration::from_secs(3),
-            idle: Duration::from_secs(5),
+            commits: 200,
+            load: Duration::from_secs(2),
+            idle: Duration::from_secs(4),
+            settle: Duration::from_secs(3),
             lease: Lease {
                 lasts: Duration::from_secs(6),
                 flags: &["--lease", "6s", "--batch-deadline", "1s"],

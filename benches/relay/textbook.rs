@@ -55,7 +55,7 @@ impl Textbook {
         let select = shape.select(&place.name, rows);
         let insert = format!("INSERT INTO textbook.outbox (topic, key, payload) {select}");
         place.checkpoint().await?;
-        place.db.execute(&insert, &[&*FILLER]).await?;
+        place.db.execute(&insert, &[&FILLER.as_bytes()]).await?;
         place.vacuum("textbook.outbox").await
     }
 
