@@ -158,8 +158,8 @@ async fn a_message_tells_neither_the_key_nor_the_request() {
     }
 }
 
-/// Each CHECK of the table, with changes of a good row that it must refuse.
-const CHECKS: &[(&str, &[&str])] = &[
+/// Each rule of a record, with changes of a good row that it must refuse.
+const RULES: &[(&str, &[&str])] = &[
     (
         "idempotency_answer_is_of_a_success",
         &["result_type = 't'", "response_code = 1", "response_body = '1'"],
@@ -213,10 +213,10 @@ const CHECKS: &[(&str, &[&str])] = &[
 ];
 
 #[tokio::test]
-async fn every_check_of_the_table_refuses_what_no_function_would_write() {
+async fn every_rule_of_a_record_refuses_what_no_function_would_write() {
     let world = world().await;
     claim(&world.db, "k", "").await;
-    for (constraint, changes) in CHECKS {
+    for (constraint, changes) in RULES {
         for change in *changes {
             let update = format!("UPDATE outbox.idempotency_request SET {change}");
             let error = world.db.batch_execute(&update).await.expect_err(&update);
@@ -224,10 +224,17 @@ async fn every_check_of_the_table_refuses_what_no_function_would_write() {
             assert_eq!(error.constraint(), Some(*constraint), "{update}: {error}");
         }
     }
-    let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
-                 WHERE contype = 'c' AND conrelid = 'outbox.idempotency_request'::regclass";
-    let tried: Vec<&str> = CHECKS.iter().map(|(constraint, _)| *constraint).collect();
-    assert_eq!(world.text(named).await, tried.join(" "), "every CHECK is tried here");
+    let replayed = "SET session_replication_role = replica; UPDATE outbox.idempotency_request SET attempt_count = 0";
+    let refused = run(&world.session().await, replayed).await.expect_err("refused");
+    assert_eq!(
+        state(&refused),
+        "23514",
+        "a session that replays another server's log obeys, too"
+    );
+    let named = "SELECT string_agg(rule[1], ' ' ORDER BY rule[1])
+                 FROM regexp_matches(pg_get_functiondef('outbox.idempotency_check_record'::regproc), $$'(idempotency_\\w+)'$$, 'g') rule";
+    let tried: Vec<&str> = RULES.iter().map(|(constraint, _)| *constraint).collect();
+    assert_eq!(world.text(named).await, tried.join(" "), "every rule is tried here");
 }
 
 #[tokio::test]
