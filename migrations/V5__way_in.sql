@@ -79,7 +79,7 @@ DECLARE
     until timestamptz := at + lock_for;
     expires timestamptz := at + expires_in;
 BEGIN
-    IF (btrim(scope) <> '' AND octet_length(scope) <= 255 AND btrim(key) <> '' AND octet_length(key) <= 255
+    IF (btrim(scope, E' \t\n\r\f\v') <> '' AND octet_length(scope) <= 255 AND btrim(key, E' \t\n\r\f\v') <> '' AND octet_length(key) <= 255
         AND octet_length(request_hash) BETWEEN 16 AND 64 AND until > at AND until <= at + interval '1 day'
         AND expires >= until AND expires <= at + interval '10 years'
         AND (claimed_by IS NULL OR octet_length(claimed_by) <= 255)) IS NOT TRUE THEN
@@ -129,3 +129,251 @@ BEGIN
 END $$;
 
 REVOKE ALL ON FUNCTION outbox.idempotency_check_record, outbox.idempotency_claim_first FROM PUBLIC;
+
+-- A name of nothing but whitespace is as missing as none at all.
+
+CREATE OR REPLACE FUNCTION outbox.refuse_name(name text, given text, code text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF btrim(given, E' \t\n\r\f\v') <> '' AND octet_length(given) <= 255 THEN
+        RETURN;
+    END IF;
+    PERFORM outbox.refuse_argument(refuse_name.name, '1 to 255 bytes, not all of them whitespace',
+                                   CASE WHEN coalesce(btrim(given, E' \t\n\r\f\v'), '') = '' THEN code ELSE 'P4004' END);
+END $$;
+
+-- As before but for the names.
+CREATE OR REPLACE FUNCTION outbox.consume_once(
+    consumer text, source text, message_id text, payload_hash bytea,
+    outcome text DEFAULT NULL, result_type text DEFAULT NULL, result_id text DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    known bytea;
+BEGIN
+    IF (btrim(consume_once.consumer, E' \t\n\r\f\v') <> '' AND octet_length(consume_once.consumer) <= 255
+        AND btrim(consume_once.source, E' \t\n\r\f\v') <> '' AND octet_length(consume_once.source) <= 255
+        AND btrim(consume_once.message_id, E' \t\n\r\f\v') <> '' AND octet_length(consume_once.message_id) <= 255) IS NOT TRUE THEN
+        PERFORM outbox.refuse_identity(consume_once.consumer, consume_once.source, consume_once.message_id);
+    END IF;
+    IF coalesce(octet_length(consume_once.payload_hash), 0) = 0 THEN
+        PERFORM outbox.refuse_argument('payload_hash', '1 to 64 bytes, best a SHA-256', 'P4003');
+    END IF;
+    IF octet_length(consume_once.payload_hash) > 64 THEN
+        PERFORM outbox.refuse_argument('payload_hash', '1 to 64 bytes: a hash, not the payload');
+    END IF;
+    IF greatest(octet_length(consume_once.outcome), octet_length(consume_once.result_type), octet_length(consume_once.result_id)) > 255 THEN
+        PERFORM outbox.refuse_argument('outcome, result_type, result_id', 'at most 255 bytes each');
+    END IF;
+    LOOP
+        -- First of all a look: a duplicate must not write, not even a row lock.
+        SELECT p.payload_hash INTO known FROM outbox.processed_message p
+        WHERE p.consumer = consume_once.consumer AND p.source = consume_once.source AND p.message_id = consume_once.message_id;
+        IF FOUND THEN
+            IF known <> consume_once.payload_hash THEN
+                PERFORM outbox.refuse_other_payload(consume_once.consumer, consume_once.source, consume_once.message_id);
+            END IF;
+            PERFORM nextval('outbox.consumer_duplicates');
+            RETURN false;
+        END IF;
+        INSERT INTO outbox.processed_message (consumer, source, message_id, payload_hash, outcome, result_type, result_id)
+        VALUES (consume_once.consumer, consume_once.source, consume_once.message_id, consume_once.payload_hash,
+                consume_once.outcome, consume_once.result_type, consume_once.result_id)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        -- Another was faster, and has committed by now: look again.
+    END LOOP;
+END $$;
+
+-- As before but for the names.
+CREATE OR REPLACE FUNCTION outbox.inbox_receive(
+    consumer text, source text, message_id text, payload jsonb DEFAULT NULL, payload_bytes bytea DEFAULT NULL,
+    key text DEFAULT NULL, event_type text DEFAULT NULL, headers jsonb DEFAULT NULL,
+    priority integer DEFAULT 0, not_before timestamptz DEFAULT NULL, max_attempts integer DEFAULT 10,
+    payload_hash bytea DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    known bytea;
+    hash bytea := coalesce(inbox_receive.payload_hash, sha256(coalesce(
+        inbox_receive.payload_bytes, convert_to(inbox_receive.payload::text, 'UTF8'), '')));
+BEGIN
+    IF (btrim(inbox_receive.consumer, E' \t\n\r\f\v') <> '' AND octet_length(inbox_receive.consumer) <= 255
+        AND btrim(inbox_receive.source, E' \t\n\r\f\v') <> '' AND octet_length(inbox_receive.source) <= 255
+        AND btrim(inbox_receive.message_id, E' \t\n\r\f\v') <> '' AND octet_length(inbox_receive.message_id) <= 255) IS NOT TRUE THEN
+        PERFORM outbox.refuse_identity(inbox_receive.consumer, inbox_receive.source, inbox_receive.message_id);
+    END IF;
+    IF inbox_receive.payload IS NOT NULL AND inbox_receive.payload_bytes IS NOT NULL THEN
+        PERFORM outbox.refuse_argument('payload, payload_bytes', 'one of the two at most');
+    END IF;
+    IF greatest(octet_length(inbox_receive.payload_bytes), octet_length(inbox_receive.payload::text)) > 1048576 THEN
+        PERFORM outbox.refuse_argument('payload', 'at most 1 MiB: keep larger ones elsewhere and store where');
+    END IF;
+    IF octet_length(hash) NOT BETWEEN 1 AND 64 THEN
+        PERFORM outbox.refuse_argument('payload_hash', '1 to 64 bytes');
+    END IF;
+    IF octet_length(inbox_receive.key) > 1024 THEN
+        PERFORM outbox.refuse_argument('key', 'at most 1,024 bytes');
+    END IF;
+    IF octet_length(inbox_receive.event_type) > 255 THEN
+        PERFORM outbox.refuse_argument('event_type', 'at most 255 bytes');
+    END IF;
+    IF jsonb_typeof(inbox_receive.headers) <> 'object' OR octet_length(inbox_receive.headers::text) > 65536 THEN
+        PERFORM outbox.refuse_argument('headers', 'a JSON object of at most 64 KiB');
+    END IF;
+    IF (inbox_receive.priority BETWEEN -32768 AND 32767) IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('priority', '-32768 to 32767; higher goes first');
+    END IF;
+    IF (inbox_receive.max_attempts BETWEEN 1 AND 1000) IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('max_attempts', '1 to 1000');
+    END IF;
+    IF inbox_receive.not_before IN ('infinity', '-infinity') THEN
+        PERFORM outbox.refuse_argument('not_before', 'a finite time');
+    END IF;
+    LOOP
+        SELECT m.payload_hash INTO known FROM outbox.inbox_message m
+        WHERE m.consumer = inbox_receive.consumer AND m.source = inbox_receive.source AND m.message_id = inbox_receive.message_id;
+        IF FOUND THEN
+            IF known <> hash THEN
+                PERFORM outbox.refuse_other_payload(inbox_receive.consumer, inbox_receive.source, inbox_receive.message_id);
+            END IF;
+            PERFORM nextval('outbox.consumer_duplicates');
+            RETURN false;
+        END IF;
+        INSERT INTO outbox.inbox_message (consumer, source, message_id, key, event_type, headers, payload, payload_bytes, payload_hash,
+                                          priority, next_attempt_at, max_attempts, behind)
+        VALUES (inbox_receive.consumer, inbox_receive.source, inbox_receive.message_id, inbox_receive.key, inbox_receive.event_type,
+                inbox_receive.headers, inbox_receive.payload, inbox_receive.payload_bytes, hash,
+                inbox_receive.priority, coalesce(inbox_receive.not_before, clock_timestamp()), inbox_receive.max_attempts,
+                inbox_receive.key IS NOT NULL
+                    AND outbox.inbox_hold_head(inbox_receive.consumer, inbox_receive.source, inbox_receive.key))
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION outbox.idempotency_check_name(scope text, key text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF scope IS NULL OR btrim(scope, E' \t\n\r\f\v') = '' THEN
+        RAISE EXCEPTION USING ERRCODE = 'P4000', MESSAGE = 'the scope of the command is missing',
+            DETAIL = 'The scope is NULL or blank.', HINT = 'Pass the operation, or tenant/operation.';
+    ELSIF key IS NULL OR btrim(key, E' \t\n\r\f\v') = '' THEN
+        RAISE EXCEPTION USING ERRCODE = 'P4001', MESSAGE = 'the idempotency key is missing',
+            DETAIL = 'The key is NULL or blank.', HINT = 'The client draws one key for a command, and repeats it with every retry.';
+    ELSIF octet_length(scope) > 255 OR octet_length(key) > 255 THEN
+        RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'the scope or the idempotency key is too long',
+            DETAIL = format('The scope has %s bytes, the key %s; each may have 255.', octet_length(scope), octet_length(key)),
+            HINT = 'Use a uuid, or a hash of what identifies the command.';
+    END IF;
+END $$;
+
+-- Under REPEATABLE READ and SERIALIZABLE a head is finished by a transaction that cannot see who has come since. So now and then a
+-- claim looks at the first one behind in each line, and wakes it where nobody stands before it. At a bounded number of lines, of
+-- whatever consumer; the next look goes on behind the last of them. Where that was is kept outside of transactions, so that no claim
+-- waits for another's look: a sequence holds the id of the message last seen, 0 for the beginning. A crash sets it back to that.
+CREATE UNLOGGED SEQUENCE outbox.inbox_looked_at MINVALUE 0 START 0;
+
+DROP FUNCTION outbox.inbox_wake_stranded(text);
+CREATE FUNCTION outbox.inbox_wake_stranded(lines_max integer DEFAULT 1000) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    last record;
+    first_behind bigint[];
+BEGIN
+    SELECT m.consumer, m.source, m.key INTO last
+    FROM outbox.inbox_looked_at l JOIN outbox.inbox_message m ON m.id = l.last_value;
+    first_behind := ARRAY(
+        -- From line to line by index, however long each is. No consumer is named '', so that is before all of them.
+        WITH RECURSIVE line AS (
+            (SELECT b.consumer, b.source, b.key, b.id, 1 AS number FROM outbox.inbox_message b
+             WHERE b.behind AND (b.consumer, b.source, b.key) > (coalesce(last.consumer, ''), coalesce(last.source, ''), coalesce(last.key, ''))
+             ORDER BY b.consumer, b.source, b.key, b.id LIMIT 1)
+            UNION ALL
+            SELECT n.consumer, n.source, n.key, n.id, l.number + 1 FROM line l CROSS JOIN LATERAL (
+                SELECT b.consumer, b.source, b.key, b.id FROM outbox.inbox_message b
+                WHERE b.behind AND (b.consumer, b.source, b.key) > (l.consumer, l.source, l.key)
+                ORDER BY b.consumer, b.source, b.key, b.id LIMIT 1) n
+            WHERE l.number < lines_max
+        )
+        SELECT l.id FROM line l ORDER BY l.number);
+    PERFORM setval('outbox.inbox_looked_at', coalesce(first_behind[lines_max], 0));
+    UPDATE outbox.inbox_message m SET behind = false
+    WHERE m.behind AND m.id = ANY (ARRAY(
+        SELECT s.id FROM outbox.inbox_message s
+        WHERE s.id = ANY (first_behind)
+          -- Not NOT EXISTS: the planner may make a join of that, over the whole of every line.
+          AND s.id = (
+            SELECT e.id FROM outbox.inbox_message e
+            WHERE e.consumer = s.consumer AND e.source = s.source AND e.key = s.key AND e.done_at IS NULL
+            ORDER BY e.id LIMIT 1)
+        FOR NO KEY UPDATE SKIP LOCKED));
+END $$;
+
+-- As before but for that look.
+CREATE OR REPLACE FUNCTION outbox.inbox_claim(
+    consumer text, most integer DEFAULT 10, lease interval DEFAULT '1 minute', claimed_by text DEFAULT NULL
+) RETURNS TABLE (id bigint, token integer, attempt integer, source text, message_id text, key text, event_type text, headers jsonb,
+                 payload jsonb, payload_bytes bytea, received_at timestamptz, lease_until timestamptz)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    -- Read once: a function that changes from row to row is no condition for an index.
+    moment timestamptz := clock_timestamp();
+BEGIN
+    PERFORM outbox.refuse_name('consumer', inbox_claim.consumer, 'P4000');
+    IF (inbox_claim.most BETWEEN 1 AND 10000) IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('most', '1 to 10000');
+    END IF;
+    IF (inbox_claim.lease > interval '0' AND inbox_claim.lease <= interval '1 day') IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('lease', 'more than nothing and at most a day');
+    END IF;
+    IF octet_length(inbox_claim.claimed_by) > 255 THEN
+        PERFORM outbox.refuse_argument('claimed_by', 'at most 255 bytes');
+    END IF;
+    IF random() < 0.05 THEN
+        PERFORM outbox.inbox_wake_stranded();
+    END IF;
+    RETURN QUERY
+    WITH due AS MATERIALIZED (
+        SELECT m.id FROM outbox.inbox_message m
+        WHERE m.consumer = inbox_claim.consumer AND m.done_at IS NULL AND m.poison_at IS NULL AND NOT m.behind
+          AND m.next_attempt_at <= moment
+          AND (m.key IS NULL OR NOT EXISTS (
+              SELECT FROM outbox.inbox_message e
+              WHERE e.consumer = m.consumer AND e.source = m.source AND e.key = m.key AND e.done_at IS NULL AND e.id < m.id))
+          -- Of two that were stored at the same time the one with the higher id may be at work already.
+          AND (m.key IS NULL OR NOT EXISTS (
+              SELECT FROM outbox.inbox_message w
+              WHERE w.consumer = m.consumer AND w.source = m.source AND w.key = m.key AND w.claimed_at IS NOT NULL
+                AND w.next_attempt_at > moment))
+        ORDER BY m.priority DESC, m.next_attempt_at, m.id
+        LIMIT inbox_claim.most
+        -- Not FOR UPDATE: whoever stores a message behind this one holds its key.
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), taken AS (
+        UPDATE outbox.inbox_message m
+        SET token = m.token + 1,
+            -- A message that kills its worker each time never gets to say that it failed.
+            attempts = least(m.attempts + 1, m.max_attempts),
+            poison_at = CASE WHEN m.attempts >= m.max_attempts THEN moment END,
+            last_error = CASE WHEN m.attempts >= m.max_attempts THEN 'the lease of the last attempt ran out' ELSE m.last_error END,
+            claimed_at = CASE WHEN m.attempts < m.max_attempts THEN moment END,
+            claimed_by = inbox_claim.claimed_by,
+            next_attempt_at = moment + inbox_claim.lease
+        WHERE m.id = ANY (ARRAY(SELECT d.id FROM due d))
+        RETURNING m.*
+    )
+    SELECT t.id, t.token, t.attempts::integer, t.source, t.message_id, t.key, t.event_type, t.headers, t.payload, t.payload_bytes,
+           t.received_at, t.next_attempt_at
+    FROM taken t WHERE t.poison_at IS NULL
+    ORDER BY t.priority DESC, t.id;
+END $$;
+
+REVOKE ALL ON FUNCTION outbox.inbox_wake_stranded FROM PUBLIC;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::support::*;
 
@@ -77,19 +77,6 @@ async fn the_marker_remembers_what_became_of_the_message() {
     let stored = "SELECT (payload_hash, outcome, result_type, result_id) = ('\\x0102'::bytea, 'paid', 'payment', '42')
                   AND processed_at BETWEEN now() - interval '1 minute' AND now() FROM outbox.processed_message";
     assert!(world.is_true(stored).await);
-}
-
-/// One figure of what the statement cost its own backend.
-async fn cost(client: &Client, sql: &str, figure: &str) -> i64 {
-    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, WAL, FORMAT JSON) {sql}");
-    // The simple protocol answers JSON as text.
-    let answer = client.simple_query(&explain).await.expect(sql);
-    let plan = answer.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0),
-        _ => None,
-    });
-    let plan: serde_json::Value = serde_json::from_str(plan.expect("a plan")).expect("JSON");
-    plan[0]["Plan"][figure].as_i64().expect("a number")
 }
 
 async fn wal_records(client: &Client, sql: &str) -> i64 {
@@ -660,6 +647,40 @@ async fn a_message_that_the_finisher_of_its_head_could_not_see_is_woken_by_a_lat
 }
 
 #[tokio::test]
+async fn a_look_for_stranded_messages_is_bounded_and_the_next_one_goes_on_behind_it() {
+    let world = World::new().await;
+    // Of two consumers, each line with a message that nobody stands before and one that does stand behind it.
+    world
+        .execute(
+            "INSERT INTO outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, max_attempts, priority, key, behind)
+             SELECT 'c' || n % 2, 's', n || place, '\\x01', now(), 1, 0, 'k' || n, true
+             FROM generate_series(1, 20) n, unnest('{a,b}'::text[]) place ORDER BY n, place",
+        )
+        .await;
+    let woken = "SELECT count(*) FROM outbox.inbox_message WHERE NOT behind";
+    for expected in [8, 16, 20, 20] {
+        world.execute("SELECT outbox.inbox_wake_stranded(8)").await;
+        assert_eq!(world.count(woken).await, expected);
+    }
+    let heads = "SELECT bool_and(message_id LIKE '%a' <> behind) FROM outbox.inbox_message";
+    assert!(world.is_true(heads).await, "only who is first of its line");
+}
+
+#[tokio::test]
+async fn a_look_for_stranded_messages_costs_the_same_however_many_lines_there_are() {
+    let world = World::new().await;
+    world
+        .execute(
+            "INSERT INTO outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, max_attempts, priority, key, behind)
+             SELECT 'c', 's', n::text, '\\x01', now(), 1, 0, 'k' || n, true FROM generate_series(1, 20000) n;
+             ANALYZE outbox.inbox_message",
+        )
+        .await;
+    let blocks = cost(&world.db, "SELECT outbox.inbox_wake_stranded(100)", "Shared Hit Blocks").await;
+    assert!(blocks < 5000, "{blocks} blocks for a hundred lines");
+}
+
+#[tokio::test]
 async fn a_long_line_of_one_key_costs_the_others_nothing() {
     let world = World::new().await;
     receive(&world, "head", ", key => 'k'").await;
@@ -780,6 +801,15 @@ const BAD_CALLS: &[(&str, &str)] = &[
     ("outbox.consume_once('c', '', 'm', '\\x01')", "P4000"),
     ("outbox.consume_once('c', 's', NULL, '\\x01')", "P4001"),
     ("outbox.consume_once('c', 's', '', '\\x01')", "P4001"),
+    ("outbox.consume_once('  ', 's', 'm', '\\x01')", "P4000"),
+    ("outbox.consume_once('c', E' \\t', 'm', '\\x01')", "P4000"),
+    ("outbox.consume_once('c', 's', E'\\r\\n', '\\x01')", "P4001"),
+    ("outbox.inbox_receive(' ', 's', 'm')", "P4000"),
+    ("outbox.inbox_receive('c', E'\\n', 'm')", "P4000"),
+    ("outbox.inbox_receive('c', 's', E' \\t')", "P4001"),
+    ("outbox.inbox_claim(' ')", "P4000"),
+    ("outbox.inbox_replay(E'\\t')", "P4000"),
+    ("outbox.inbox_discard(' ', 1)", "P4000"),
     ("outbox.consume_once('c', 's', 'm', NULL)", "P4003"),
     ("outbox.consume_once('c', 's', 'm', '')", "P4003"),
     ("outbox.consume_once(repeat('x', 300), 's', 'm', '\\x01')", "P4004"),

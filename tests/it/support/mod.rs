@@ -1,6 +1,7 @@
 //! What tests stand on: an isolated world each, real processes, and waiting on conditions.
 
 mod consumer;
+mod cost;
 mod counters;
 mod disk;
 mod fault;
@@ -21,6 +22,7 @@ mod world;
 use std::time::{Duration, Instant};
 
 pub use consumer::{Record, plant, read_topic, read_until};
+pub use cost::cost;
 pub use counters::Counters;
 pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
