@@ -377,3 +377,20 @@ BEGIN
 END $$;
 
 REVOKE ALL ON FUNCTION outbox.inbox_wake_stranded FROM PUBLIC;
+
+-- For the operator: how often the commands of a scope were tried again, over the records that are there. A walk over the table. How
+-- often an answer was read again is counted for all scopes together: to count it by scope a replay would have to write.
+CREATE VIEW outbox.idempotency_by_scope AS
+SELECT r.scope,
+       count(*) AS commands,
+       count(*) FILTER (WHERE r.status = 'succeeded') AS succeeded,
+       count(*) FILTER (WHERE r.status = 'failed_final') AS failed_final,
+       count(*) FILTER (WHERE r.status IN ('processing', 'failed_retryable')) AS unfinished,
+       count(*) FILTER (WHERE r.attempt_count > 1) AS tried_again,
+       -- Each was granted after a failure or a takeover: one command still, and one answer.
+       sum(r.attempt_count - 1) AS attempts_beyond_the_first,
+       max(r.attempt_count) AS most_attempts
+FROM outbox.idempotency_request r
+GROUP BY r.scope;
+
+GRANT SELECT ON outbox.idempotency_by_scope TO outbox_operator;
