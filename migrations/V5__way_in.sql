@@ -3,100 +3,109 @@
 -- A new command for less: the rules of a record are readied once a session instead of in every statement, a first claim is a look
 -- and an INSERT, and a record that succeeds passes through three indexes instead of four.
 
+-- The rules of a record, each a CHECK under the name it had, but readied once a session: PostgreSQL reads and plans the text of a
+-- table's CHECK anew in every statement, and took longer for twelve of them than for the INSERT, while it keeps what a domain says.
+-- So a rule for one column is a domain of that column. A rule for several is one of a record's state, a domain as well: the one CHECK
+-- that the table has holds each row against it, and an error names the rule.
+--
+-- A domain reads, compares and sorts like what it is over. The table is rewritten, so its views go and come back as they were, and indexes are
+-- made afterwards.
+CREATE DOMAIN outbox.idempotency_scope_name AS text COLLATE "C"
+    CONSTRAINT idempotency_scope_is_1_to_255_bytes CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
+CREATE DOMAIN outbox.idempotency_key_name AS text COLLATE "C"
+    CONSTRAINT idempotency_key_is_1_to_255_bytes CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
+CREATE DOMAIN outbox.idempotency_hash AS bytea
+    CONSTRAINT idempotency_hash_is_16_to_64_bytes CHECK (octet_length(VALUE) BETWEEN 16 AND 64);
+CREATE DOMAIN outbox.idempotency_status AS text COLLATE "C"
+    CONSTRAINT idempotency_status_is_known CHECK (VALUE IN ('processing', 'succeeded', 'failed_retryable', 'failed_final'));
+CREATE DOMAIN outbox.idempotency_attempt AS integer
+    CONSTRAINT idempotency_attempts_begin_at_one CHECK (VALUE >= 1);
+CREATE DOMAIN outbox.idempotency_body AS jsonb
+    CONSTRAINT idempotency_body_is_at_most_64_kib CHECK (octet_length(VALUE::text) <= 65536);
+
+-- What the columns of a record must be to each other. The life of a record, as V3 draws it, is in the first five.
+CREATE TYPE outbox.idempotency_record AS (
+    created_at       timestamptz,
+    expires_at       timestamptz,
+    locked_until     timestamptz,
+    completed_at     timestamptz,
+    response_code    integer,
+    status           text COLLATE "C",
+    result_type      text,
+    result_id        text,
+    failure_code     text,
+    failure_message  text,
+    response_body    jsonb
+);
+CREATE DOMAIN outbox.idempotency_state AS outbox.idempotency_record
+    CONSTRAINT idempotency_lock_is_for_processing CHECK (((VALUE).status = 'processing') = ((VALUE).locked_until IS NOT NULL))
+    CONSTRAINT idempotency_completed_is_terminal
+        CHECK (((VALUE).status IN ('succeeded', 'failed_final')) = ((VALUE).completed_at IS NOT NULL))
+    CONSTRAINT idempotency_answer_is_of_a_success
+        CHECK ((VALUE).status = 'succeeded'
+               OR num_nonnulls((VALUE).result_type, (VALUE).result_id, (VALUE).response_code, (VALUE).response_body) = 0)
+    CONSTRAINT idempotency_result_id_needs_a_type CHECK ((VALUE).result_id IS NULL OR (VALUE).result_type IS NOT NULL)
+    CONSTRAINT idempotency_failure_has_a_code
+        CHECK (CASE (VALUE).status WHEN 'processing' THEN true
+                                   WHEN 'succeeded' THEN (VALUE).failure_code IS NULL AND (VALUE).failure_message IS NULL
+                                   ELSE (VALUE).failure_code IS NOT NULL END)
+    CONSTRAINT idempotency_expires_after_it_was_made CHECK ((VALUE).expires_at > (VALUE).created_at);
+
+DROP VIEW outbox.idempotency_stale, outbox.idempotency_retried;
+DROP INDEX outbox.idempotency_request_expires, outbox.idempotency_request_locked, outbox.idempotency_request_failed;
+ALTER TABLE outbox.idempotency_request
+    DROP CONSTRAINT idempotency_scope_is_1_to_255_bytes, ALTER scope TYPE outbox.idempotency_scope_name,
+    DROP CONSTRAINT idempotency_key_is_1_to_255_bytes, ALTER key TYPE outbox.idempotency_key_name,
+    DROP CONSTRAINT idempotency_hash_is_16_to_64_bytes, ALTER request_hash TYPE outbox.idempotency_hash,
+    DROP CONSTRAINT idempotency_status_is_known, ALTER status TYPE outbox.idempotency_status,
+    DROP CONSTRAINT idempotency_attempts_begin_at_one, ALTER attempt_count TYPE outbox.idempotency_attempt,
+    DROP CONSTRAINT idempotency_body_is_at_most_64_kib, ALTER response_body TYPE outbox.idempotency_body,
+    DROP CONSTRAINT idempotency_lock_is_for_processing, DROP CONSTRAINT idempotency_completed_is_terminal,
+    DROP CONSTRAINT idempotency_answer_is_of_a_success, DROP CONSTRAINT idempotency_result_id_needs_a_type,
+    DROP CONSTRAINT idempotency_failure_has_a_code, DROP CONSTRAINT idempotency_expires_after_it_was_made,
+    -- Always true, unless the cast is refused.
+    ADD CONSTRAINT idempotency_record_is_of_a_lawful_state CHECK (
+        ROW(created_at, expires_at, locked_until, completed_at, response_code, status, result_type, result_id, failure_code,
+            failure_message, response_body)::outbox.idempotency_state IS DISTINCT FROM NULL);
+
 -- One index for whatever has not succeeded: what is under way by the end of its lock, what has failed by when. And one for the
 -- purge, without those that it never takes: they would lie at its old end for good, passed over by every step.
--- Made before anything is dropped: while they grow, answers are still read.
 CREATE INDEX idempotency_request_unsettled ON outbox.idempotency_request (locked_until, updated_at)
     WHERE locked_until IS NOT NULL OR failure_code IS NOT NULL;
 CREATE INDEX idempotency_request_purgeable ON outbox.idempotency_request (expires_at) WHERE completed_at IS NOT NULL;
-DROP INDEX outbox.idempotency_request_expires, outbox.idempotency_request_locked, outbox.idempotency_request_failed;
 
--- The rules of a record, each under its name, as a trigger instead of twelve CHECKs: PostgreSQL reads and plans the text of every
--- CHECK anew in every statement, and took longer for that than for the INSERT. What a function says is planned once a session. After
--- the row, since a trigger before an update locks the row first, and writes that down. As with a CHECK, what is unknown breaks no
--- rule, the first one broken in the order of names is named, and all is undone.
---
--- Without a search path of its own: every function that writes here sets the same one, and another would be set for each row.
-CREATE FUNCTION outbox.idempotency_check_record() RETURNS trigger
-LANGUAGE plpgsql AS $$
-DECLARE
-    broken text := CASE
-        WHEN NEW.status <> 'succeeded' AND num_nonnulls(NEW.result_type, NEW.result_id, NEW.response_code, NEW.response_body) > 0
-            THEN 'idempotency_answer_is_of_a_success'
-        WHEN NEW.attempt_count < 1
-            THEN 'idempotency_attempts_begin_at_one'
-        WHEN octet_length(NEW.response_body::text) > 65536
-            THEN 'idempotency_body_is_at_most_64_kib'
-        WHEN (NEW.status IN ('succeeded', 'failed_final')) <> (NEW.completed_at IS NOT NULL)
-            THEN 'idempotency_completed_is_terminal'
-        WHEN NEW.expires_at <= NEW.created_at
-            THEN 'idempotency_expires_after_it_was_made'
-        WHEN NEW.status = 'succeeded' AND num_nonnulls(NEW.failure_code, NEW.failure_message) > 0
-             OR NEW.status NOT IN ('processing', 'succeeded') AND NEW.failure_code IS NULL
-            THEN 'idempotency_failure_has_a_code'
-        WHEN octet_length(NEW.request_hash) NOT BETWEEN 16 AND 64
-            THEN 'idempotency_hash_is_16_to_64_bytes'
-        WHEN octet_length(NEW.key) NOT BETWEEN 1 AND 255
-            THEN 'idempotency_key_is_1_to_255_bytes'
-        WHEN (NEW.status = 'processing') <> (NEW.locked_until IS NOT NULL)
-            THEN 'idempotency_lock_is_for_processing'
-        WHEN NEW.result_id IS NOT NULL AND NEW.result_type IS NULL
-            THEN 'idempotency_result_id_needs_a_type'
-        WHEN octet_length(NEW.scope) NOT BETWEEN 1 AND 255
-            THEN 'idempotency_scope_is_1_to_255_bytes'
-        WHEN NEW.status NOT IN ('processing', 'succeeded', 'failed_retryable', 'failed_final')
-            THEN 'idempotency_status_is_known'
-    END;
-BEGIN
-    IF broken IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'check_violation', TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA, CONSTRAINT = broken,
-            MESSAGE = format('new row for relation "%s" violates check constraint "%s"', TG_TABLE_NAME, broken),
-            HINT = 'Use the functions idempotency_…; never write the table.';
-    END IF;
-    RETURN NULL;
-END $$;
+CREATE VIEW outbox.idempotency_stale AS
+SELECT r.scope, r.key, r.attempt_count, r.claimed_by, r.claimed_at, r.heartbeat_at, r.locked_until,
+       statement_timestamp() - r.locked_until AS stale_for, r.failure_code, r.failure_message
+FROM outbox.idempotency_request r
+WHERE r.locked_until <= statement_timestamp();
 
-CREATE CONSTRAINT TRIGGER idempotency_request_is_lawful AFTER INSERT OR UPDATE ON outbox.idempotency_request
-    FOR EACH ROW EXECUTE FUNCTION outbox.idempotency_check_record();
-ALTER TABLE outbox.idempotency_request
-    -- For a session that replays the log of another server as well.
-    ENABLE ALWAYS TRIGGER idempotency_request_is_lawful,
-    DROP CONSTRAINT idempotency_answer_is_of_a_success, DROP CONSTRAINT idempotency_attempts_begin_at_one,
-    DROP CONSTRAINT idempotency_body_is_at_most_64_kib, DROP CONSTRAINT idempotency_completed_is_terminal,
-    DROP CONSTRAINT idempotency_expires_after_it_was_made, DROP CONSTRAINT idempotency_failure_has_a_code,
-    DROP CONSTRAINT idempotency_hash_is_16_to_64_bytes, DROP CONSTRAINT idempotency_key_is_1_to_255_bytes,
-    DROP CONSTRAINT idempotency_lock_is_for_processing, DROP CONSTRAINT idempotency_result_id_needs_a_type,
-    DROP CONSTRAINT idempotency_scope_is_1_to_255_bytes, DROP CONSTRAINT idempotency_status_is_known;
+CREATE VIEW outbox.idempotency_retried AS
+SELECT r.scope, r.key, r.status, r.attempt_count, r.claimed_by, r.created_at, r.updated_at, r.failure_code, r.failure_message
+FROM outbox.idempotency_request r
+WHERE r.attempt_count >= 3 AND (r.locked_until IS NOT NULL OR r.failure_code IS NOT NULL);
 
--- The first claim of a command: true where it is granted. False where another was faster, or for what is no command: both are told
--- by idempotency_claim_unanswered. clock_timestamp(), never now(): that is when the transaction began.
-CREATE FUNCTION outbox.idempotency_claim_first(
-    scope text, key text, request_hash bytea, lock_for interval, claimed_by text, expires_in interval
+GRANT SELECT ON outbox.idempotency_stale, outbox.idempotency_retried TO outbox_operator;
+
+-- What a claim must be given. Its body is bound to its operators here and now, and is taken into the statement that asks: so it
+-- needs no search path, and costs no call.
+CREATE FUNCTION outbox.idempotency_is_claim(
+    scope text, key text, request_hash bytea, claimed_by text, at timestamptz, until timestamptz, expires timestamptz
 ) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    at timestamptz := clock_timestamp();
-    until timestamptz := at + lock_for;
-    expires timestamptz := at + expires_in;
-BEGIN
-    IF (btrim(scope, E' \t\n\r\f\v') <> '' AND octet_length(scope) <= 255 AND btrim(key, E' \t\n\r\f\v') <> '' AND octet_length(key) <= 255
-        AND octet_length(request_hash) BETWEEN 16 AND 64 AND until > at AND until <= at + interval '1 day'
-        AND expires >= until AND expires <= at + interval '10 years'
-        AND (claimed_by IS NULL OR octet_length(claimed_by) <= 255)) IS NOT TRUE THEN
-        RETURN false;
-    END IF;
-    INSERT INTO outbox.idempotency_request (created_at, updated_at, claimed_at, expires_at, locked_until, attempt_count, scope, key,
-                                            request_hash, status, claimed_by)
-    VALUES (at, at, at, expires, until, 1, scope, key, request_hash, 'processing', coalesce(claimed_by, 'pid ' || pg_backend_pid()))
-    ON CONFLICT DO NOTHING;
-    RETURN FOUND;
-END $$;
+LANGUAGE sql STABLE
+RETURN btrim(scope, E' \t\n\r\f\v') <> '' AND octet_length(scope) <= 255
+    AND btrim(key, E' \t\n\r\f\v') <> '' AND octet_length(key) <= 255
+    AND octet_length(request_hash) BETWEEN 16 AND 64
+    AND until > at AND until <= at + interval '1 day'
+    AND expires >= until AND expires <= at + interval '10 years'
+    AND (claimed_by IS NULL OR octet_length(claimed_by) <= 255);
 
 -- May this command run, or what was its answer? A replay takes no row lock, no transaction id and no WAL.
 --
 -- A look, and only where it finds nothing an INSERT: that waits for whoever is about to end an attempt, while the answer is that
 -- one is under way. The look is one statement and the INSERT another: in one, the loser of two first claims would wait, and then
--- see nothing with the snapshot it began with.
+-- see nothing with the snapshot it began with. Where another was faster, and for what is no claim, idempotency_claim_unanswered
+-- tells. clock_timestamp(), never now(): that is when the transaction began.
 --
 -- Setting a search path would cost a replay a tenth of its time: so every name is qualified here, and the rest is elsewhere.
 CREATE OR REPLACE FUNCTION outbox.idempotency_claim(
@@ -108,6 +117,9 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     answer outbox.idempotency_answer;
     counted pg_catalog.int8;
+    at pg_catalog.timestamptz;
+    until pg_catalog.timestamptz;
+    expires pg_catalog.timestamptz;
 BEGIN
     SELECT CASE WHEN r.status OPERATOR(pg_catalog.=) 'succeeded' AND r.request_hash OPERATOR(pg_catalog.=) request_hash THEN 'replay' END,
            false, NULL::pg_catalog.int4, r.result_type, r.result_id, r.response_code, r.response_body,
@@ -118,17 +130,86 @@ BEGIN
     IF answer.kind IS NOT NULL THEN
         counted := pg_catalog.nextval('outbox.idempotency_replayed');
         RETURN answer;
-    ELSIF FOUND OR NOT outbox.idempotency_claim_first(scope, key, request_hash, lock_for, claimed_by, expires_in) THEN
-        RETURN outbox.idempotency_claim_unanswered(scope, key, request_hash, lock_for, take_over, claimed_by, expires_in);
+    ELSIF NOT FOUND THEN
+        at := pg_catalog.clock_timestamp();
+        until := at OPERATOR(pg_catalog.+) lock_for;
+        expires := at OPERATOR(pg_catalog.+) expires_in;
+        IF outbox.idempotency_is_claim(scope, key, request_hash, claimed_by, at, until, expires) THEN
+            INSERT INTO outbox.idempotency_request (created_at, updated_at, claimed_at, expires_at, locked_until, attempt_count, scope, key,
+                                                    request_hash, status, claimed_by)
+            VALUES (at, at, at, expires, until, 1, scope, key, request_hash, 'processing',
+                    coalesce(claimed_by, pg_catalog.concat('pid ', pg_catalog.pg_backend_pid())))
+            ON CONFLICT DO NOTHING;
+            IF FOUND THEN
+                counted := pg_catalog.nextval('outbox.idempotency_granted');
+                answer.kind := 'new';
+                answer.granted := true;
+                answer.attempt := 1;
+                RETURN answer;
+            END IF;
+        END IF;
     END IF;
-    counted := pg_catalog.nextval('outbox.idempotency_granted');
-    answer.kind := 'new';
-    answer.granted := true;
-    answer.attempt := 1;
-    RETURN answer;
+    RETURN outbox.idempotency_claim_unanswered(scope, key, request_hash, lock_for, take_over, claimed_by, expires_in);
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.idempotency_check_record, outbox.idempotency_claim_first FROM PUBLIC;
+-- What may be kept as an answer, and until when: an attempt may take long, and its answer has the time to be asked for all the same.
+-- Changed seldom, for it is indexed.
+CREATE FUNCTION outbox.idempotency_is_answer(result_type text, result_id text, response_body jsonb) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN (result_id IS NULL OR result_type IS NOT NULL) AND (response_body IS NULL OR octet_length(response_body::text) <= 65536);
+
+CREATE FUNCTION outbox.idempotency_kept_until(expires_at timestamptz, claimed_at timestamptz, at timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE
+RETURN CASE WHEN expires_at - at < (expires_at - claimed_at) / 2 THEN at + (expires_at - claimed_at) ELSE expires_at END;
+
+-- Refuses the end of an attempt that is not under way, unless it has ended with these very words: the answer to the first may be lost.
+CREATE FUNCTION outbox.idempotency_check_repeated(
+    scope text, key text, attempt integer, result_type text, result_id text, response_code integer, response_body jsonb
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+BEGIN
+    PERFORM FROM outbox.idempotency_request r
+    WHERE r.scope = scope AND r.key = key AND r.status = 'succeeded' AND r.attempt_count = attempt
+      AND (r.result_type, r.result_id, r.response_code, r.response_body)
+          IS NOT DISTINCT FROM (result_type, result_id, response_code, response_body);
+    IF NOT FOUND THEN
+        PERFORM outbox.idempotency_refuse('P4010', 'the attempt may not succeed', scope, key, attempt);
+    END IF;
+END $$;
+
+-- Ends an attempt well; true where that was new. A lock that has run out is no hindrance, a later attempt is.
+-- As before, but without a search path to set: every name is qualified.
+CREATE OR REPLACE FUNCTION outbox.idempotency_succeed(
+    scope text, key text, attempt integer, result_type text DEFAULT NULL, result_id text DEFAULT NULL,
+    response_code integer DEFAULT NULL, response_body jsonb DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_variable
+DECLARE
+    at pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+BEGIN
+    IF NOT outbox.idempotency_is_answer(result_type, result_id, response_body) THEN
+        RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'that is no answer to keep',
+            DETAIL = 'A result_id needs a result_type, and a response_body has at most 64 KiB.',
+            HINT = 'Keep what identifies the result, and let a replay read the rest from where it is.';
+    END IF;
+    UPDATE outbox.idempotency_request r
+    SET status = 'succeeded', result_type = result_type, result_id = result_id, response_code = response_code,
+        response_body = response_body, failure_code = NULL, failure_message = NULL, locked_until = NULL,
+        updated_at = at, completed_at = at, expires_at = outbox.idempotency_kept_until(r.expires_at, r.claimed_at, at)
+    WHERE r.scope OPERATOR(pg_catalog.=) scope AND r.key OPERATOR(pg_catalog.=) key
+      AND r.status OPERATOR(pg_catalog.=) 'processing'
+      AND r.attempt_count OPERATOR(pg_catalog.=) attempt;
+    IF NOT FOUND THEN
+        PERFORM outbox.idempotency_check_repeated(scope, key, attempt, result_type, result_id, response_code, response_body);
+        RETURN false;
+    END IF;
+    RETURN true;
+END $$;
+
+REVOKE ALL ON FUNCTION outbox.idempotency_is_claim, outbox.idempotency_is_answer, outbox.idempotency_kept_until,
+    outbox.idempotency_check_repeated FROM PUBLIC;
 
 -- A name of nothing but whitespace is as missing as none at all.
 

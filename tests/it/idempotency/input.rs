@@ -233,10 +233,16 @@ async fn every_rule_of_a_record_refuses_what_no_function_would_write() {
         "23514",
         "a session that replays another server's log obeys, too"
     );
-    let named = "SELECT string_agg(rule[1], ' ' ORDER BY rule[1])
-                 FROM regexp_matches(pg_get_functiondef('outbox.idempotency_check_record'::regproc), $$'(idempotency_\\w+)'$$, 'g') rule";
+    let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
+                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname ~ '^idempotency_' AND contypid <> 0";
     let tried: Vec<&str> = RULES.iter().map(|(constraint, _)| *constraint).collect();
     assert_eq!(world.text(named).await, tried.join(" "), "every rule is tried here");
+    let held = "SELECT string_agg(conname, ' ') FROM pg_constraint WHERE contype = 'c' AND conrelid = 'outbox.idempotency_request'::regclass";
+    assert_eq!(
+        world.text(held).await,
+        "idempotency_record_is_of_a_lawful_state",
+        "the rules of several columns are asked for"
+    );
 }
 
 #[tokio::test]
@@ -281,6 +287,12 @@ async fn a_callers_search_path_deceives_no_function() {
              CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.lie);
              CREATE FUNCTION evil.lie(bytea, bytea) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 1';
              CREATE OPERATOR evil.= (LEFTARG = bytea, RIGHTARG = bytea, FUNCTION = evil.lie);
+             CREATE FUNCTION evil.lie(integer, integer) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 > 1';
+             CREATE OPERATOR evil.= (LEFTARG = integer, RIGHTARG = integer, FUNCTION = evil.lie);
+             CREATE FUNCTION evil.lie(timestamptz, interval) RETURNS timestamptz LANGUAGE sql AS 'SELECT now() + (1 / 0) * interval $$1s$$';
+             CREATE OPERATOR evil.+ (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = evil.lie);
+             CREATE FUNCTION evil.octet_length(text) RETURNS integer LANGUAGE sql AS 'SELECT 1 / 0';
+             CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT now() + (1 / 0) * interval $$1s$$';
              CREATE FUNCTION evil.nextval(regclass) RETURNS bigint LANGUAGE sql AS 'SELECT 1 / 0';
              GRANT USAGE ON SCHEMA evil TO public;",
         )
@@ -289,9 +301,10 @@ async fn a_callers_search_path_deceives_no_function() {
     run(&producer, "SET search_path = evil, pg_catalog").await.expect("set");
     assert_eq!(claim(&producer, "k", "").await.kind, "replay");
     assert_eq!(claim(&producer, "k2", "").await.kind, "new");
-    run(&producer, "SELECT outbox.idempotency_succeed('orders', 'k2', 1)")
-        .await
-        .expect("succeeded");
+    let succeed = "SELECT outbox.idempotency_succeed('orders', 'k2', 1, 'order', '7', 201, '{}')";
+    for _ in 0..2 {
+        run(&producer, succeed).await.expect("new, and then repeated");
+    }
     assert_eq!(claim(&producer, "k2", "").await.kind, "replay");
 }
 
