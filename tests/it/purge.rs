@@ -257,3 +257,84 @@ async fn the_daemon_purges_in_the_background_and_counts_by_table() {
     );
     assert!(!relay.logged("42501"), "nothing was denied:\n{}", relay.log());
 }
+
+/// Each purge, with fifty thousand rows that it must leave, and ten that it takes.
+const MUCH_STAYS: &[(&str, &str, &str)] = &[
+    (
+        "outbox.purge_processed('1 day')",
+        "INSERT INTO outbox.processed_message (consumer, source, message_id, payload_hash, processed_at)
+         SELECT 'c', 's', 'stays' || n, '\\x01', now() FROM generate_series(1, 50000) n",
+        "INSERT INTO outbox.processed_message (consumer, source, message_id, payload_hash, processed_at)
+         SELECT 'c', 's', 'goes' || n, '\\x01', now() - interval '60 d' FROM generate_series(1, 10) n",
+    ),
+    (
+        "outbox.purge_inbox('1 day')",
+        "INSERT INTO outbox.inbox_message (consumer, source, message_id, payload_hash, received_at, next_attempt_at, max_attempts, priority)
+         SELECT 'c', 's', 'stays' || n, '\\x01', now() - interval '60 d', now() - interval '60 d', 1, 0 FROM generate_series(1, 50000) n",
+        "INSERT INTO outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, max_attempts, priority, done_at)
+         SELECT 'c', 's', 'goes' || n, '\\x01', now(), 1, 0, now() - interval '60 d' FROM generate_series(1, 10) n",
+    ),
+    (
+        "outbox.purge_idempotency()",
+        "INSERT INTO outbox.idempotency_request (scope, key, request_hash, status, claimed_by, attempt_count, created_at, updated_at,
+                                                 claimed_at, expires_at, locked_until)
+         SELECT 's', 'stays' || n, sha256('1'), 'processing', 'w', 1, now() - interval '60 d', now() - interval '60 d',
+                now() - interval '60 d', now() - interval '59 d', now() - interval '59 d' FROM generate_series(1, 50000) n",
+        "INSERT INTO outbox.idempotency_request (scope, key, request_hash, status, claimed_by, attempt_count, created_at, updated_at,
+                                                 claimed_at, expires_at, completed_at)
+         SELECT 's', 'goes' || n, sha256('1'), 'succeeded', 'w', 1, now() - interval '60 d', now() - interval '60 d',
+                now() - interval '60 d', now() - interval '1 d', now() - interval '60 d' FROM generate_series(1, 10) n",
+    ),
+];
+
+#[tokio::test]
+async fn a_purge_reads_what_it_takes_and_not_what_stays() {
+    let world = World::new().await;
+    for (purge, stays, goes) in MUCH_STAYS {
+        world.execute(stays).await;
+        world.execute("VACUUM ANALYZE").await;
+        let purge = format!("SELECT {purge}");
+        assert_eq!(world.count(&purge).await, 0, "and the plan is made");
+        world.execute(goes).await;
+        let blocks = cost(&world.db, &purge, "Shared Hit Blocks").await;
+        assert!(blocks < 300, "{purge}: {blocks} blocks for ten rows");
+        assert_eq!(world.count(&purge).await, 0, "those are gone");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_ended_within_the_hour_stays_though_it_is_expired() {
+    let world = World::new().await;
+    world.execute(EVERY_STATE).await;
+    world
+        .execute("UPDATE outbox.idempotency_request SET completed_at = now() - interval '50 minutes' WHERE key = 'goes succeeded'")
+        .await;
+    world.outboxd("purge", &[]);
+    assert_eq!(
+        world.text(NAMES).await,
+        WHAT_STAYS.replacen("command stays", "command goes succeeded, command stays", 1)
+    );
+}
+
+#[tokio::test]
+async fn a_purge_that_fails_lets_the_others_go_on() {
+    let world = World::new().await;
+    world.execute(EVERY_STATE).await;
+    world
+        .execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'kept for the auditor'; END $$;
+             CREATE TRIGGER kept BEFORE DELETE ON outbox.processed_message FOR EACH ROW EXECUTE FUNCTION refuse();
+             DELETE FROM outbox.message",
+        )
+        .await;
+    let relay = world.relay().start_ready().await;
+    let gone = "SELECT count(*) = 0 FROM (SELECT message_id FROM outbox.inbox_message UNION ALL SELECT key FROM outbox.idempotency_request) n (name)
+                WHERE name LIKE 'goes %'";
+    world.until(gone).await;
+    eventually(SOON, "the failure to be logged", async || {
+        relay.logged("kept for the auditor").then_some(())
+    })
+    .await;
+    let kept = "SELECT count(*) FROM outbox.processed_message WHERE message_id = 'goes processed'";
+    assert_eq!(world.count(kept).await, 1);
+}

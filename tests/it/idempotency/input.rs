@@ -7,10 +7,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("claim(NULL, 'k', #)", "P4000"),
     ("claim('', 'k', #)", "P4000"),
     ("claim(' ', 'k', #)", "P4000"),
+    ("claim(E'\\t', 'k', #)", "P4000"),
     ("claim(repeat('s', 256), 'k', #)", "P4004"),
     ("claim('s', NULL, #)", "P4001"),
     ("claim('s', '', #)", "P4001"),
     ("claim('s', ' ', #)", "P4001"),
+    ("claim('s', E' \\n', #)", "P4001"),
     ("claim('s', repeat('k', 300), #)", "P4004"),
     ("claim('s', repeat('ä', 128), #)", "P4004"),
     ("claim('s', 'k', NULL::bytea)", "P4003"),
@@ -158,8 +160,8 @@ async fn a_message_tells_neither_the_key_nor_the_request() {
     }
 }
 
-/// Each CHECK of the table, with changes of a good row that it must refuse.
-const CHECKS: &[(&str, &[&str])] = &[
+/// Each rule of a record, with changes of a good row that it must refuse.
+const RULES: &[(&str, &[&str])] = &[
     (
         "idempotency_answer_is_of_a_success",
         &["result_type = 't'", "response_code = 1", "response_body = '1'"],
@@ -213,10 +215,10 @@ const CHECKS: &[(&str, &[&str])] = &[
 ];
 
 #[tokio::test]
-async fn every_check_of_the_table_refuses_what_no_function_would_write() {
+async fn every_rule_of_a_record_refuses_what_no_function_would_write() {
     let world = world().await;
     claim(&world.db, "k", "").await;
-    for (constraint, changes) in CHECKS {
+    for (constraint, changes) in RULES {
         for change in *changes {
             let update = format!("UPDATE outbox.idempotency_request SET {change}");
             let error = world.db.batch_execute(&update).await.expect_err(&update);
@@ -224,10 +226,23 @@ async fn every_check_of_the_table_refuses_what_no_function_would_write() {
             assert_eq!(error.constraint(), Some(*constraint), "{update}: {error}");
         }
     }
+    let replayed = "SET session_replication_role = replica; UPDATE outbox.idempotency_request SET attempt_count = 0";
+    let refused = run(&world.session().await, replayed).await.expect_err("refused");
+    assert_eq!(
+        state(&refused),
+        "23514",
+        "a session that replays another server's log obeys, too"
+    );
     let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
-                 WHERE contype = 'c' AND conrelid = 'outbox.idempotency_request'::regclass";
-    let tried: Vec<&str> = CHECKS.iter().map(|(constraint, _)| *constraint).collect();
-    assert_eq!(world.text(named).await, tried.join(" "), "every CHECK is tried here");
+                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname ~ '^idempotency_' AND contypid <> 0";
+    let tried: Vec<&str> = RULES.iter().map(|(constraint, _)| *constraint).collect();
+    assert_eq!(world.text(named).await, tried.join(" "), "every rule is tried here");
+    let held = "SELECT string_agg(conname, ' ') FROM pg_constraint WHERE contype = 'c' AND conrelid = 'outbox.idempotency_request'::regclass";
+    assert_eq!(
+        world.text(held).await,
+        "idempotency_record_is_of_a_lawful_state",
+        "the rules of several columns are asked for"
+    );
 }
 
 #[tokio::test]
@@ -272,6 +287,12 @@ async fn a_callers_search_path_deceives_no_function() {
              CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.lie);
              CREATE FUNCTION evil.lie(bytea, bytea) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 1';
              CREATE OPERATOR evil.= (LEFTARG = bytea, RIGHTARG = bytea, FUNCTION = evil.lie);
+             CREATE FUNCTION evil.lie(integer, integer) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 > 1';
+             CREATE OPERATOR evil.= (LEFTARG = integer, RIGHTARG = integer, FUNCTION = evil.lie);
+             CREATE FUNCTION evil.lie(timestamptz, interval) RETURNS timestamptz LANGUAGE sql AS 'SELECT now() + (1 / 0) * interval $$1s$$';
+             CREATE OPERATOR evil.+ (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = evil.lie);
+             CREATE FUNCTION evil.octet_length(text) RETURNS integer LANGUAGE sql AS 'SELECT 1 / 0';
+             CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT now() + (1 / 0) * interval $$1s$$';
              CREATE FUNCTION evil.nextval(regclass) RETURNS bigint LANGUAGE sql AS 'SELECT 1 / 0';
              GRANT USAGE ON SCHEMA evil TO public;",
         )
@@ -280,9 +301,10 @@ async fn a_callers_search_path_deceives_no_function() {
     run(&producer, "SET search_path = evil, pg_catalog").await.expect("set");
     assert_eq!(claim(&producer, "k", "").await.kind, "replay");
     assert_eq!(claim(&producer, "k2", "").await.kind, "new");
-    run(&producer, "SELECT outbox.idempotency_succeed('orders', 'k2', 1)")
-        .await
-        .expect("succeeded");
+    let succeed = "SELECT outbox.idempotency_succeed('orders', 'k2', 1, 'order', '7', 201, '{}')";
+    for _ in 0..2 {
+        run(&producer, succeed).await.expect("new, and then repeated");
+    }
     assert_eq!(claim(&producer, "k2", "").await.kind, "replay");
 }
 

@@ -269,3 +269,23 @@ async fn a_deadlock_of_two_commands_is_resolved_by_the_documented_retry() {
     assert!(answers.starts_with(&of_first), "{answers} begins with {of_first}");
     assert_eq!(world.effects().await, 2);
 }
+
+#[tokio::test]
+async fn a_claim_does_not_wait_for_an_attempt_that_is_about_to_end() {
+    let world = world().await;
+    for (key, end) in [
+        ("well", "succeed('orders', 'well', 1)"),
+        ("badly", "fail('orders', 'badly', 1, false, 'c')"),
+    ] {
+        assert!(claim(&world.db, key, "").await.granted);
+        let holder = world.session().await;
+        run(&holder, &format!("BEGIN; SELECT outbox.idempotency_{end}"))
+            .await
+            .expect("ended");
+        let other = world.session().await;
+        run(&other, "SET lock_timeout = '1ms'").await.expect("set");
+        assert_eq!(claim(&other, key, "").await.kind, "active");
+        run(&holder, "COMMIT").await.expect("committed");
+        assert_ne!(claim(&other, key, "").await.kind, "active");
+    }
+}

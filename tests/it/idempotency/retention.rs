@@ -146,6 +146,11 @@ async fn the_operators_views_show_what_is_stale_what_is_tried_often_and_what_was
             "SELECT concat_ws(' ', granted, replayed, conflicted) FROM outbox.idempotency_suppression",
             "5 1 0",
         ),
+        (
+            "SELECT concat_ws(' ', scope, commands, succeeded, failed_final, unfinished, tried_again, attempts_beyond_the_first, most_attempts)
+             FROM outbox.idempotency_by_scope",
+            "orders 3 1 0 2 1 2 3",
+        ),
     ] {
         let row = operator.query_one(sql, &[]).await.expect(sql);
         assert_eq!(row.get::<_, String>(0), seen, "{sql}");

@@ -1,6 +1,7 @@
 //! What tests stand on: an isolated world each, real processes, and waiting on conditions.
 
 mod consumer;
+mod cost;
 mod counters;
 mod demoted;
 mod disk;
@@ -23,6 +24,7 @@ mod world;
 use std::time::{Duration, Instant};
 
 pub use consumer::{Record, plant, read_topic, read_until};
+pub use cost::cost;
 pub use counters::Counters;
 pub use demoted::DemotedBroker;
 pub use disk::SmallDisk;

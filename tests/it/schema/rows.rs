@@ -1,0 +1,365 @@
+//! What a row may be: the CHECKs, the lane of a key, one row per idempotency key, enqueue.
+
+use tokio_postgres::error::SqlState;
+
+use crate::support::*;
+
+/// Each CHECK of the tables, with statements it must refuse. `message` rows are given as a column list and values.
+const REFUSED: &[(&str, &[&str])] = &[
+    (
+        "message_topic_is_a_legal_kafka_name",
+        &[
+            "(topic, key) VALUES ('', 'k')",
+            "(topic, key) VALUES ('a b', 'k')",
+            "(topic, key) VALUES ('ä', 'k')",
+            "(topic, key) VALUES (E'a\\n', 'k')",
+            "(topic, key) VALUES ('.', 'k')",
+            "(topic, key) VALUES ('..', 'k')",
+            "(topic, key) VALUES (repeat('x', 250), 'k')",
+        ],
+    ),
+    (
+        "message_key_is_at_most_1024_bytes",
+        &[
+            "(topic, key) VALUES ('t', repeat('x', 1025))",
+            "(topic, key) VALUES ('t', repeat('ä', 513))",
+        ],
+    ),
+    (
+        "message_partition_is_not_negative",
+        &["(topic, key, partition) VALUES ('t', 'k', -1)"],
+    ),
+    (
+        "message_has_one_payload_at_most",
+        &["(topic, key, payload, payload_bytes) VALUES ('t', 'k', '1', '\\x01')"],
+    ),
+    (
+        "message_without_payload_is_a_tombstone_and_needs_a_key",
+        &["(topic) VALUES ('t')", "(topic, partition) VALUES ('t', 0)"],
+    ),
+    (
+        "message_headers_are_a_json_object",
+        &[
+            "(topic, key, headers) VALUES ('t', 'k', '[]')",
+            "(topic, key, headers) VALUES ('t', 'k', '\"text\"')",
+            "(topic, key, headers) VALUES ('t', 'k', 'null')",
+        ],
+    ),
+    (
+        "message_headers_do_not_use_the_relays_names",
+        &[
+            "(topic, key, headers) VALUES ('t', 'k', '{\"message-id\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"event-type\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"aggregate-type\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"aggregate-id\": \"x\"}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"aggregate-version\": 1}')",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"possible-duplicate\": \"true\"}')",
+        ],
+    ),
+    (
+        "message_idempotency_key_needs_scope_and_event_type",
+        &[
+            "(topic, key, idempotency_key, event_type) VALUES ('t', 'k', 'i', 'E')",
+            "(topic, key, idempotency_key, idempotency_scope) VALUES ('t', 'k', 'i', 's')",
+        ],
+    ),
+    (
+        "message_attempts_are_not_negative",
+        &["(topic, key, attempts) VALUES ('t', 'k', -1)"],
+    ),
+    (
+        "message_is_not_both_published_and_dead",
+        &["(topic, key, published_at, dead_at) VALUES ('t', 'k', now(), now())"],
+    ),
+    (
+        "message_that_is_published_or_dead_waits_for_nothing",
+        &[
+            "(topic, key, published_at, available_at) VALUES ('t', 'k', now(), now())",
+            "(topic, payload, dead_at, claim_token, lease_until) VALUES ('t', '1', now(), gen_random_uuid(), now())",
+        ],
+    ),
+    (
+        "message_lease_is_for_rows_without_a_lane",
+        &[
+            "(topic, key, claim_token, lease_until) VALUES ('t', 'k', gen_random_uuid(), now())",
+            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
+        ],
+    ),
+    (
+        "lane_is_known",
+        &["outbox.lane (lane) VALUES (64)", "outbox.lane (lane) VALUES (-2)"],
+    ),
+    (
+        "lane_without_key_has_no_owner",
+        &["outbox.lane (lane, owner) VALUES (-1, gen_random_uuid())"],
+    ),
+    (
+        "hold_unit_is_a_key_a_partition_or_everything",
+        &["outbox.hold (lane, topic, unit, resume_floor, reason, retry_at) VALUES (0, 't', 'x', 0, '', now())"],
+    ),
+    (
+        "processed_message_names_are_1_to_255_bytes",
+        &[
+            "outbox.processed_message (consumer, source, message_id, payload_hash) VALUES ('', 's', 'm', '\\x01')",
+            "outbox.processed_message (consumer, source, message_id, payload_hash) VALUES ('c', '', 'm', '\\x01')",
+            "outbox.processed_message (consumer, source, message_id, payload_hash) VALUES ('c', 's', repeat('ä', 128), '\\x01')",
+        ],
+    ),
+    (
+        "processed_message_hash_is_1_to_64_bytes",
+        &[
+            "outbox.processed_message (consumer, source, message_id, payload_hash) VALUES ('c', 's', 'm', '')",
+            "outbox.processed_message (consumer, source, message_id, payload_hash)
+             VALUES ('c', 's', 'm', convert_to(repeat('x', 65), 'UTF8'))",
+        ],
+    ),
+    (
+        "processed_message_result_is_at_most_255_bytes_each",
+        &[
+            "outbox.processed_message (consumer, source, message_id, payload_hash, outcome)
+             VALUES ('c', 's', 'm', '\\x01', repeat('x', 256))",
+            "outbox.processed_message (consumer, source, message_id, payload_hash, result_type)
+             VALUES ('c', 's', 'm', '\\x01', repeat('x', 256))",
+            "outbox.processed_message (consumer, source, message_id, payload_hash, result_id)
+             VALUES ('c', 's', 'm', '\\x01', repeat('x', 256))",
+        ],
+    ),
+    (
+        "inbox_message_names_are_1_to_255_bytes",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts)
+             VALUES ('', 's', 'm', '\\x01', now(), 0, 1)",
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts)
+             VALUES ('c', 's', repeat('x', 256), '\\x01', now(), 0, 1)",
+        ],
+    ),
+    (
+        "inbox_message_key_is_at_most_1024_bytes",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts, key)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, repeat('x', 1025))",
+        ],
+    ),
+    (
+        "inbox_message_hash_is_1_to_64_bytes",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts)
+             VALUES ('c', 's', 'm', '', now(), 0, 1)",
+        ],
+    ),
+    (
+        "inbox_message_has_one_payload_at_most",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts,
+                                   payload, payload_bytes)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, '1', '\\x01')",
+        ],
+    ),
+    (
+        "inbox_message_headers_are_a_json_object",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts, headers)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, '[]')",
+        ],
+    ),
+    (
+        "inbox_message_attempts_are_within_their_limit",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 0)",
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts,
+                                   attempts, token)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, 2, 2)",
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts,
+                                   attempts, token)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 2, 2, 1)",
+        ],
+    ),
+    (
+        "inbox_message_behind_another_has_a_key_and_was_never_claimed",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts, behind)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, true)",
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts, behind,
+                                   key, token)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, true, 'k', 1)",
+        ],
+    ),
+    (
+        "inbox_message_is_claimed_done_or_poison",
+        &[
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts,
+                                   done_at, poison_at)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, now(), now())",
+            "outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, priority, max_attempts,
+                                   claimed_at, done_at)
+             VALUES ('c', 's', 'm', '\\x01', now(), 0, 1, now(), now())",
+        ],
+    ),
+];
+
+#[tokio::test]
+async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_which() {
+    let world = World::new().await;
+    for (constraint, statements) in REFUSED {
+        for values in *statements {
+            let table = if values.starts_with('(') { "outbox.message " } else { "" };
+            let insert = format!("BEGIN; INSERT INTO {table}{values}");
+            let error = world.db.batch_execute(&insert).await.expect_err(&insert);
+            let error = error.as_db_error().expect("from the server");
+            assert_eq!(error.constraint(), Some(*constraint), "{insert}: {error}");
+            assert!(error.message().contains(constraint), "{error}");
+            world.execute("ROLLBACK").await;
+        }
+    }
+    let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
+                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname !~ '^idempotency_'";
+    let mut tried: Vec<&str> = REFUSED.iter().map(|(constraint, _)| *constraint).collect();
+    tried.sort_unstable();
+    assert_eq!(
+        world.text(named).await,
+        tried.join(" "),
+        "every CHECK of the relay's tables is tried here"
+    );
+}
+
+#[tokio::test]
+async fn what_is_just_within_the_limits_is_accepted() {
+    let world = World::new().await;
+    world
+        .execute(
+            "INSERT INTO outbox.message (topic, key) VALUES (repeat('x', 249), repeat('x', 1024)), ('a.B-c_9', '');
+             INSERT INTO outbox.message (topic, payload, partition, headers) VALUES ('t', 'null', 0, '{}');",
+        )
+        .await;
+    assert_eq!(world.pending().await, 3);
+}
+
+/// Computed once with the shipped expression. An upgrade that changes any of these splits a key over two lanes.
+const LANES: &[(&str, i16)] = &[
+    ("", 45),
+    ("a", 49),
+    ("b", 32),
+    ("order-1", 11),
+    ("order-2", 44),
+    ("customer/42", 27),
+    ("Ünïcödé", 37),
+    ("ключ", 0),
+    ("鍵", 61),
+    ("🔑", 31),
+    (" ", 50),
+    ("0", 44),
+];
+
+/// The same for rows without a key and with a partition of their own.
+const PARTITION_LANES: &[(&str, i32, i16)] = &[
+    ("orders", 0, 32),
+    ("orders", 1, 24),
+    ("orders", 2, 40),
+    ("payments", 0, 43),
+    ("a.b-c_D", 17, 60),
+    ("orders", i32::MAX, 7),
+];
+
+#[tokio::test]
+async fn the_lane_of_a_key_never_changes() {
+    let world = World::new().await;
+    let by_key = "INSERT INTO outbox.message (topic, key, partition) VALUES ($1, $2, 5) RETURNING lane";
+    for (key, lane) in LANES {
+        for topic in ["orders", "payments"] {
+            let row = world.db.query_one(by_key, &[&topic, key]).await.expect("inserted");
+            assert_eq!(row.get::<_, i16>(0), *lane, "key {key:?} in {topic}");
+        }
+    }
+    let by_partition = "INSERT INTO outbox.message (topic, partition, payload) VALUES ($1, $2, '1') RETURNING lane";
+    for (topic, partition, lane) in PARTITION_LANES {
+        let row = world
+            .db
+            .query_one(by_partition, &[topic, partition])
+            .await
+            .expect("inserted");
+        assert_eq!(row.get::<_, i16>(0), *lane, "{topic} partition {partition}");
+    }
+    world.execute("SELECT outbox.enqueue('t', payload => '1')").await;
+    assert!(
+        world
+            .is_true("SELECT lane IS NULL FROM outbox.message ORDER BY id DESC LIMIT 1")
+            .await
+    );
+}
+
+fn idempotent(scope: &str, key: &str, event: &str) -> String {
+    format!(
+        "INSERT INTO outbox.message (topic, key, idempotency_scope, idempotency_key, event_type)
+         VALUES ('t', 'k', '{scope}', '{key}', '{event}')"
+    )
+}
+
+#[tokio::test]
+async fn an_idempotency_key_is_taken_once_per_scope_and_event_type() {
+    let world = World::new().await;
+    for (scope, key, event) in [("s", "i", "E"), ("s2", "i", "E"), ("s", "i2", "E"), ("s", "i", "E2")] {
+        world.execute(&idempotent(scope, key, event)).await;
+    }
+    // An event type and a scope alone are no idempotency key.
+    for _ in 0..2 {
+        let plain =
+            "INSERT INTO outbox.message (topic, key, idempotency_scope, event_type) VALUES ('t', 'k', 's', 'E')";
+        world.execute(plain).await;
+    }
+    let again = world
+        .db
+        .batch_execute(&idempotent("s", "i", "E"))
+        .await
+        .expect_err("taken");
+    let again = again.as_db_error().expect("from the server");
+    assert_eq!(
+        (again.code(), again.constraint()),
+        (&SqlState::UNIQUE_VIOLATION, Some("message_idempotency"))
+    );
+}
+
+#[tokio::test]
+async fn of_two_transactions_with_the_same_idempotency_key_the_second_waits_and_is_refused() {
+    let world = World::new().await;
+    let second = world.session().await;
+    world.execute(&format!("BEGIN; {}", idempotent("s", "i", "E"))).await;
+    let waiting = tokio::spawn(async move { second.batch_execute(&idempotent("s", "i", "E")).await });
+    let blocked =
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    world.until(blocked).await;
+    world.execute("COMMIT").await;
+    let refused = waiting.await.expect("ran").expect_err("taken");
+    assert_eq!(refused.code(), Some(&SqlState::UNIQUE_VIOLATION));
+}
+
+#[tokio::test]
+async fn enqueue_writes_every_argument_into_its_column() {
+    let world = World::new().await;
+    let message_id = "0190163d-8694-739b-aea5-966c26f8ad91";
+    let returned = world
+        .text(&format!(
+            "SELECT outbox.enqueue(topic => 't', key => 'k', payload => '{{\"n\": 1}}', headers => '{{\"h\": \"v\"}}',
+                event_type => 'Placed', aggregate_type => 'order', aggregate_id => '42', aggregate_version => 7,
+                idempotency_scope => 's', idempotency_key => 'i', available_at => '2100-01-01 00:00+00',
+                partition => 3, message_id => '{message_id}')::text"
+        ))
+        .await;
+    assert_eq!(returned, message_id);
+    let same = format!(
+        "SELECT (topic, key, payload, headers, event_type, aggregate_type, aggregate_id, aggregate_version,
+                 idempotency_scope, idempotency_key, available_at, partition, message_id)
+              = ('t', 'k', '{{\"n\": 1}}'::jsonb, '{{\"h\": \"v\"}}'::jsonb, 'Placed', 'order', '42', 7,
+                 's', 'i', '2100-01-01 00:00+00'::timestamptz, 3, '{message_id}'::uuid)
+              AND payload_bytes IS NULL FROM outbox.message"
+    );
+    assert!(world.is_true(&same).await);
+    let drawn = world
+        .text("SELECT outbox.enqueue('t', payload_bytes => '\\x0001ff')::text")
+        .await;
+    let bytes = format!(
+        "SELECT payload_bytes = '\\x0001ff' AND payload IS NULL AND key IS NULL AND available_at IS NULL
+         FROM outbox.message WHERE message_id = '{drawn}'"
+    );
+    assert!(world.is_true(&bytes).await, "the id it returns is the row's");
+}
