@@ -57,6 +57,9 @@ struct Args {
     /// How often each measurement is repeated [default: 3; 1 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
+    /// Rows of a drained backlog [default: 500,000; 20,000 with --quick]
+    #[arg(long)]
+    rows: Option<i64>,
     /// Passed by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -96,7 +99,8 @@ async fn main() -> ExitCode {
 }
 
 async fn bench(args: Args) -> Outcome<()> {
-    let size = if args.quick { Size::quick() } else { Size::full() };
+    let mut size = if args.quick { Size::quick() } else { Size::full() };
+    size.rows = args.rows.unwrap_or(size.rows).max(1);
     let bench = Bench {
         stack: Stack::running()?,
         rounds: args.rounds.unwrap_or(size.rounds).max(1),

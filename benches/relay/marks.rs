@@ -7,7 +7,8 @@ use tokio::time::sleep;
 use crate::process::Process;
 use crate::{Outcome, Patience};
 
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Each look is a scrape, which costs the process a little.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 pub struct Marks {
     /// From the start of the first process until rows had been claimed.
