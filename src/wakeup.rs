@@ -16,8 +16,8 @@ use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{Outbox, Result};
 
-/// The shortest wait between two probes. Shorter ones cost PostgreSQL more than they bring: at a thousand commits a second it
-/// spent a fifth less with 5 ms than with 1 ms, in batches a half larger, and rows waited no longer.
+/// The shortest wait between two probes. With less, steady commits are found in ever smaller batches, and each batch costs
+/// PostgreSQL a claim and a mark.
 const POLL_MIN: Duration = Duration::from_millis(3);
 /// The most rows a probe walks before it says that it does not know.
 const WALK_MOST: usize = 1000;
@@ -30,7 +30,7 @@ const CUT_SHORT: i16 = -2;
 
 /// The wait after a silence of this length.
 pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
-    (silence / 8).clamp(POLL_MIN, poll_max)
+    (silence / 8).max(POLL_MIN).min(poll_max)
 }
 
 /// Probes until `draining`.
@@ -108,5 +108,7 @@ mod tests {
         assert_eq!(delay(Duration::ZERO, most), POLL_MIN);
         assert_eq!(delay(Duration::from_secs(1), most), Duration::from_millis(125));
         assert_eq!(delay(Duration::from_secs(3600), most), most);
+        let less = Duration::from_millis(1);
+        assert_eq!(delay(Duration::ZERO, less), less, "as the operator wants it");
     }
 }

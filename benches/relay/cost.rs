@@ -148,6 +148,8 @@ impl Meter {
     }
 
     async fn read(&self, place: &Place) -> Outcome<Reading> {
+        // A session tells what it has done when it ends.
+        place.left_alone().await?;
         // First: reading the WAL takes time of its own.
         let cpu_us = (place.postgres.cpu_seconds() - self.cpu_seconds) * 1e6;
         Ok(Reading {
@@ -213,7 +215,7 @@ fn section(entries: &[Entry], commits: &[Commit]) -> Section {
                full-page images, and those beside it; processor time of all of PostgreSQL and of the relay; statements by the \
                transactions that PostgreSQL counts, each statement being one. Vacuum runs later and on its own: what it does about \
                the rows that were marked is shown apart. The second table is the application's side: one row and its commit, from \
-               one session, against a table of the same columns with nothing but a primary key."
+               one session, against a table of topic, key and payload with nothing but a primary key."
             .to_owned(),
         tables: vec![costs(entries), inserts(commits)],
         charts: vec![chart(entries)],

@@ -22,18 +22,25 @@ impl Postgres {
         Ok(Postgres { postmaster })
     }
 
-    /// A backend that ends moves from the living to those its postmaster has reaped, so nothing is lost between two calls.
+    /// A backend that ends moves from the living to those its postmaster has reaped. Where that happens between the two looks it
+    /// would be in neither: so they are repeated.
     pub fn cpu_seconds(&self) -> f64 {
-        let own = Stat::of(self.postmaster);
-        let reaped = own
-            .as_ref()
-            .map_or(0.0, |stat| stat.seconds(&[UTIME, STIME, CUTIME, CSTIME]));
-        let living: f64 = processes()
-            .filter_map(Stat::of)
-            .filter(|stat| stat.parent() == Some(self.postmaster))
-            .map(|stat| stat.seconds(&[UTIME, STIME]))
-            .sum();
-        reaped + living
+        loop {
+            let reaped = self.reaped();
+            let living: f64 = processes()
+                .filter_map(Stat::of)
+                .filter(|stat| stat.parent() == Some(self.postmaster))
+                .map(|stat| stat.seconds(&[UTIME, STIME]))
+                .sum();
+            if self.reaped() == reaped {
+                let own = seconds(self.postmaster);
+                return own + reaped + living;
+            }
+        }
+    }
+
+    fn reaped(&self) -> f64 {
+        Stat::of(self.postmaster).map_or(0.0, |stat| stat.seconds(&[CUTIME, CSTIME]))
     }
 }
 

@@ -6,12 +6,13 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, NewTopic, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use tokio::time::sleep;
 use tokio_postgres::Client;
 
-use crate::Outcome;
 use crate::backlog::{FILLER, Shape};
 use crate::cpu::Postgres;
 use crate::stack::{Stack, connect};
+use crate::{Outcome, Patience};
 
 pub const OUTBOXD: &str = env!("CARGO_BIN_EXE_outboxd");
 
@@ -97,6 +98,18 @@ impl Place {
 
     pub async fn vacuum(&self, table: &str) -> Outcome<()> {
         Ok(self.db.batch_execute(&format!("VACUUM ANALYZE {table}")).await?)
+    }
+
+    /// Waits until nobody else is connected.
+    pub async fn left_alone(&self) -> Outcome<()> {
+        let others = "SELECT count(*) FROM pg_stat_activity
+                      WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        let patience = Patience::new(Duration::from_secs(30));
+        while self.db.query_one(others, &[]).await?.get::<_, i64>(0) > 0 {
+            patience.or("sessions to end")?;
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
     }
 
     /// How many transactions PostgreSQL has counted here.

@@ -8,7 +8,7 @@ WITH unfinished AS MATERIALIZED (
     UNION ALL
     (SELECT r.scope, CASE r.status WHEN 'failed_final' THEN 'final' ELSE 'retryable' END
      FROM outbox.idempotency_request r
-     WHERE r.failure_code IS NOT NULL AND r.locked_until IS NULL ORDER BY r.updated_at DESC LIMIT $1)
+     WHERE r.failure_code IS NOT NULL AND r.locked_until IS NULL ORDER BY r.locked_until DESC, r.updated_at DESC LIMIT $1)
 ), named AS (
     SELECT substr(scope, strpos(scope, '/') + 1) AS operation, state FROM unfinished
 ), busiest AS (

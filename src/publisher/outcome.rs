@@ -33,12 +33,14 @@ pub fn of_report(report: Option<Report>, topic: &str, overdue: bool) -> Outcome 
         },
         // From the queue as well: a retry goes back there.
         Code::PurgeQueue | Code::PurgeInflight => late(topic, handed_over, overdue),
-        // Said by the client of what it cannot send (any more).
-        Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::InvalidTopic => unusable(topic, code, handed_over),
-        // Said by the broker of this very try; about our clock and the topic's settings, not about the row.
-        Code::InvalidTimestamp | Code::UnsupportedForMessageFormat | Code::TopicAuthorizationFailed => {
-            unusable(topic, code, false)
-        }
+        // Said by the client of what it cannot send any more, or by the broker of the last try: about the topic, its settings, our
+        // clock. An earlier try may have landed.
+        Code::UnknownTopic
+        | Code::UnknownTopicOrPartition
+        | Code::InvalidTopic
+        | Code::InvalidTimestamp
+        | Code::UnsupportedForMessageFormat
+        | Code::TopicAuthorizationFailed => unusable(topic, code, handed_over),
         Code::NotEnoughReplicas
         | Code::LeaderNotAvailable
         | Code::NotLeaderForPartition
@@ -135,7 +137,7 @@ mod tests {
             assert!(may_have_landed(&of(code, true)), "{code:?}");
             assert!(!may_have_landed(&of(code, false)), "{code:?}, not taken");
         }
-        for code in [Code::NoError, Code::MessageSizeTooLarge, Code::InvalidTimestamp] {
+        for code in [Code::NoError, Code::MessageSizeTooLarge] {
             assert!(!may_have_landed(&of(code, true)), "{code:?}");
         }
         assert_eq!(of_report(None, "t", false), Outcome::Unknown);
@@ -149,15 +151,15 @@ mod tests {
             maybe_landed,
         };
         for handed_over in [false, true] {
-            for code in [Code::UnknownTopic, Code::UnknownTopicOrPartition, Code::InvalidTopic] {
-                assert_eq!(of(code, handed_over), sick(TopicFault::Unusable, code, handed_over));
-            }
             for code in [
+                Code::UnknownTopic,
+                Code::UnknownTopicOrPartition,
+                Code::InvalidTopic,
                 Code::InvalidTimestamp,
                 Code::UnsupportedForMessageFormat,
                 Code::TopicAuthorizationFailed,
             ] {
-                assert_eq!(of(code, handed_over), sick(TopicFault::Unusable, code, false));
+                assert_eq!(of(code, handed_over), sick(TopicFault::Unusable, code, handed_over));
             }
             for code in [Code::NotEnoughReplicas, Code::QueueFull, Code::MessageTimedOut] {
                 assert_eq!(of(code, handed_over), sick(TopicFault::Transient, code, handed_over));

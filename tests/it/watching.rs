@@ -284,6 +284,25 @@ async fn a_look_that_finds_nothing_is_not_counted_as_a_mark() {
     assert_eq!(relay.metric("outboxd_mark_seconds_count").unwrap_or(0.0), 0.0);
 }
 
+/// However many commands have failed, a sample looks at its share of them.
+#[tokio::test]
+async fn a_sample_of_commands_reads_no_more_than_its_share() {
+    let world = World::new().await;
+    world
+        .execute(
+            "SELECT outbox.idempotency_claim('pay', n::text, outbox.request_hash('1')),
+                    outbox.idempotency_fail('pay', n::text, 1, true, 'timeout')
+             FROM generate_series(1, 20000) n;
+             VACUUM ANALYZE outbox.idempotency_request",
+        )
+        .await;
+    let sample = include_str!("../../src/outbox/sample_commands.sql")
+        .replace("$1", "100")
+        .replace("$2", "20");
+    let blocks = cost(&world.db, &sample, "Shared Hit Blocks").await;
+    assert!(blocks < 300, "{blocks} blocks for 100 commands");
+}
+
 #[tokio::test]
 async fn commands_are_counted_by_operation_and_state_and_replays_by_the_database() {
     let world = World::new().await;

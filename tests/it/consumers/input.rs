@@ -18,6 +18,7 @@ const BAD_CALLS: &[(&str, &str)] = &[
     ("outbox.inbox_receive('c', 's', E' \\t')", "P4001"),
     ("outbox.inbox_claim(' ')", "P4000"),
     ("outbox.inbox_replay(E'\\t')", "P4000"),
+    ("outbox.inbox_replay(E'\\x0B')", "P4000"),
     ("outbox.inbox_discard(' ', 1)", "P4000"),
     ("outbox.consume_once('c', 's', 'm', NULL)", "P4003"),
     ("outbox.consume_once('c', 's', 'm', '')", "P4003"),
@@ -153,6 +154,7 @@ async fn every_function_refuses_bad_input_with_the_documented_code_and_writes_no
 async fn what_is_just_within_the_limits_of_the_inbox_is_accepted() {
     let world = World::new().await;
     for call in [
+        "outbox.consume_once('v', 'v', 'v', '\\x01')",
         "outbox.consume_once(repeat('c', 255), repeat('s', 255), repeat('m', 255), convert_to(repeat('x', 64), 'UTF8'))",
         "outbox.inbox_receive(repeat('c', 255), repeat('s', 255), repeat('m', 255), key => repeat('k', 1024))",
         "outbox.inbox_receive('c', 's', 'text', to_jsonb(repeat('x', 1048574)), priority => -32768, max_attempts => 1000)",

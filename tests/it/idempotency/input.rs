@@ -8,6 +8,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("claim('', 'k', #)", "P4000"),
     ("claim(' ', 'k', #)", "P4000"),
     ("claim(E'\\t', 'k', #)", "P4000"),
+    ("claim(E'\\x0B', 'k', #)", "P4000"),
+    ("claim(E'\\t', 'pay', 'k', #)", "P4000"),
     ("claim(repeat('s', 256), 'k', #)", "P4004"),
     ("claim('s', NULL, #)", "P4001"),
     ("claim('s', '', #)", "P4001"),

@@ -31,20 +31,20 @@ mod embedded {
     refinery::embed_migrations!("migrations");
 }
 
-/// A database as the first release left it.
-async fn first_version() -> World {
+/// A database as an older release left it.
+async fn at_version(version: u32) -> World {
     let world = World::empty().await;
     world.execute("CREATE SCHEMA outbox").await;
-    let mut runner = embedded::migrations::runner().set_target(refinery::Target::Version(1));
+    let mut runner = embedded::migrations::runner().set_target(refinery::Target::Version(version));
     runner.set_migration_table_name("outbox.schema_history");
     let mut session = world.session().await;
-    runner.run_async(&mut session).await.expect("the first version");
+    runner.run_async(&mut session).await.expect("an older version");
     world
 }
 
 #[tokio::test]
 async fn a_table_in_use_is_migrated_with_everything_in_it() {
-    let world = first_version().await;
+    let world = at_version(1).await;
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 200, 10).await;
     world
@@ -60,9 +60,48 @@ async fn a_table_in_use_is_migrated_with_everything_in_it() {
     assert_eq!(relay.metric("outboxd_rows_published_total"), Some(199.0));
 }
 
+/// One command in each state, as the fourth version keeps them.
+const COMMANDS: &str = "
+    SELECT outbox.idempotency_claim('pay', key, outbox.request_hash('1'))
+    FROM unnest('{active,done,failed,over}'::text[]) key;
+    SELECT outbox.idempotency_succeed('pay', 'done', 1, 'order', '7', 201, jsonb_build_object('long', repeat('x', 60000)));
+    SELECT outbox.idempotency_fail('pay', 'failed', 1, true, 'timeout');
+    SELECT outbox.idempotency_fail('pay', 'over', 1, false, 'refused');";
+
+#[tokio::test]
+async fn commands_of_every_state_outlive_the_rewriting_of_their_table() {
+    let world = at_version(4).await;
+    world.execute(COMMANDS).await;
+    let all = "SELECT string_agg(r::text, E'\\n' ORDER BY key) FROM outbox.idempotency_request r";
+    let privileges = "SELECT string_agg(concat_ws(' ', grantee, table_name, column_name, privilege_type), ', '
+                             ORDER BY grantee, table_name, column_name, privilege_type)
+                      FROM information_schema.column_privileges
+                      WHERE table_schema = 'outbox' AND table_name LIKE 'idempotency%' AND grantee LIKE 'outbox%'
+                        AND table_name <> 'idempotency_by_scope'";
+    let before = (world.text(all).await, world.text(privileges).await);
+    let output = world.outboxd("migrate", &[]);
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    assert_eq!((world.text(all).await, world.text(privileges).await), before);
+
+    let kind = |key: &str| format!("SELECT (outbox.idempotency_claim('pay', '{key}', outbox.request_hash('1'))).kind");
+    for (key, expected) in [
+        ("active", "active"),
+        ("done", "replay"),
+        ("failed", "retryable"),
+        ("over", "final"),
+        ("another", "new"),
+    ] {
+        assert_eq!(world.text(&kind(key)).await, expected, "{key}");
+    }
+    world
+        .execute("SELECT outbox.idempotency_succeed('pay', 'active', 1), outbox.idempotency_succeed('pay', 'failed', 2)")
+        .await;
+    assert_eq!(world.text(&kind("failed")).await, "replay");
+}
+
 #[tokio::test]
 async fn a_migration_that_cannot_lock_a_table_gives_up_and_says_so() {
-    let world = first_version().await;
+    let world = at_version(1).await;
     let mut session = world.session().await;
     // Were it waited for without end, it would be got in the end.
     session

@@ -173,7 +173,7 @@ impl World {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Waits until the worker that registered last has gone round twice: renewed its lease, surveyed, taken what it could.
+    /// Waits until the worker that registered last has gone round twice: renewed its lease, taken what it could.
     pub async fn keeper_goes_round(&self) {
         let lease = "SELECT (extract(epoch FROM lease_until) * 1000)::bigint FROM outbox.worker
                      ORDER BY started_at DESC LIMIT 1";
