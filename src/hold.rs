@@ -27,7 +27,7 @@ pub const AT_ONCE: usize = 4;
 /// A sick topic is looked at at least this often: it should flow again soon after it is mended.
 const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Without holds, look whether one has come this often.
-const IDLE_LOOK: Duration = Duration::from_millis(200);
+const IDLE_LOOK: Duration = Duration::from_millis(500);
 
 impl Relay {
     /// Retries what is due until `draining`.

@@ -21,6 +21,7 @@ const SAMPLE_WALK: i64 = 10_000;
 /// One step of retention, and the rest after it.
 const PURGE_ROWS: i32 = 2_000;
 const PURGE_REST: Duration = Duration::from_millis(200);
+const REST: Duration = Duration::from_secs(1);
 const PURGE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 /// The safety net: a slow walk over the whole table.
@@ -66,8 +67,9 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
         housekeeping_at: now,
     };
     while !draining.is_cancelled() {
+        let rest = if lanes.owns(0) { chores.rest() } else { REST };
         tokio::select! {
-            () = sleep(PURGE_REST) => {}
+            () = sleep(rest) => {}
             () = draining.cancelled() => return,
         }
         if !lanes.owns(0) {
@@ -92,6 +94,12 @@ fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeChore> {
 }
 
 impl Chores {
+    /// Until the next look at what is due: soon only while a purge has more to take.
+    fn rest(&self) -> Duration {
+        let is_purging = self.purges.iter().any(|chore| chore.at <= Instant::now());
+        if is_purging { PURGE_REST } else { REST }
+    }
+
     async fn step(&mut self, outbox: &Outbox, settings: Settings) -> Result<()> {
         let now = Instant::now();
         if now >= self.sample_at {

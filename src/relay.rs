@@ -77,7 +77,7 @@ impl Relay {
                 None => tokio::select! {
                     () = changed => {}
                     // Pauses and leases pass without anybody saying so.
-                    () = sleep(Duration::from_millis(100)) => {}
+                    () = sleep(Duration::from_millis(250)) => {}
                     () = draining.cancelled() => return,
                 },
             }

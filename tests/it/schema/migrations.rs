@@ -94,7 +94,9 @@ async fn commands_of_every_state_outlive_the_rewriting_of_their_table() {
         assert_eq!(world.text(&kind(key)).await, expected, "{key}");
     }
     world
-        .execute("SELECT outbox.idempotency_succeed('pay', 'active', 1), outbox.idempotency_succeed('pay', 'failed', 2)")
+        .execute(
+            "SELECT outbox.idempotency_succeed('pay', 'active', 1), outbox.idempotency_succeed('pay', 'failed', 2)",
+        )
         .await;
     assert_eq!(world.text(&kind("failed")).await, "replay");
 }
