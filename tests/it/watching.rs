@@ -292,10 +292,10 @@ async fn a_sample_of_commands_reads_no_more_than_its_share() {
         .execute(
             "SELECT outbox.idempotency_claim('pay', n::text, outbox.request_hash('1')),
                     outbox.idempotency_fail('pay', n::text, 1, true, 'timeout')
-             FROM generate_series(1, 20000) n;
-             VACUUM ANALYZE outbox.idempotency_request",
+             FROM generate_series(1, 20000) n",
         )
         .await;
+    world.execute("VACUUM ANALYZE outbox.idempotency_request").await;
     let sample = include_str!("../../src/outbox/sample_commands.sql")
         .replace("$1", "100")
         .replace("$2", "20");

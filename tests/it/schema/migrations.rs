@@ -32,7 +32,7 @@ mod embedded {
 }
 
 /// A database as an older release left it.
-async fn at_version(version: u32) -> World {
+async fn at_version(version: i32) -> World {
     let world = World::empty().await;
     world.execute("CREATE SCHEMA outbox").await;
     let mut runner = embedded::migrations::runner().set_target(refinery::Target::Version(version));
