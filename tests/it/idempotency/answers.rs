@@ -222,6 +222,8 @@ async fn five_hundred_replays_at_once_get_the_same_answer_and_wait_for_nobody() 
 async fn counting_survives_a_refusal_and_costs_no_wal_and_no_transaction_id() {
     let world = world().await;
     let count = "SELECT nextval('outbox.idempotency_conflicted')";
+    // Once before: the first look at a catalog may tidy a page of it up, and that is written down.
+    world.execute(count).await;
     assert_eq!(wal_of(&world, count).await, "");
     world.execute("BEGIN").await;
     world.execute(count).await;
@@ -231,7 +233,7 @@ async fn counting_survives_a_refusal_and_costs_no_wal_and_no_transaction_id() {
         world
             .count("SELECT conflicted FROM outbox.idempotency_suppression")
             .await,
-        2
+        3
     );
     assert_eq!(
         world
