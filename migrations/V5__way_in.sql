@@ -87,14 +87,22 @@ WHERE r.attempt_count >= 3 AND (r.locked_until IS NOT NULL OR r.failure_code IS 
 
 GRANT SELECT ON outbox.idempotency_stale, outbox.idempotency_retried TO outbox_operator;
 
--- What a claim must be given. Its body is bound to its operators here and now, and is taken into the statement that asks: so it
--- needs no search path, and costs no call.
+-- Does a name say nothing? And is it one: 1 to 255 bytes, not all of them whitespace? Like all functions with such a body these are
+-- bound to their operators here and now, and are taken into the statement that asks: so they need no search path, and cost no call.
+CREATE FUNCTION outbox.is_blank(name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN coalesce(btrim(name, E' \t\n\r\f\x0B'), '') = '';
+
+CREATE FUNCTION outbox.is_name(name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN NOT outbox.is_blank(name) AND octet_length(name) <= 255;
+
+-- What a claim must be given.
 CREATE FUNCTION outbox.idempotency_is_claim(
     scope text, key text, request_hash bytea, claimed_by text, at timestamptz, until timestamptz, expires timestamptz
 ) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN btrim(scope, E' \t\n\r\f\x0B') <> '' AND octet_length(scope) <= 255
-    AND btrim(key, E' \t\n\r\f\x0B') <> '' AND octet_length(key) <= 255
+RETURN outbox.is_name(scope) AND outbox.is_name(key)
     AND octet_length(request_hash) BETWEEN 16 AND 64
     AND until > at AND until <= at + interval '1 day'
     AND expires >= until AND expires <= at + interval '10 years'
@@ -208,19 +216,21 @@ BEGIN
     RETURN true;
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.idempotency_is_claim, outbox.idempotency_is_answer, outbox.idempotency_kept_until,
+REVOKE ALL ON FUNCTION outbox.is_blank, outbox.is_name, outbox.idempotency_is_claim, outbox.idempotency_is_answer, outbox.idempotency_kept_until,
     outbox.idempotency_check_repeated FROM PUBLIC;
+-- Asked by idempotency_scope, which is its caller's.
+GRANT EXECUTE ON FUNCTION outbox.is_blank TO outbox_producer;
 
 -- A name of nothing but whitespace is as missing as none at all.
 
 CREATE OR REPLACE FUNCTION outbox.refuse_name(name text, given text, code text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF btrim(given, E' \t\n\r\f\x0B') <> '' AND octet_length(given) <= 255 THEN
+    IF outbox.is_name(given) THEN
         RETURN;
     END IF;
     PERFORM outbox.refuse_argument(refuse_name.name, '1 to 255 bytes, not all of them whitespace',
-                                   CASE WHEN coalesce(btrim(given, E' \t\n\r\f\x0B'), '') = '' THEN code ELSE 'P4004' END);
+                                   CASE WHEN outbox.is_blank(given) THEN code ELSE 'P4004' END);
 END $$;
 
 -- As before but for the names.
@@ -233,9 +243,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     known bytea;
 BEGIN
-    IF (btrim(consume_once.consumer, E' \t\n\r\f\x0B') <> '' AND octet_length(consume_once.consumer) <= 255
-        AND btrim(consume_once.source, E' \t\n\r\f\x0B') <> '' AND octet_length(consume_once.source) <= 255
-        AND btrim(consume_once.message_id, E' \t\n\r\f\x0B') <> '' AND octet_length(consume_once.message_id) <= 255) IS NOT TRUE THEN
+    IF NOT (outbox.is_name(consume_once.consumer) AND outbox.is_name(consume_once.source) AND outbox.is_name(consume_once.message_id)) THEN
         PERFORM outbox.refuse_identity(consume_once.consumer, consume_once.source, consume_once.message_id);
     END IF;
     IF coalesce(octet_length(consume_once.payload_hash), 0) = 0 THEN
@@ -283,9 +291,7 @@ DECLARE
     hash bytea := coalesce(inbox_receive.payload_hash, sha256(coalesce(
         inbox_receive.payload_bytes, convert_to(inbox_receive.payload::text, 'UTF8'), '')));
 BEGIN
-    IF (btrim(inbox_receive.consumer, E' \t\n\r\f\x0B') <> '' AND octet_length(inbox_receive.consumer) <= 255
-        AND btrim(inbox_receive.source, E' \t\n\r\f\x0B') <> '' AND octet_length(inbox_receive.source) <= 255
-        AND btrim(inbox_receive.message_id, E' \t\n\r\f\x0B') <> '' AND octet_length(inbox_receive.message_id) <= 255) IS NOT TRUE THEN
+    IF NOT (outbox.is_name(inbox_receive.consumer) AND outbox.is_name(inbox_receive.source) AND outbox.is_name(inbox_receive.message_id)) THEN
         PERFORM outbox.refuse_identity(inbox_receive.consumer, inbox_receive.source, inbox_receive.message_id);
     END IF;
     IF inbox_receive.payload IS NOT NULL AND inbox_receive.payload_bytes IS NOT NULL THEN
@@ -342,10 +348,10 @@ END $$;
 CREATE OR REPLACE FUNCTION outbox.idempotency_check_name(scope text, key text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF scope IS NULL OR btrim(scope, E' \t\n\r\f\x0B') = '' THEN
+    IF outbox.is_blank(scope) THEN
         RAISE EXCEPTION USING ERRCODE = 'P4000', MESSAGE = 'the scope of the command is missing',
             DETAIL = 'The scope is NULL or blank.', HINT = 'Pass the operation, or tenant/operation.';
-    ELSIF key IS NULL OR btrim(key, E' \t\n\r\f\x0B') = '' THEN
+    ELSIF outbox.is_blank(key) THEN
         RAISE EXCEPTION USING ERRCODE = 'P4001', MESSAGE = 'the idempotency key is missing',
             DETAIL = 'The key is NULL or blank.', HINT = 'The client draws one key for a command, and repeats it with every retry.';
     ELSIF octet_length(scope) > 255 OR octet_length(key) > 255 THEN
@@ -358,7 +364,7 @@ END $$;
 CREATE OR REPLACE FUNCTION outbox.idempotency_scope(tenant text, operation text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF (btrim(tenant, E' \t\n\r\f\x0B') <> '' AND btrim(operation, E' \t\n\r\f\x0B') <> '') IS NOT TRUE THEN
+    IF outbox.is_blank(tenant) OR outbox.is_blank(operation) THEN
         RAISE EXCEPTION USING ERRCODE = 'P4000', MESSAGE = 'the scope of the command is missing',
             DETAIL = 'The tenant or the operation is NULL or blank.', HINT = 'Pass both, or a scope of your own.';
     ELSIF strpos(tenant, '/') > 0 THEN

@@ -3,7 +3,7 @@
 mod demo;
 mod healthcheck;
 mod migrate;
-mod progress;
+pub mod progress;
 mod purge;
 mod run;
 mod status;

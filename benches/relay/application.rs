@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::backlog::Shape;
 use crate::load::{INSERT, payload};
 use crate::place::Place;
-use crate::spread::percentile;
+use crate::spread::Spread;
 use crate::stack::{Stack, connect};
 
 const BARE: &str = "
@@ -31,13 +31,14 @@ pub async fn measure(stack: &Stack, commits: usize) -> Outcome<Commit> {
     place.db.batch_execute(BARE).await?;
     let db = connect(&place.url).await?;
     let (outbox, bare) = (db.prepare(INSERT).await?, db.prepare(INSERT_BARE).await?);
-    let (mut of_outbox, mut of_bare) = (Vec::new(), Vec::new());
+    let (mut of_outbox, mut of_bare): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for number in 0..commits as u64 {
         of_outbox.push(commit(&db, &outbox, &place.name, number).await?);
         of_bare.push(commit(&db, &bare, &place.name, number).await?);
     }
     drop(db);
     place.remove().await?;
+    let median = |values| Spread::of(values).map_or(0.0, |spread| spread.median);
     Ok(Commit {
         outbox: median(of_outbox),
         bare: median(of_bare),
@@ -49,9 +50,4 @@ async fn commit(db: &Client, insert: &Statement, topic: &str, number: u64) -> Ou
     let began = Instant::now();
     db.execute(insert, &[&topic, &key, &payload]).await?;
     Ok(began.elapsed().as_secs_f64() * 1e6)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    percentile(&values, 0.5).unwrap_or(0.0)
 }

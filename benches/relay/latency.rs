@@ -1,7 +1,6 @@
 //! How long it takes from a commit until a consumer has the record, at a steady rate; and what that costs PostgreSQL beside the
 //! load itself.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
-use crate::listener::{Arrival, Listener};
+use crate::listener::{Arrival, Listener, first_copies};
 use crate::load::{self, Commit, Load};
 use crate::place::Place;
 use crate::process::Process;
@@ -167,10 +166,7 @@ impl Relay {
 
 /// A relay may see a row before its writer hears that it is committed: that counts as no time at all.
 fn latencies(commits: &[Commit], arrivals: &[Arrival]) -> Vec<f64> {
-    let mut first: HashMap<u64, Instant> = HashMap::with_capacity(arrivals.len());
-    for arrival in arrivals {
-        first.entry(arrival.number).or_insert(arrival.at);
-    }
+    let first = first_copies(arrivals);
     let waited = |commit: &Commit| Some(first.get(&commit.number)?.saturating_duration_since(commit.at));
     sorted(
         commits

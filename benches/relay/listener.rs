@@ -1,5 +1,6 @@
 //! A consumer that notes when which row arrived.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -60,6 +61,15 @@ impl Listener {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| "the listener panicked".into())
     }
+}
+
+/// When the first copy of each row arrived.
+pub fn first_copies(arrivals: &[Arrival]) -> HashMap<u64, Instant> {
+    let mut first = HashMap::with_capacity(arrivals.len());
+    for arrival in arrivals {
+        first.entry(arrival.number).or_insert(arrival.at);
+    }
+    first
 }
 
 fn listen(consumer: &BaseConsumer, stop: &AtomicBool, heard: &AtomicUsize) -> Vec<Arrival> {

@@ -2,7 +2,8 @@
 
 use std::io::IsTerminal;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+use outboxd::cli::progress::bar;
 
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -12,11 +13,8 @@ pub struct Progress {
 impl Progress {
     /// Of one scenario with so many steps.
     pub fn new(scenario: &'static str, steps: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{elapsed_precise} {bar:30.green} {pos}/{len} {msg}")
-                .expect("a template of ours");
-            ProgressBar::new(steps as u64).with_style(style.progress_chars("━╸ "))
-        });
+        let is_terminal = std::io::stderr().is_terminal();
+        let bar = is_terminal.then(|| bar(steps as u64, "{elapsed_precise} {bar:30.green} {pos}/{len} {msg}"));
         Progress { bar, scenario }
     }
 

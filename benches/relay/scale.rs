@@ -1,7 +1,7 @@
 //! Several processes: whether they are as fast as one on the same cores, how soon lanes are even after one joins or dies, how
 //! long a row had to wait because of it, and what was sent twice.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
 use crate::fleet::Fleet;
-use crate::listener::{Arrival, Listener};
+use crate::listener::{Listener, first_copies};
 use crate::load::{self, Commit, Load};
 use crate::marks::Marks;
 use crate::mode::Mode;
@@ -97,24 +97,20 @@ async fn change(bench: &Bench) -> Outcome<Change> {
     let arrivals = listener.hear(commits.len()).await?;
     drop(fleet);
     place.remove().await?;
-    let distinct: HashSet<u64> = arrivals.iter().map(|arrival| arrival.number).collect();
+    let first = first_copies(&arrivals);
     Ok(Change {
         even_after_join,
         even_after_kill,
-        longest_wait: longest_wait(&commits, &arrivals)?,
-        repeated: arrivals.len() - distinct.len(),
+        longest_wait: longest_wait(&commits, &first)?,
+        repeated: arrivals.len() - first.len(),
     })
 }
 
 /// The longest time from a row's commit until its first copy arrived.
-fn longest_wait(commits: &[Commit], arrivals: &[Arrival]) -> Outcome<Duration> {
-    let mut first = std::collections::HashMap::new();
-    for arrival in arrivals {
-        first.entry(arrival.number).or_insert(arrival.at);
-    }
+fn longest_wait(commits: &[Commit], first: &HashMap<u64, Instant>) -> Outcome<Duration> {
     let mut longest = Duration::ZERO;
     for commit in commits {
-        let at: &Instant = first.get(&commit.number).ok_or("a committed row never arrived")?;
+        let at = first.get(&commit.number).ok_or("a committed row never arrived")?;
         longest = longest.max(at.saturating_duration_since(commit.at));
     }
     Ok(longest)

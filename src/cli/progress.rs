@@ -1,4 +1,4 @@
-//! How progress looks: the same in every subcommand. On stderr, and only in a terminal.
+//! How progress looks: the same in every subcommand, in the bench and in the soak. On stderr, and only in a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 

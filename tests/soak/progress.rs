@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+use outboxd::cli::progress::bar;
 
 use crate::schedule::{Event, Schedule};
 use crate::watch::Sample;
@@ -23,11 +24,8 @@ pub struct Progress {
 impl Progress {
     pub fn new(schedule: &Schedule, written: &Arc<Written>) -> Self {
         let length = schedule.length;
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style =
-                ProgressStyle::with_template("{elapsed_precise} {bar:30.green} {msg}").expect("a template of ours");
-            ProgressBar::new(length.as_secs()).with_style(style.progress_chars("━╸ "))
-        });
+        let is_terminal = std::io::stderr().is_terminal();
+        let bar = is_terminal.then(|| bar(length.as_secs(), "{elapsed_precise} {bar:30.green} {msg}"));
         Progress {
             bar,
             length,

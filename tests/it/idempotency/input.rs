@@ -251,6 +251,10 @@ async fn every_rule_of_a_record_refuses_what_no_function_would_write() {
 async fn a_producer_works_through_the_functions_and_never_touches_the_table() {
     let world = world().await;
     let producer = connect(&world.login("producer", &["outbox_producer"]).await).await;
+    let scope = producer
+        .query_one("SELECT outbox.idempotency_scope('acme', 'pay')", &[])
+        .await;
+    assert_eq!(scope.expect("its own to write").get::<_, &str>(0), "acme/pay");
     assert!(claim(&producer, "k", "").await.granted);
     for sql in [
         "SELECT outbox.idempotency_heartbeat('orders', 'k', 1)",

@@ -9,14 +9,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::frames::{PRODUCE, read_frame, write_frame};
 use super::{OwnKafka, SOON, eventually};
 
-const PRODUCE: i16 = 0;
 /// From this version on the protocol writes lengths in as few bytes as they need.
 const COMPACT_SINCE: i16 = 9;
 const NOT_LEADER: i16 = 6;
@@ -150,16 +149,4 @@ fn compact_length(bytes: &[u8]) -> (usize, usize) {
 
 fn i16_at(bytes: &[u8], at: usize) -> i16 {
     i16::from_be_bytes([bytes[at], bytes[at + 1]])
-}
-
-async fn read_frame(from: &mut OwnedReadHalf) -> io::Result<Vec<u8>> {
-    let size = from.read_i32().await?;
-    let mut frame = vec![0; usize::try_from(size).expect("a length")];
-    from.read_exact(&mut frame).await?;
-    Ok(frame)
-}
-
-async fn write_frame(to: &mut OwnedWriteHalf, frame: &[u8]) -> io::Result<()> {
-    let size = i32::try_from(frame.len()).expect("it came so");
-    to.write_all(&[&size.to_be_bytes(), frame].concat()).await
 }

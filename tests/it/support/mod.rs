@@ -6,6 +6,7 @@ mod counters;
 mod demoted;
 mod disk;
 mod fault;
+mod frames;
 mod history;
 mod pair;
 mod pooler;

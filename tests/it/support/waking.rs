@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::frames::{PRODUCE, read_frame, write_frame};
 use super::{SOON, eventually};
 
-const PRODUCE: i16 = 0;
 const FETCH: i16 = 1;
 const METADATA: i16 = 3;
 const API_VERSIONS: i16 = 18;
@@ -71,9 +71,7 @@ impl WakingBroker {
 
 /// One request and its answer.
 async fn serve(client: &mut TcpStream, port: u16, asked: &Mutex<Asked>) -> std::io::Result<()> {
-    let size = client.read_i32().await?;
-    let mut request = vec![0; usize::try_from(size).expect("a length")];
-    client.read_exact(&mut request).await?;
+    let request = read_frame(client).await?;
     let mut request = request.as_slice();
     let (api, version, correlation) = (
         request.read_i16().await?,
@@ -95,8 +93,7 @@ async fn serve(client: &mut TcpStream, port: u16, asked: &Mutex<Asked>) -> std::
         // What needs a cluster waits for one.
         _ => return Ok(()),
     }
-    client.write_i32(answer.len() as i32).await?;
-    client.write_all(&answer).await
+    write_frame(client, &answer).await
 }
 
 /// The plainest versions only, so that there is little to write, of as much as an idempotent producer insists on.
