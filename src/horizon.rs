@@ -14,7 +14,7 @@ use crate::metrics;
 use crate::outbox::{Outbox, Result};
 
 /// A gap of so many ids is worth closing at once; a smaller one after a while.
-const GAP_WORTH: i64 = 500;
+const GAP_WORTH: i64 = 100;
 const GAP_SOME: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// While there is no gap and no change.

@@ -98,7 +98,8 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
     recovered.record(history.repeats);
 }
 
-async fn loses_published_rows(on_published: &str) -> (Recovered, f64) {
+/// Answers how many were reported, once at least so many are: each relay reports its own.
+async fn loses_published_rows(on_published: &str, least: f64) -> (Recovered, f64) {
     let fault = Fault::new(19, "failover loses published rows", "reported: metric and log");
     let mut failover = Failover::new().await;
     failover.pair.cut().await;
@@ -109,7 +110,7 @@ async fn loses_published_rows(on_published: &str) -> (Recovered, f64) {
     let over = fault.over();
     let lost = eventually(over.patience(), "the loss to be reported", async || {
         let lost = sum(&relays, "outboxd_published_rows_lost_total");
-        (lost > 2400.0).then_some(lost)
+        (lost >= least).then_some(lost)
     })
     .await;
     assert!(
@@ -123,22 +124,22 @@ async fn loses_published_rows(on_published: &str) -> (Recovered, f64) {
 
 #[tokio::test]
 async fn published_rows_that_a_failover_lost_are_reported() {
-    let (recovered, lost) = loses_published_rows("keep").await;
+    let (recovered, lost) = loses_published_rows("keep", 2500.0).await;
     assert_eq!(lost, 2500.0);
     recovered.record(0);
 }
 
 #[tokio::test]
 async fn archived_rows_that_a_failover_lost_are_reported() {
-    let (_, lost) = loses_published_rows("archive").await;
+    let (_, lost) = loses_published_rows("archive", 2500.0).await;
     assert_eq!(lost, 2500.0);
 }
 
 /// A few may go unseen: PostgreSQL logs the use of a sequence some ids ahead.
 #[tokio::test]
 async fn deleted_rows_that_a_failover_lost_are_reported_as_far_as_can_be_told() {
-    let (_, lost) = loses_published_rows("delete").await;
-    assert!((2460.0..=2500.0).contains(&lost), "{lost}");
+    let (_, lost) = loses_published_rows("delete", 2460.0).await;
+    assert!(lost <= 2500.0, "{lost}");
 }
 
 #[tokio::test]
