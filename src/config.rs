@@ -503,9 +503,9 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
     });
 }
 
-/// Connections the daemon needs at once: its tasks, one each for lease, probe, horizon and janitor, and what retries holds.
+/// Connections the daemon needs at once: its tasks, one each for lease, horizon and janitor, and what retries holds.
 pub fn pool_size(config: &Config) -> usize {
-    config.relay.tasks + 4 + crate::hold::AT_ONCE
+    config.relay.tasks + 3 + crate::hold::AT_ONCE
 }
 
 fn host_name() -> String {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub enum Loop {
     Keeper,
-    Probe,
+    Relay,
 }
 
 /// Longer than any turn of a healthy loop.
@@ -51,7 +51,7 @@ impl Health {
     /// The schema is there and ours to use. It stays so while PostgreSQL or Kafka are away: a restart would not help.
     pub fn verified(&self) {
         self.turned(Loop::Keeper);
-        self.turned(Loop::Probe);
+        self.turned(Loop::Relay);
         self.verified.store(true, Ordering::Relaxed);
     }
 

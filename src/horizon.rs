@@ -103,7 +103,7 @@ impl Watch<'_> {
     }
 
     async fn step(&mut self, term: &Term) -> Result<()> {
-        let (highest_id, writers) = self.outbox.look(term).await?;
+        let (highest_id, writers) = self.outbox.writers(term).await?;
         self.lanes
             .with_horizon(term.worker, |horizon| horizon.look(highest_id, &writers));
         if self.settled_at.elapsed() > PATIENCE && self.softened_at.elapsed() > PATIENCE {

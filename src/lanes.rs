@@ -152,16 +152,19 @@ pub struct Seen {
     pub pause: Option<Duration>,
 }
 
-/// Where the idle probe has to look.
+/// Every lane not known to have something, checked out to see whether it has; and where to look for that.
 #[derive(Clone, Debug)]
-pub struct ProbeScope {
+pub struct Lookout {
     pub term: Term,
+    /// See [`Checkout::settled`].
     pub settled: Settled,
-    /// The answer counts only if none of these transactions had ended.
+    /// See [`Checkout::holders`].
     pub holders: Vec<i64>,
+    pub lanes: Vec<Held>,
+    /// The lowest floor among them, and of the rows without a lane where nothing is known of those either.
     pub start: i64,
-    pub lanes: Vec<(i16, u64)>,
-    pub keyless: bool,
+    /// What is more than so many rows is claimed lane by lane.
+    pub most: usize,
     pub has_holds: bool,
 }
 
@@ -227,6 +230,8 @@ impl Lanes {
         if let Some(term) = &mut self.lock().term {
             term.ends = ends;
         }
+        // Who found the rest of the lease too short may go on.
+        self.changed.notify_waiters();
     }
 
     /// The term is over: a fence refused us, the lease ran out, or the server is another one.
@@ -302,8 +307,13 @@ impl Lanes {
 
     /// Give a checkout back with what was learned.
     pub fn checkin(&self, term: &Term, seen: Vec<Seen>) {
-        let now = Instant::now();
         self.outstanding.fetch_sub(1, Ordering::AcqRel);
+        self.checkin_some(term, seen);
+    }
+
+    /// Give some lanes of a checkout back; the rest of it is still out.
+    pub fn checkin_some(&self, term: &Term, seen: Vec<Seen>) {
+        let now = Instant::now();
         let mut inner = self.lock();
         if inner.term.is_none_or(|current| current.worker != term.worker) {
             return;
@@ -335,7 +345,6 @@ impl Lanes {
             book.epoch = lowered.epoch;
             book.floor.lower(lowered.floor);
             book.stored_floor = book.stored_floor.min(lowered.floor);
-            book.lowered += 1;
             book.has_holds = has_holds;
             book.ready = true;
         }
@@ -343,60 +352,68 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// What the probe has to look at: everything not known to be ready. `None`: nothing.
-    pub fn probe_scope(&self) -> Option<ProbeScope> {
+    /// Check out what is not known to be ready. `None`: there is nothing to ask.
+    pub fn checkout_idle(&self, appetite: &Appetite) -> Option<Lookout> {
         let now = Instant::now();
-        let inner = self.lock();
-        let term = inner.term.filter(|term| now < term.ends)?;
-        let idle: Vec<_> = inner
-            .lanes
-            .iter()
-            .filter(|(_, lane)| !lane.ready && !lane.busy && !lane.leaving)
-            .collect();
+        let mut inner = self.lock();
+        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
+        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
         // Also while a batch of them is out: what that one holds is leased, and others need not wait for it.
-        let keyless = !inner.keyless.ready;
-        if idle.is_empty() && !keyless {
-            return None;
-        }
-        let settled = inner.horizon.settled();
-        let floors = idle.iter().map(|(_, lane)| lane.floor);
-        let starts = floors
-            .chain(keyless.then_some(inner.keyless.floor))
-            .map(|floor| floor.start(settled));
-        Some(ProbeScope {
+        let keyless = (!inner.keyless.ready).then_some(inner.keyless.floor);
+        let lanes: Vec<Held> = inner
+            .lanes
+            .iter_mut()
+            .filter(|(_, lane)| !lane.ready && lane.is_free(now))
+            .map(|(number, lane)| {
+                lane.busy = true;
+                lane.held(*number, appetite.rows, settled)
+            })
+            .collect();
+        let starts = lanes.iter().map(|held| held.start);
+        let start = starts.chain(keyless.map(|floor| floor.start(settled))).min()?;
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some(Lookout {
             term,
             settled,
-            holders: inner.horizon.holders(),
-            start: starts.min().unwrap_or(0),
-            lanes: idle.iter().map(|(lane, book)| (**lane, book.lowered)).collect(),
-            keyless,
-            has_holds: inner.keyless.stored.has_holds || idle.iter().any(|(_, lane)| lane.has_holds),
+            holders,
+            start,
+            most: appetite.rows,
+            has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| held.has_holds),
+            lanes,
         })
     }
 
-    /// The probe's answer: `found` lanes have something; the others, if the probe saw everything, have nothing
-    /// below the horizon. Returns whether anything was found.
-    pub fn probed(&self, scope: &ProbeScope, found: &HashSet<i16>, complete: bool) -> bool {
+    /// Give a checkout back of which nothing was learned.
+    pub fn put_back(&self, lookout: &Lookout) {
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
         let mut inner = self.lock();
-        if inner.term.is_none_or(|current| current.worker != scope.term.worker) {
-            return false;
-        }
-        for (lane, lowered) in &scope.lanes {
-            let Some(book) = inner.lanes.get_mut(lane) else {
-                continue;
-            };
-            if !complete || found.contains(lane) {
-                book.ready = true;
-            } else if !book.busy && book.lowered == *lowered {
-                book.floor.advance(Sight::of_everything(scope.settled));
+        if inner.term.is_some_and(|term| term.worker == lookout.term.worker) {
+            for held in &lookout.lanes {
+                if let Some(lane) = inner.lanes.get_mut(&held.lane) {
+                    lane.busy = false;
+                }
             }
         }
-        if scope.keyless && (!complete || found.contains(&KEYLESS)) {
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// There are rows without a lane.
+    pub fn found_keyless(&self, term: &Term) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|current| current.worker == term.worker) {
             inner.keyless.ready = true;
         }
         drop(inner);
         self.changed.notify_waiters();
-        !found.is_empty()
+    }
+
+    /// When a pause ends that something ready waits for.
+    pub fn next_ready(&self) -> Option<Instant> {
+        let inner = self.lock();
+        let lanes = inner.lanes.values().filter(|lane| lane.ready && !lane.busy);
+        let keyless = inner.keyless.not_before.filter(|_| inner.keyless.ready);
+        lanes.map(|lane| lane.not_before).chain(keyless).min()
     }
 
     /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
@@ -580,7 +597,7 @@ impl Inner {
         let mut ready: Vec<_> = self
             .lanes
             .iter()
-            .filter(|(_, lane)| lane.ready && !lane.busy && !lane.wanted && !lane.leaving && lane.not_before <= now)
+            .filter(|(_, lane)| lane.ready && lane.is_free(now))
             .map(|(number, lane)| (lane.served, *number))
             .collect();
         if ready.is_empty() {

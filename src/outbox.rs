@@ -19,7 +19,7 @@ mod sweep;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Dropped};
+pub use claim::{Claim, Dropped, Found};
 pub use connect::{Database, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
@@ -72,6 +72,7 @@ statements!(
     keyless_lowest,
     lane_holds,
     lineage,
+    look,
     lost_deleted,
     lost_kept,
     lower_floor,
@@ -84,7 +85,6 @@ statements!(
     mark_lanes_keep,
     permissions,
     postpone,
-    probe,
     purge,
     purge_idempotency,
     purge_inbox,

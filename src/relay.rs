@@ -6,21 +6,26 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
 
-use self::batch::{discarded, flag_suspects, given_back, in_order, see_keyless, see_lane, unseen, with_floors};
+use self::batch::{
+    discarded, flag_suspects, given_back, in_order, nothing_there, see_keyless, see_lane, unseen, with_floors, with_rows,
+};
 use crate::failpoint;
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Seen, Term, Work};
+use crate::floor::Settled;
+use crate::health::{Health, Loop};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Lookout, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Outbox, Result};
+use crate::outbox::{Claim, Dropped, Found, Outbox, Result};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
+use crate::wakeup::{Look, Turn, Watch};
 
 /// What the loop is told by the settings.
 #[derive(Clone, Debug)]
@@ -56,6 +61,19 @@ pub struct Relay {
     pub published: Arc<Published>,
     pub settings: Settings,
     pub pace: Pace,
+    pub watch: Watch,
+}
+
+/// While Kafka is away, a loop turns this often all the same.
+const TURN_MOST: Duration = Duration::from_secs(10);
+/// The most rows a look walks before it says that it does not know.
+const WALK_MOST: usize = 1000;
+
+async fn pause_ends(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// After an error, before the same lanes are tried again.
@@ -65,21 +83,26 @@ fn breather() -> Duration {
 
 impl Relay {
     /// Runs one task until `draining`; a batch under way is finished first.
-    pub async fn work(&self, draining: &CancellationToken) {
+    pub async fn work(&self, health: &Health, draining: &CancellationToken) {
         while !draining.is_cancelled() {
+            health.turned(Loop::Relay);
             tokio::select! {
                 () = self.publisher.ready() => {}
+                () = sleep(TURN_MOST) => continue,
                 () = draining.cancelled() => return,
             }
             let changed = self.lanes.changed();
-            match self.lanes.checkout(&self.appetite()) {
-                Some(checkout) => self.relay(checkout).await,
-                None => tokio::select! {
+            if let Some(turn) = self.watch.due() {
+                self.look(turn).await;
+            } else if let Some(checkout) = self.lanes.checkout(&self.appetite()) {
+                self.relay(checkout).await;
+            } else {
+                tokio::select! {
                     () = changed => {}
-                    // Pauses and leases pass without anybody saying so.
-                    () = sleep(Duration::from_millis(250)) => {}
+                    turn = self.watch.turn() => self.look(turn).await,
+                    () = pause_ends(self.lanes.next_ready()) => {}
                     () = draining.cancelled() => return,
-                },
+                }
             }
         }
     }
@@ -100,19 +123,76 @@ impl Relay {
         self.lanes.checkin(&checkout.term, seen);
     }
 
+    // ── a look at everything that seems to have nothing ────────────────────────────────────────
+
+    /// Asks for what lanes without a known backlog have, and relays it: a claim of them all in one walk along the ids.
+    async fn look(&self, turn: Turn<'_>) {
+        let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
+            // Either everything is known to be ready or at work, or nothing is ours.
+            let look = if self.lanes.owned() > 0 { Look::Something } else { Look::Nothing };
+            return turn.over(look);
+        };
+        let began = Instant::now();
+        let found = match self.found(&lookout).await {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                self.lanes.put_back(&lookout);
+                return turn.over(Look::Something);
+            }
+            Err(error) => {
+                metrics::database_error();
+                if turn.is_first_failure() {
+                    warn!(%error, "cannot look for rows; trying again");
+                }
+                self.lanes.put_back(&lookout);
+                return turn.over(Look::Failed);
+            }
+        };
+        if found.keyless || found.cut {
+            self.lanes.found_keyless(&lookout.term);
+        }
+        if found.cut {
+            self.lanes.want_horizon();
+            let seen = lookout.lanes.iter().map(|held| discarded(held.lane)).collect();
+            self.lanes.checkin(&lookout.term, seen);
+            return turn.over(Look::Blind);
+        }
+        let is_empty = found.claim.is_empty();
+        turn.over(if is_empty && !found.keyless { Look::Nothing } else { Look::Something });
+        let (lanes, empty) = with_rows(lookout.lanes, &found.claim);
+        let seen = empty.iter().map(|lane| nothing_there(*lane, lookout.settled)).collect();
+        if is_empty {
+            return self.lanes.checkin(&lookout.term, seen);
+        }
+        self.lanes.checkin_some(&lookout.term, seen);
+        let seen = self.relay_claim(&lookout.term, lookout.settled, &lanes, found.claim, began).await;
+        self.lanes.checkin(&lookout.term, seen);
+    }
+
+    /// `None`: as in [`Relay::claim_lanes`].
+    async fn found(&self, lookout: &Lookout) -> Result<Option<Found>> {
+        before_claim(&lookout.lanes).await;
+        let found = self.outbox.look(lookout, WALK_MOST, self.pace.bytes()).await?;
+        let proven = self.is_proven(&lookout.term, lookout.settled, &lookout.holders).await?;
+        Ok(proven.then_some(found))
+    }
+
     // ── rows with a lane ───────────────────────────────────────────────────────────────────────
 
     async fn relay_lanes(&self, checkout: &Checkout, held: &[Held]) -> Vec<Seen> {
-        let Checkout { term, settled, .. } = checkout;
         let began = Instant::now();
-        let claim = match self.claim_lanes(checkout, held).await {
-            Ok(Some(claim)) => claim,
-            Ok(None) => return held.iter().map(|h| discarded(h.lane)).collect(),
+        match self.claim_lanes(checkout, held).await {
+            Ok(Some(claim)) => self.relay_claim(&checkout.term, checkout.settled, held, claim, began).await,
+            Ok(None) => held.iter().map(|h| discarded(h.lane)).collect(),
             Err(error) => {
                 self.claim_failed(&error);
-                return held.iter().map(|h| unseen(h.lane)).collect();
+                held.iter().map(|h| unseen(h.lane)).collect()
             }
-        };
+        }
+    }
+
+    /// Publishes and marks what was claimed of these lanes.
+    async fn relay_claim(&self, term: &Term, settled: Settled, held: &[Held], claim: Claim, began: Instant) -> Vec<Seen> {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;
@@ -126,7 +206,7 @@ impl Relay {
         }
         held.iter()
             .map(|held| {
-                let mut seen = see_lane(held, &rows, &cuts, *settled, &verdict);
+                let mut seen = see_lane(held, &rows, &cuts, settled, &verdict);
                 seen.full |= more_due;
                 seen.overweight = overweight.contains(&held.lane);
                 seen.slow = slow;
@@ -139,17 +219,22 @@ impl Relay {
     /// that floor, older than those claimed: what was claimed must not go out before it.
     async fn claim_lanes(&self, checkout: &Checkout, held: &[Held]) -> Result<Option<Claim>> {
         let Checkout { term, holders, .. } = checkout;
-        let bytes = self.pace.bytes();
-        let rows = self.settings.batch_rows;
-        if held.iter().any(|held| held.start > held.floor) {
-            failpoint::hit("before_soft_claim").await;
+        before_claim(held).await;
+        let claim = self
+            .outbox
+            .claim_lanes(term, held, self.settings.batch_rows, self.pace.bytes())
+            .await?;
+        let proven = self.is_proven(term, checkout.settled, holders).await?;
+        Ok(proven.then_some(claim))
+    }
+
+    /// Asked after a claim: were all holders in progress when it was made?
+    async fn is_proven(&self, term: &Term, settled: Settled, holders: &[i64]) -> Result<bool> {
+        let ended = self.outbox.any_ended(holders).await?;
+        if ended {
+            self.lanes.harden(term.worker, settled.generation);
         }
-        let claim = self.outbox.claim_lanes(term, held, rows, bytes).await?;
-        if self.outbox.any_ended(holders).await? {
-            self.lanes.harden(term.worker, checkout.settled.generation);
-            return Ok(None);
-        }
-        Ok(Some(claim))
+        Ok(!ended)
     }
 
     /// Writes the verdict. False: fenced, and the term is over.
@@ -401,6 +486,12 @@ impl Relay {
 }
 
 /// An attempt is counted. The last one is an event an operator acts on.
+async fn before_claim(held: &[Held]) {
+    if held.iter().any(|held| held.start > held.floor) {
+        failpoint::hit("before_soft_claim").await;
+    }
+}
+
 pub(crate) fn report_refusal(refusal: &Refusal) {
     metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
     if refusal.dead {

@@ -1,101 +1,116 @@
-//! When to look again: one cheap probe for the whole process, more often the more recently something was there.
+//! When to look again: one cheap look for the whole process, more often the more recently something was there.
 //!
 //! Polling, not notification: a notifying commit takes a lock shared by the whole database, and a lost notification
 //! would need the poll anyway. The wait is an eighth of the silence so far, so that a row after a pause of one second
 //! waits at most 125 ms, and an idle daemon asks once per `poll_interval_max`.
+//!
+//! Nobody does this alone: a task that has nothing else to do keeps watch, one at a time, and relays itself what it finds.
 
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::sleep_until;
 
-use crate::health::{Health, Loop};
 use crate::jitter::jittered;
-use crate::lanes::Lanes;
-use crate::metrics;
-use crate::outbox::{Outbox, Result};
 
-/// The shortest wait between two probes. With less, steady commits are found in ever smaller batches, and each batch costs
-/// PostgreSQL a claim and a mark.
-const POLL_MIN: Duration = Duration::from_millis(3);
-/// The most rows a probe walks before it says that it does not know.
-const WALK_MOST: usize = 1000;
-/// After such an answer every lane is looked at: not every millisecond.
-const AFTER_BLIND_PROBE: Duration = Duration::from_millis(20);
-/// While there is nothing to ask, look this often whether there is.
-const NOTHING_TO_ASK: Duration = Duration::from_millis(4);
-/// The probe's word for "cut short" among the lanes it answers.
-const CUT_SHORT: i16 = -2;
+/// The shortest wait between two looks. With less, steady commits are found in ever smaller batches, and each batch costs
+/// PostgreSQL a look and a mark.
+const POLL_MIN: Duration = Duration::from_millis(4);
+/// After a look that was cut short every lane is claimed from: not every few milliseconds.
+const AFTER_BLIND_LOOK: Duration = Duration::from_millis(20);
 
 /// The wait after a silence of this length.
 pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
     (silence / 8).max(POLL_MIN).min(poll_max)
 }
 
-/// Probes until `draining`.
-pub async fn watch(lanes: &Lanes, outbox: &Outbox, health: &Health, poll_max: Duration, draining: &CancellationToken) {
-    let mut last_found = Instant::now();
-    let mut blind = false;
-    let mut failures = 0u32;
-    while !draining.is_cancelled() {
-        health.turned(Loop::Probe);
-        let mut wait = delay(last_found.elapsed(), poll_max);
-        if blind {
-            wait = wait.max(AFTER_BLIND_PROBE);
+/// What came of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    Nothing,
+    Something,
+    /// More than a look takes in.
+    Blind,
+    Failed,
+}
+
+#[derive(Debug)]
+struct Pace {
+    due: Instant,
+    last_found: Instant,
+    failures: u32,
+}
+
+/// The watch of one process.
+#[derive(Debug)]
+pub struct Watch {
+    poll_max: Duration,
+    pace: Mutex<Pace>,
+}
+
+/// The right to take the next look.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    poll_max: Duration,
+    pace: MutexGuard<'a, Pace>,
+}
+
+impl Watch {
+    pub fn new(poll_max: Duration) -> Self {
+        let now = Instant::now();
+        let pace = Pace {
+            due: now,
+            last_found: now,
+            failures: 0,
+        };
+        Watch {
+            poll_max,
+            pace: Mutex::new(pace),
         }
-        if failures > 0 {
-            wait = jittered(wait.max(Duration::from_millis(100) * failures.min(20)));
-        }
-        tokio::select! {
-            () = sleep(wait) => {}
-            () = draining.cancelled() => return,
-        }
-        match probe(lanes, outbox).await {
-            Ok(Probed { found, complete }) => {
-                failures = 0;
-                blind = !complete;
-                if found {
-                    last_found = Instant::now();
-                }
-            }
-            Err(error) => {
-                metrics::database_error();
-                if failures == 0 {
-                    warn!(%error, "cannot look for rows; trying again");
-                }
-                failures += 1;
-            }
+    }
+
+    /// The next look, if it is time for it and nobody is at it.
+    pub fn due(&self) -> Option<Turn<'_>> {
+        let pace = self.pace.try_lock().ok().filter(|pace| pace.due <= Instant::now())?;
+        Some(self.turn_of(pace))
+    }
+
+    /// Waits until it is time for the next look, and nobody else is at it.
+    pub async fn turn(&self) -> Turn<'_> {
+        let pace = self.pace.lock().await;
+        sleep_until(pace.due.into()).await;
+        self.turn_of(pace)
+    }
+
+    fn turn_of<'a>(&self, pace: MutexGuard<'a, Pace>) -> Turn<'a> {
+        Turn {
+            poll_max: self.poll_max,
+            pace,
         }
     }
 }
 
-struct Probed {
-    found: bool,
-    complete: bool,
-}
+impl Turn<'_> {
+    /// Is this the first look that fails?
+    pub fn is_first_failure(&self) -> bool {
+        self.pace.failures == 0
+    }
 
-async fn probe(lanes: &Lanes, outbox: &Outbox) -> Result<Probed> {
-    let Some(scope) = lanes.probe_scope() else {
-        // Nothing to ask: either everything is known to be ready, or nothing is ours.
-        sleep(NOTHING_TO_ASK).await;
-        return Ok(Probed {
-            found: lanes.owned() > 0,
-            complete: true,
-        });
-    };
-    let numbers: Vec<i16> = scope.lanes.iter().map(|(lane, _)| *lane).collect();
-    let mut ready = outbox.probe(scope.start, &numbers, WALK_MOST, scope.has_holds).await?;
-    let complete = !ready.remove(&CUT_SHORT);
-    if !complete {
-        lanes.want_horizon();
+    /// The look is over; the next is somebody else's.
+    pub fn over(mut self, look: Look) {
+        let now = Instant::now();
+        if matches!(look, Look::Something | Look::Blind) {
+            self.pace.last_found = now;
+        }
+        self.pace.failures = if look == Look::Failed { self.pace.failures + 1 } else { 0 };
+        let wait = delay(now - self.pace.last_found, self.poll_max);
+        self.pace.due = now
+            + match look {
+                Look::Nothing | Look::Something => wait,
+                Look::Blind => wait.max(AFTER_BLIND_LOOK),
+                Look::Failed => jittered(wait.max(Duration::from_millis(100) * self.pace.failures.min(20))),
+            };
     }
-    if outbox.any_ended(&scope.holders).await? {
-        lanes.harden(scope.term.worker, scope.settled.generation);
-        return Ok(Probed { found: true, complete });
-    }
-    let found = lanes.probed(&scope, &ready, complete);
-    Ok(Probed { found, complete })
 }
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::relay::Relay;
-use crate::{horizon, janitor, metrics, wakeup};
+use crate::wakeup::Watch;
+use crate::{horizon, janitor, metrics};
 
 /// The longest a statement may take, however long the lease.
 const PATIENCE_MAX: Duration = Duration::from_secs(25);
@@ -70,6 +71,7 @@ async fn start_and_run(
         published: Arc::new(Published::default()),
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
+        watch: Watch::new(config.poll_interval_max),
     });
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
@@ -136,18 +138,11 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Failure> {
 fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &CancellationToken) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for _ in 0..config.relay.tasks {
-        let (relay, draining) = (relay.clone(), draining.clone());
-        tasks.spawn(async move { relay.work(&draining).await });
+        let (r, h, d) = (relay.clone(), health.clone(), draining.clone());
+        tasks.spawn(async move { r.work(&h, &d).await });
     }
     let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { r.retry_holds(&d).await });
-    let (r, d, h, poll) = (
-        relay.clone(),
-        draining.clone(),
-        health.clone(),
-        config.poll_interval_max,
-    );
-    tasks.spawn(async move { wakeup::watch(&r.lanes, &r.outbox, &h, poll, &d).await });
     let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { horizon::watch(&r.lanes, &r.outbox, &d).await });
     let (r, d, settings) = (relay.clone(), draining.clone(), config.janitor);

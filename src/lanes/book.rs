@@ -14,8 +14,6 @@ pub(super) struct Lane {
     pub(super) epoch: i64,
     pub(super) floor: Floor,
     pub(super) stored_floor: i64,
-    /// Counts how often the floor was lowered: a look from before that must not raise it again.
-    pub(super) lowered: u64,
     /// How many rows the next claim asks for: doubles while claims come back full.
     pub(super) window: usize,
     pub(super) ready: bool,
@@ -50,7 +48,6 @@ impl From<&Taken> for Lane {
             epoch: taken.epoch,
             floor: Floor::at(taken.floor),
             stored_floor: taken.floor,
-            lowered: 0,
             window: WINDOW_MIN,
             ready: true,
             busy: false,
@@ -81,6 +78,11 @@ fn next_window(window: usize, seen: &Seen) -> usize {
 }
 
 impl Lane {
+    /// May it be checked out?
+    pub(super) fn is_free(&self, now: Instant) -> bool {
+        !self.busy && !self.wanted && !self.leaving && self.not_before <= now
+    }
+
     pub(super) fn held(&self, lane: i16, most: usize, settled: Settled) -> Held {
         Held {
             lane,

@@ -1,6 +1,5 @@
 //! What is there to publish, and the horizon that decides where to look for it.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -9,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Error, Outbox, Params, Result, row};
 use crate::floor::Writers;
-use crate::lanes::{Held, HeldKeyless, Term};
+use crate::lanes::{Held, HeldKeyless, Lookout, Term};
 use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
@@ -20,6 +19,10 @@ pub struct Claim {
 }
 
 impl Claim {
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.dropped.is_empty()
+    }
+
     /// How many rows came because they were due: their limit is one for all lanes.
     pub fn delayed(&self) -> usize {
         let kept = self.rows.iter().filter(|row| row.delayed).count();
@@ -36,13 +39,81 @@ pub struct Dropped {
     pub delayed: bool,
 }
 
+/// What a look found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// All that its lanes have.
+    pub claim: Claim,
+    /// There are rows without a lane.
+    pub keyless: bool,
+    /// There is more than a look takes along: nothing is known.
+    pub cut: bool,
+}
+
+/// A claim in the making: rows are kept as they come until the byte budget is full, so that memory stays bounded whatever they
+/// weigh. The first row is always kept.
+struct Kept {
+    claim: Claim,
+    budget: usize,
+}
+
+impl Kept {
+    fn within(budget: usize) -> Self {
+        Kept {
+            claim: Claim::default(),
+            budget,
+        }
+    }
+
+    fn keep(&mut self, row: Row) {
+        let size = row.size();
+        if !self.claim.dropped.is_empty() || (size > self.budget && !self.claim.rows.is_empty()) {
+            self.claim.dropped.push(Dropped {
+                id: row.id,
+                lane: row.lane,
+                suspect: row.suspect,
+                delayed: row.delayed,
+            });
+            return;
+        }
+        self.budget = self.budget.saturating_sub(size);
+        self.claim.rows.push(row);
+    }
+}
+
+const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than the term began on");
+
 impl Outbox {
-    /// The lanes with something pending; -2 among them says that nothing is known about the others.
-    pub async fn probe(&self, floor: i64, lanes: &[i16], walk: usize, has_holds: bool) -> Result<HashSet<i16>> {
-        let rows = self
-            .query(&self.statements.probe, &[&floor, &lanes, &(walk as i64), &has_holds])
-            .await?;
-        rows.iter().map(|row| Ok(row.try_get("lane")?)).collect()
+    /// Looks above `lookout.start` for what the lanes of the lookout have, walking at most `walk` rows.
+    pub async fn look(&self, lookout: &Lookout, walk: usize, bytes: usize) -> Result<Found> {
+        let lanes: Vec<i16> = lookout.lanes.iter().map(|held| held.lane).collect();
+        let params: Params<'_> = &[
+            &lookout.start,
+            &lanes,
+            &(walk as i64),
+            &lookout.has_holds,
+            &(lookout.most as i64),
+            &lookout.term.incarnation,
+        ];
+        let keep = async |rows: RowStream| {
+            futures_util::pin_mut!(rows);
+            let mut kept = Kept::within(bytes);
+            let mut flags = None;
+            while let Some(row) = rows.try_next().await? {
+                flags = Some((row.try_get("keyless")?, row.try_get("cut")?));
+                if row.try_get::<_, Option<i64>>("id")?.is_some() {
+                    kept.keep(row::of_lane(&row)?);
+                }
+            }
+            let (keyless, cut) = flags.ok_or(ANOTHER_SERVER)?;
+            Ok(Found {
+                claim: kept.claim,
+                keyless,
+                cut,
+            })
+        };
+        self.on_connection(async |session| session.run(&self.statements.look, params, keep).await)
+            .await
     }
 
     pub async fn claim_lanes(&self, term: &Term, held: &[Held], most: usize, bytes: usize) -> Result<Claim> {
@@ -85,8 +156,6 @@ impl Outbox {
         .await
     }
 
-    /// Reads rows as they come and stops keeping them once the byte budget is full, so that memory stays bounded
-    /// whatever the rows weigh. The first row is always kept.
     async fn claim(
         &self,
         sql: &str,
@@ -96,35 +165,22 @@ impl Outbox {
     ) -> Result<Claim> {
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut claim = Claim::default();
-            let mut budget = bytes;
+            let mut kept = Kept::within(bytes);
             while let Some(row) = rows.try_next().await? {
-                let row = read(&row)?;
-                let size = row.size();
-                if !claim.dropped.is_empty() || (size > budget && !claim.rows.is_empty()) {
-                    claim.dropped.push(Dropped {
-                        id: row.id,
-                        lane: row.lane,
-                        suspect: row.suspect,
-                        delayed: row.delayed,
-                    });
-                    continue;
-                }
-                budget = budget.saturating_sub(size);
-                claim.rows.push(row);
+                kept.keep(read(&row)?);
             }
-            Ok(claim)
+            Ok(kept.claim)
         };
         self.on_connection(async |session| session.run(sql, params, keep).await)
             .await
     }
 
     /// The highest id drawn, and then who was writing. In this order: see `floor`.
-    pub async fn look(&self, term: &Term) -> Result<(i64, Writers)> {
+    pub async fn writers(&self, term: &Term) -> Result<(i64, Writers)> {
         let highest = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
         let now = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;
         if !now.try_get::<_, bool>("same_server")? {
-            return Err(Error::Unexpected("the server is another one than the term began on"));
+            return Err(ANOTHER_SERVER);
         }
         let (names, ids): (Vec<String>, Vec<Option<i64>>) = (now.try_get("writers")?, now.try_get("ids")?);
         Ok((highest.try_get("id")?, names.into_iter().zip(ids).collect()))

@@ -1,6 +1,6 @@
 //! What a batch means for its lanes, before it is sent and after. It talks to no server: all of it is tested as it stands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::breather;
 use crate::floor::{Settled, Sight};
@@ -86,6 +86,23 @@ pub fn discarded(lane: i16) -> Seen {
     }
 }
 
+/// The lane was looked at, and has nothing.
+pub fn nothing_there(lane: i16, settled: Settled) -> Seen {
+    Seen {
+        lane,
+        sight: Some(Sight::of_everything(settled)),
+        ..Seen::default()
+    }
+}
+
+/// The lanes of a lookout that have something in this claim, and the numbers of those that have not.
+pub fn with_rows(lanes: Vec<Held>, claim: &Claim) -> (Vec<Held>, Vec<i16>) {
+    let rows = claim.rows.iter().filter_map(|row| row.lane);
+    let found: HashSet<i16> = rows.chain(claim.dropped.iter().filter_map(|row| row.lane)).collect();
+    let (lanes, empty): (Vec<Held>, Vec<Held>) = lanes.into_iter().partition(|held| found.contains(&held.lane));
+    (lanes, empty.iter().map(|held| held.lane).collect())
+}
+
 pub fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settled, verdict: &Verdict) -> Seen {
     let of_lane: Vec<&Row> = rows.iter().filter(|row| row.lane == Some(held.lane)).collect();
     let is_published = |row: &Row| verdict.published.binary_search(&row.id).is_ok();
@@ -147,7 +164,6 @@ pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdic
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
     use std::time::Duration;
 
     use proptest::prelude::*;
