@@ -750,29 +750,92 @@ pub(crate) mod tests {
         assert_eq!(lanes.owned(), 0);
     }
 
-    #[test]
-    fn a_probe_from_before_a_release_does_not_raise_the_floor_again() {
-        let (lanes, term) = owning(1);
-        let out = take_lanes(&lanes).expect("ready");
-        let done = |sight| Seen {
-            lane: 0,
-            sight: Some(sight),
+    /// Everything there was is published.
+    fn all_done(lane: i16, settled: Settled) -> Seen {
+        Seen {
+            lane,
+            sight: Some(Sight::of_everything(settled)),
             ..Seen::default()
+        }
+    }
+
+    /// All lanes are looked at, and have nothing below this horizon.
+    fn idle_at(settled: i64, count: i16) -> (Lanes, Term) {
+        let (lanes, term) = owning(count);
+        lanes.with_horizon(term.worker, |horizon| horizon.look(settled, &Writers::new()));
+        while let Some(out) = take_lanes(&lanes) {
+            let seen = lanes_of(&out)
+                .into_iter()
+                .map(|lane| all_done(lane, out.settled))
+                .collect();
+            lanes.checkin(&out.term, seen);
+        }
+        (lanes, term)
+    }
+
+    fn numbers(lookout: &Lookout) -> Vec<i16> {
+        lookout.lanes.iter().map(|held| held.lane).collect()
+    }
+
+    #[test]
+    fn a_look_is_a_checkout_of_every_lane_that_has_nothing_from_the_lowest_floor_on() {
+        let (lanes, term) = idle_at(50, 3);
+        let first = lanes.checkout_one(1, Duration::ZERO).expect("idle");
+        lanes.lower_floor(&first.term, 1, Lowered { epoch: 2, floor: 10 }, false);
+        lanes.checkin(
+            &term,
+            vec![all_done(
+                1,
+                Settled {
+                    hard: 20,
+                    soft: 20,
+                    generation: 0,
+                },
+            )],
+        );
+        let before = lanes.outstanding();
+        let busy = lanes.checkout_one(2, Duration::ZERO).expect("idle");
+        let lookout = lanes.checkout_idle(&APPETITE).expect("idle lanes");
+        assert_eq!(numbers(&lookout), [0, 1]);
+        assert_eq!((lookout.start, lookout.most), (20, APPETITE.rows));
+        assert!(
+            lanes.checkout_one(0, Duration::ZERO).is_none(),
+            "a floor is changed by its holder only"
+        );
+        assert_eq!(lanes.outstanding(), before + 2);
+        lanes.checkin(&busy.term, vec![all_done(2, busy.settled)]);
+        lanes.put_back(&lookout);
+        assert_eq!(lanes.outstanding(), before);
+        assert!(take_lanes(&lanes).is_none(), "nothing was learned: none is ready");
+        assert_eq!(
+            numbers(&lanes.checkout_idle(&APPETITE).expect("idle lanes")),
+            [1, 2],
+            "one is wanted"
+        );
+    }
+
+    #[test]
+    fn lanes_that_a_look_found_empty_are_free_while_the_others_are_still_at_work() {
+        let (lanes, term) = idle_at(50, 2);
+        let before = lanes.outstanding();
+        let lookout = lanes.checkout_idle(&APPETITE).expect("idle lanes");
+        lanes.checkin_some(&term, vec![all_done(0, lookout.settled)]);
+        assert_eq!(lanes.outstanding(), before + 1);
+        assert_eq!(numbers(&lanes.checkout_idle(&APPETITE).expect("an idle lane")), [0]);
+    }
+
+    #[test]
+    fn there_is_no_look_under_a_lease_that_ends_too_soon_or_at_what_is_ready() {
+        let (lanes, term) = owning(2);
+        assert!(lanes.checkout_idle(&APPETITE).is_none(), "all is ready");
+        let (idle, _) = idle_at(50, 2);
+        idle.renewed(Instant::now() + Duration::from_secs(5));
+        let long = Appetite {
+            lease_left: Duration::from_secs(6),
+            ..APPETITE
         };
-        let settled = Settled {
-            hard: 50,
-            soft: 50,
-            generation: 0,
-        };
-        let sight = Sight::of_everything(settled);
-        lanes.checkin(&out.term, vec![done(sight)]);
-        lanes.with_horizon(term.worker, |h| h.look(90, &Writers::new()));
-        let scope = lanes.probe_scope().expect("idle lane");
-        lanes.lower_floor(&term, 0, Lowered { epoch: 2, floor: 10 }, false);
-        lanes.probed(&scope, &HashSet::new(), true);
-        let held = take_lanes(&lanes).expect("ready after the release");
-        let Work::Lanes(held) = held.work else { unreachable!() };
-        assert_eq!((held[0].floor, held[0].epoch), (10, 2));
+        assert!(idle.checkout_idle(&long).is_none());
+        assert!(lanes.end_term(term.worker) && lanes.checkout_idle(&APPETITE).is_none());
     }
 
     #[test]
@@ -821,9 +884,12 @@ pub(crate) mod tests {
                 })
                 .collect();
             lanes.checkin(&term, seen);
-            let scope = lanes.probe_scope();
-            if let Some(scope) = scope {
-                lanes.probed(&scope, &HashSet::from([1]), true);
+            if let Some(lookout) = lanes.checkout_idle(&APPETITE) {
+                let seen = lookout.lanes.iter().map(|held| Seen {
+                    lane: held.lane,
+                    ..Seen::default()
+                });
+                lanes.checkin(&term, seen.collect());
             }
         }
         let inner = lanes.lock();

@@ -12,7 +12,8 @@ use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 use self::batch::{
-    discarded, flag_suspects, given_back, in_order, nothing_there, see_keyless, see_lane, unseen, with_floors, with_rows,
+    discarded, flag_suspects, given_back, in_order, nothing_there, see_keyless, see_lane, unseen, with_floors,
+    with_rows,
 };
 use crate::failpoint;
 use crate::floor::Settled;
@@ -129,7 +130,11 @@ impl Relay {
     async fn look(&self, turn: Turn<'_>) {
         let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
             // Either everything is known to be ready or at work, or nothing is ours.
-            let look = if self.lanes.owned() > 0 { Look::Something } else { Look::Nothing };
+            let look = if self.lanes.owned() > 0 {
+                Look::Something
+            } else {
+                Look::Nothing
+            };
             return turn.over(look);
         };
         let began = Instant::now();
@@ -158,14 +163,20 @@ impl Relay {
             return turn.over(Look::Blind);
         }
         let is_empty = found.claim.is_empty();
-        turn.over(if is_empty && !found.keyless { Look::Nothing } else { Look::Something });
+        turn.over(if is_empty && !found.keyless {
+            Look::Nothing
+        } else {
+            Look::Something
+        });
         let (lanes, empty) = with_rows(lookout.lanes, &found.claim);
         let seen = empty.iter().map(|lane| nothing_there(*lane, lookout.settled)).collect();
         if is_empty {
             return self.lanes.checkin(&lookout.term, seen);
         }
         self.lanes.checkin_some(&lookout.term, seen);
-        let seen = self.relay_claim(&lookout.term, lookout.settled, &lanes, found.claim, began).await;
+        let seen = self
+            .relay_claim(&lookout.term, lookout.settled, &lanes, found.claim, began)
+            .await;
         self.lanes.checkin(&lookout.term, seen);
     }
 
@@ -182,7 +193,10 @@ impl Relay {
     async fn relay_lanes(&self, checkout: &Checkout, held: &[Held]) -> Vec<Seen> {
         let began = Instant::now();
         match self.claim_lanes(checkout, held).await {
-            Ok(Some(claim)) => self.relay_claim(&checkout.term, checkout.settled, held, claim, began).await,
+            Ok(Some(claim)) => {
+                self.relay_claim(&checkout.term, checkout.settled, held, claim, began)
+                    .await
+            }
             Ok(None) => held.iter().map(|h| discarded(h.lane)).collect(),
             Err(error) => {
                 self.claim_failed(&error);
@@ -192,7 +206,14 @@ impl Relay {
     }
 
     /// Publishes and marks what was claimed of these lanes.
-    async fn relay_claim(&self, term: &Term, settled: Settled, held: &[Held], claim: Claim, began: Instant) -> Vec<Seen> {
+    async fn relay_claim(
+        &self,
+        term: &Term,
+        settled: Settled,
+        held: &[Held],
+        claim: Claim,
+        began: Instant,
+    ) -> Vec<Seen> {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let slow = self.is_slow(began);
         failpoint::hit("after_claim").await;

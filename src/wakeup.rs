@@ -102,7 +102,11 @@ impl Turn<'_> {
         if matches!(look, Look::Something | Look::Blind) {
             self.pace.last_found = now;
         }
-        self.pace.failures = if look == Look::Failed { self.pace.failures + 1 } else { 0 };
+        self.pace.failures = if look == Look::Failed {
+            self.pace.failures + 1
+        } else {
+            0
+        };
         let wait = delay(now - self.pace.last_found, self.poll_max);
         self.pace.due = now
             + match look {
@@ -125,5 +129,32 @@ mod tests {
         assert_eq!(delay(Duration::from_secs(3600), most), most);
         let less = Duration::from_millis(1);
         assert_eq!(delay(Duration::ZERO, less), less, "as the operator wants it");
+    }
+
+    /// How long after a look, in milliseconds, the next one is due.
+    async fn wait_after(watch: &Watch, look: Look) -> u128 {
+        let turn = watch.turn().await;
+        turn.over(look);
+        let pace = watch.pace.try_lock().expect("nobody is at it");
+        (pace.due - Instant::now()).as_millis() + 1
+    }
+
+    #[tokio::test]
+    async fn one_looks_at_a_time_and_not_before_it_is_time() {
+        let watch = Watch::new(Duration::from_secs(1));
+        let turn = watch.due().expect("the first look is due at once");
+        assert!(watch.due().is_none(), "somebody is at it");
+        turn.over(Look::Something);
+        assert!(watch.due().is_none(), "it was just looked");
+        watch.turn().await.over(Look::Nothing);
+    }
+
+    #[tokio::test]
+    async fn a_blind_look_and_a_failed_one_are_not_repeated_at_once() {
+        let watch = Watch::new(Duration::from_secs(1));
+        assert!(wait_after(&watch, Look::Something).await <= POLL_MIN.as_millis());
+        assert!(wait_after(&watch, Look::Blind).await > POLL_MIN.as_millis());
+        assert!(wait_after(&watch, Look::Failed).await > AFTER_BLIND_LOOK.as_millis());
+        assert!(!watch.turn().await.is_first_failure());
     }
 }
