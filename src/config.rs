@@ -158,7 +158,7 @@ pub struct RunArgs {
     #[arg(
         long,
         env = "OUTBOXD_POLL_INTERVAL_MAX",
-        default_value = "2s",
+        default_value = "2500ms",
         value_name = "DURATION"
     )]
     pub poll_interval_max: String,

@@ -15,7 +15,7 @@ pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// Commands, inbox, duplicates: less urgent than the backlog, and not everybody has any.
-const INTAKE_EVERY: Duration = Duration::from_secs(30);
+const INTAKE_EVERY: Duration = Duration::from_secs(60);
 /// The most rows a sample walks: an estimate of the backlog must not become a load.
 const SAMPLE_WALK: i64 = 10_000;
 /// One step of retention, and the rest after it.

@@ -495,6 +495,12 @@ impl Lanes {
         (inner.keyless.floor, inner.keyless.stored.epoch)
     }
 
+    /// Has the floor of the rows without a lane moved since it was read?
+    pub fn keyless_moved(&self) -> bool {
+        let inner = self.lock();
+        inner.keyless.floor.hard() > inner.keyless.stored.floor
+    }
+
     /// What the database says of the rows without a lane. Another process may have lowered the floor.
     pub fn keyless_read(&self, worker: Uuid, stored: KeylessStored) {
         let mut inner = self.lock();

@@ -26,6 +26,8 @@ pub struct Lease {
 
 /// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
 const STORE_FLOORS_EVERY: Duration = Duration::from_secs(10);
+/// What another process has changed about the rows without a lane is noticed at most this much later.
+const READ_KEYLESS_EVERY: Duration = Duration::from_secs(20);
 
 /// Before registration is tried again.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
@@ -171,6 +173,7 @@ async fn hold_term(
     stop: &CancellationToken,
 ) {
     let mut floors_stored = Instant::now();
+    let mut keyless_read = Instant::now();
     let mut renew_at = Instant::now();
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
@@ -197,6 +200,10 @@ async fn hold_term(
         if floors_stored.elapsed() >= STORE_FLOORS_EVERY {
             floors_stored = Instant::now();
             store_floors(lanes, outbox, &term).await;
+            if lanes.keyless_moved() || keyless_read.elapsed() >= READ_KEYLESS_EVERY {
+                keyless_read = Instant::now();
+                refresh_keyless(lanes, outbox, &term).await;
+            }
         }
         let next = renew_at.saturating_duration_since(Instant::now());
         let next = if lanes.any_leaving() {
@@ -349,12 +356,15 @@ async fn store_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) {
             Err(error) => warn!(%error, "cannot store floors; they will be stored later"),
         }
     }
-    if let Err(error) = refresh_keyless(lanes, outbox, term).await {
+}
+
+async fn refresh_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) {
+    if let Err(error) = exchange_keyless(lanes, outbox, term).await {
         warn!(%error, "cannot store the floor of keyless rows; it will be stored later");
     }
 }
 
-async fn refresh_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
+async fn exchange_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
     let (floor, epoch) = lanes.keyless_floor();
     let Some(stored) = outbox.keyless(term.incarnation).await? else {
         return Ok(());
