@@ -352,7 +352,7 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// Check out what is not known to be ready. `None`: there is nothing to ask.
+    /// Check out every lane that is not known to be ready. `None`: there is none.
     pub fn checkout_idle(&self, appetite: &Appetite) -> Option<Lookout> {
         let now = Instant::now();
         let mut inner = self.lock();
@@ -369,8 +369,8 @@ impl Lanes {
                 lane.held(*number, appetite.rows, settled)
             })
             .collect();
-        let starts = lanes.iter().map(|held| held.start);
-        let start = starts.chain(keyless.map(|floor| floor.start(settled))).min()?;
+        let lowest = lanes.iter().map(|held| held.start).min()?;
+        let start = keyless.map_or(lowest, |floor| lowest.min(floor.start(settled)));
         self.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Lookout {
             term,
@@ -398,22 +398,20 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// There are rows without a lane.
-    pub fn found_keyless(&self, term: &Term) {
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|current| current.worker == term.worker) {
-            inner.keyless.ready = true;
-        }
-        drop(inner);
+    /// There may be rows without a lane.
+    pub fn try_keyless(&self) {
+        self.lock().keyless.ready = true;
         self.changed.notify_waiters();
     }
 
-    /// When a pause ends that something ready waits for.
-    pub fn next_ready(&self) -> Option<Instant> {
+    /// When the next pause ends that something ready waits for. Whoever waits for anything else is woken by [`Lanes::changed`].
+    pub fn pause_ends(&self) -> Option<Instant> {
+        let now = Instant::now();
         let inner = self.lock();
-        let lanes = inner.lanes.values().filter(|lane| lane.ready && !lane.busy);
+        let lanes = inner.lanes.values().filter(|lane| lane.ready);
         let keyless = inner.keyless.not_before.filter(|_| inner.keyless.ready);
-        lanes.map(|lane| lane.not_before).chain(keyless).min()
+        let pauses = lanes.map(|lane| lane.not_before).chain(keyless);
+        pauses.filter(|ends| *ends > now).min()
     }
 
     /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.

@@ -70,7 +70,7 @@ const TURN_MOST: Duration = Duration::from_secs(10);
 /// The most rows a look walks before it says that it does not know.
 const WALK_MOST: usize = 1000;
 
-async fn pause_ends(at: Option<Instant>) {
+async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at.into()).await,
         None => std::future::pending().await,
@@ -101,7 +101,7 @@ impl Relay {
                 tokio::select! {
                     () = changed => {}
                     turn = self.watch.turn() => self.look(turn).await,
-                    () = pause_ends(self.lanes.next_ready()) => {}
+                    () = until(self.lanes.pause_ends()) => {}
                     () = draining.cancelled() => return,
                 }
             }
@@ -129,13 +129,7 @@ impl Relay {
     /// Asks for what lanes without a known backlog have, and relays it: a claim of them all in one walk along the ids.
     async fn look(&self, turn: Turn<'_>) {
         let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
-            // Either everything is known to be ready or at work, or nothing is ours.
-            let look = if self.lanes.owned() > 0 {
-                Look::Something
-            } else {
-                Look::Nothing
-            };
-            return turn.over(look);
+            return turn.over(self.look_without_lanes());
         };
         let began = Instant::now();
         let found = match self.found(&lookout).await {
@@ -154,7 +148,7 @@ impl Relay {
             }
         };
         if found.keyless || found.cut {
-            self.lanes.found_keyless(&lookout.term);
+            self.lanes.try_keyless();
         }
         if found.cut {
             self.lanes.want_horizon();
@@ -178,6 +172,16 @@ impl Relay {
             .relay_claim(&lookout.term, lookout.settled, &lanes, found.claim, began)
             .await;
         self.lanes.checkin(&lookout.term, seen);
+    }
+
+    /// Every lane of ours is known to be ready or is at work. Rows without a lane have an index of their own: a claim tells.
+    fn look_without_lanes(&self) -> Look {
+        self.lanes.try_keyless();
+        if self.lanes.owned() > 0 {
+            Look::Blind
+        } else {
+            Look::Nothing
+        }
     }
 
     /// `None`: as in [`Relay::claim_lanes`].

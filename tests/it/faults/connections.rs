@@ -26,7 +26,7 @@ async fn connections_killed_ten_times_a_second_make_no_crash_loop() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let over = fault.over();
-    assert!(killed > 100, "{killed} connections were killed");
+    assert!(killed > 50, "{killed} connections were killed");
     trickle.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relays[0], &relays[1]]).await;
