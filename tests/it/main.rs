@@ -8,6 +8,7 @@ mod examples;
 mod faults;
 mod idempotency;
 mod life;
+mod look;
 mod order;
 mod purge;
 mod record;

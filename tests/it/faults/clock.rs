@@ -37,9 +37,9 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
     assert_eq!(world.count(clocks).await, 3, "every lease ends when it should");
     dying.kill();
     let over = fault.over();
+    trickle.stop();
     // In every lane, also in those of the dead worker.
     world.fill(&topic, 1000, 100).await;
-    trickle.stop();
     let recovered = over.until_drained(&world).await;
     assert!(
         world.takes().await > takes,

@@ -1,0 +1,151 @@
+//! The statement that looks for rows and takes along what it finds, as shipped.
+
+use tokio_postgres::types::ToSql;
+
+use crate::support::*;
+
+const LOOK: &str = include_str!("../../src/outbox/look.sql");
+
+/// What a look answers: the ids with whether each was delayed, whether there are rows without a lane, whether it was cut.
+#[derive(Debug, Default, PartialEq)]
+struct Answer {
+    rows: Vec<(i64, bool)>,
+    keyless: bool,
+    cut: bool,
+}
+
+struct Look {
+    start: i64,
+    lanes: Vec<i16>,
+    walk: i64,
+    has_holds: bool,
+    most: i64,
+}
+
+impl Default for Look {
+    fn default() -> Self {
+        Look {
+            start: 0,
+            lanes: (0..64).collect(),
+            walk: 1000,
+            has_holds: false,
+            most: 100,
+        }
+    }
+}
+
+impl Look {
+    /// `None`: no answer at all.
+    async fn at(&self, world: &World, incarnation: &str) -> Option<Answer> {
+        let text = LOOK.replace("$6", &format!("({incarnation})"));
+        let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
+        let rows = world.db.query(&text, &params).await.expect("answered");
+        let first = rows.first()?;
+        let mut answer = Answer {
+            keyless: first.get("keyless"),
+            cut: first.get("cut"),
+            ..Answer::default()
+        };
+        let found = rows.iter().filter(|row| row.get::<_, Option<i64>>("id").is_some());
+        answer.rows = found.map(|row| (row.get("id"), row.get("delayed"))).collect();
+        answer.rows.sort_unstable();
+        Some(answer)
+    }
+
+    async fn answer(&self, world: &World) -> Answer {
+        let here = "SELECT incarnation FROM outbox.server";
+        self.at(world, here).await.expect("an answer")
+    }
+}
+
+/// Three rows of the keys a, b, a.
+async fn three_rows() -> (World, [i64; 3]) {
+    let world = World::new().await;
+    let rows = [(Some("a"), vec![1]), (Some("b"), vec![2]), (Some("a"), vec![3])];
+    let ids = world.insert("orders", &rows).await;
+    (world, [ids[0], ids[1], ids[2]])
+}
+
+fn fresh(ids: &[i64]) -> Answer {
+    Answer {
+        rows: ids.iter().map(|id| (*id, false)).collect(),
+        ..Answer::default()
+    }
+}
+
+#[tokio::test]
+async fn a_look_takes_along_what_is_pending_above_its_start_in_the_lanes_it_asks_for() {
+    let (world, [first, second, third]) = three_rows().await;
+    assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
+    let above = Look {
+        start: first,
+        ..Look::default()
+    };
+    assert_eq!(above.answer(&world).await, fresh(&[second, third]));
+    let lane = world.count("SELECT lane::bigint FROM outbox.message WHERE key = 'b'").await as i16;
+    let one = Look {
+        lanes: vec![lane],
+        ..Look::default()
+    };
+    assert_eq!(one.answer(&world).await, fresh(&[second]));
+    world
+        .execute(&format!("UPDATE outbox.message SET published_at = now() WHERE id = {second}"))
+        .await;
+    assert_eq!(Look::default().answer(&world).await, fresh(&[first, third]));
+}
+
+#[tokio::test]
+async fn a_look_that_sees_more_than_it_takes_answers_only_that() {
+    let (world, _) = three_rows().await;
+    let cut = Answer {
+        cut: true,
+        ..Answer::default()
+    };
+    let few = Look {
+        most: 2,
+        ..Look::default()
+    };
+    assert_eq!(few.answer(&world).await, cut);
+    let short = Look {
+        walk: 3,
+        ..Look::default()
+    };
+    assert_eq!(short.answer(&world).await, cut, "there may be more behind");
+    world
+        .execute("UPDATE outbox.message SET available_at = now() - interval '1 s'")
+        .await;
+    assert_eq!(few.answer(&world).await, cut, "also of those that were delayed");
+}
+
+#[tokio::test]
+async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a_lane() {
+    let (world, [first, second, third]) = three_rows().await;
+    world
+        .execute(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT lane, topic, 'k:b', 0, 'sick', now() FROM outbox.message WHERE key = 'b'",
+        )
+        .await;
+    let holding = Look {
+        has_holds: true,
+        ..Look::default()
+    };
+    assert_eq!(holding.answer(&world).await, fresh(&[first, third]));
+    assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
+    let delay = |id, when| format!("UPDATE outbox.message SET available_at = now() {when} WHERE id = {id}");
+    world.execute(&delay(first, "+ interval '1 hour'")).await;
+    world.execute(&delay(third, "- interval '1 s'")).await;
+    world.insert("orders", &[(None, vec![4])]).await;
+    let answer = Answer {
+        rows: vec![(third, true)],
+        keyless: true,
+        cut: false,
+    };
+    assert_eq!(holding.answer(&world).await, answer);
+}
+
+#[tokio::test]
+async fn a_look_at_another_server_than_the_term_began_on_has_no_answer() {
+    let (world, _) = three_rows().await;
+    assert_eq!(Look::default().at(&world, "SELECT now()").await, None);
+}
