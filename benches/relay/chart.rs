@@ -6,8 +6,9 @@ use crate::report::number;
 use crate::spread::Spread;
 use crate::svg::{TOP, titled};
 
-const WIDTH: f64 = 900.0;
-const LEFT: f64 = 330.0;
+const WIDTH: f64 = 960.0;
+/// Room for the labels.
+const LEFT: f64 = 390.0;
 /// Room for the number behind a bar.
 const RIGHT: f64 = 110.0;
 const LINE: f64 = 24.0;

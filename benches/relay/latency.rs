@@ -14,7 +14,7 @@ use crate::load::{self, Commit, Load};
 use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
-use crate::report::{Cell, Section, Table};
+use crate::report::{Cell, Section, Table, number};
 use crate::spread::{Spread, percentile};
 use crate::target::{Others, Target};
 use crate::textbook::{self, Textbook};
@@ -246,7 +246,8 @@ fn chart(entries: &[Entry]) -> Chart {
             Contestant::Textbook => Whose::Other,
         };
         for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
-            let label = format!("{} commits/s: {}, {name}", entry.rate, entry.contestant.name());
+            let rate = number(entry.rate as f64, 0);
+            let label = format!("{rate} commits/s: {}, {name}", entry.contestant.name());
             bars.extend(entry.latency(share).map(|value| Bar { label, whose, value }));
         }
     }
