@@ -1,14 +1,19 @@
 //! The parts of the hot path that do no I/O, a batch of the usual size at a time: `make bench-pure`.
 
 use std::hint::black_box;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use outboxd::message::{Body, Outcome, Row};
+use outboxd::floor::Sight;
+use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Seen, Taken, Term, Work};
+use outboxd::message::{Body, KEYLESS, Outcome, Row};
+use outboxd::publisher::headers;
 use outboxd::verdict::{OnDead, Policy, judge};
+use rdkafka::producer::BaseRecord;
 use uuid::Uuid;
 
 const BATCH: i64 = 2_000;
+const LANES: i16 = 64;
 const PARTITIONS: i32 = 8;
 
 const POLICY: Policy = Policy {
@@ -21,7 +26,7 @@ const POLICY: Policy = Policy {
 fn row(id: i64) -> Row {
     Row {
         id,
-        lane: Some((id % 64) as i16),
+        lane: Some((id % i64::from(LANES)) as i16),
         message_id: Uuid::from_u128(id as u128),
         topic: "orders".to_owned(),
         key: Some(format!("key-{}", id % 1000)),
@@ -57,6 +62,72 @@ fn verdict(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// One process that owns every lane.
+fn all_lanes() -> Lanes {
+    let lanes = Lanes::default();
+    let term = Term {
+        worker: Uuid::from_u128(1),
+        incarnation: SystemTime::UNIX_EPOCH,
+        ends: Instant::now() + Duration::from_secs(3_600),
+    };
+    lanes.begin_term(term, KeylessStored::default());
+    let taken = |lane| Taken {
+        lane,
+        epoch: 1,
+        floor: 0,
+        suspect_rows: 0,
+        suspect_until: 0,
+        recovered: false,
+        has_holds: false,
+    };
+    lanes.add(term.worker, &(0..LANES).map(taken).collect::<Vec<_>>());
+    lanes
+}
+
+/// Every lane had more than it was asked for, and all of that was published. There are no rows without a lane.
+fn seen(checkout: &Checkout) -> Vec<Seen> {
+    let sight = Sight::of_everything(checkout.settled);
+    let full = |held: &Held| Seen {
+        lane: held.lane,
+        rows: held.most,
+        full: true,
+        sight: Some(Sight {
+            cut_at: Some(held.most as i64),
+            ..sight
+        }),
+        highest_id: held.most as i64,
+        published: (1..=held.most as i64).collect(),
+        counted: held.most,
+        ..Seen::default()
+    };
+    match &checkout.work {
+        Work::Lanes(held) => held.iter().map(full).collect(),
+        Work::Keyless(_) => vec![Seen {
+            lane: KEYLESS,
+            sight: Some(sight),
+            ..Seen::default()
+        }],
+    }
+}
+
+fn batch(criterion: &mut Criterion) {
+    let lanes = all_lanes();
+    let appetite = Appetite {
+        rows: BATCH as usize,
+        tasks: 2,
+        lease_left: Duration::ZERO,
+    };
+    let mut group = criterion.benchmark_group("batch");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    group.bench_function("cut among full lanes, and given back", |bencher| {
+        bencher.iter(|| {
+            let checkout = lanes.checkout(black_box(&appetite)).expect("all lanes are ready");
+            lanes.checkin(&checkout.term, seen(&checkout));
+        });
+    });
+    group.finish();
+}
+
 fn record(criterion: &mut Criterion) {
     let rows: Vec<Row> = (1..=BATCH).map(row).collect();
     let mut group = criterion.benchmark_group("row to record");
@@ -77,8 +148,20 @@ fn record(criterion: &mut Criterion) {
             }
         });
     });
+    group.bench_function("whole", |bencher| {
+        bencher.iter(|| {
+            for row in &rows {
+                let key = row.record_key();
+                let record = BaseRecord::<[u8], [u8]>::to(&row.topic)
+                    .partition(row.place().partition(PARTITIONS).unwrap_or(0))
+                    .key(key.as_bytes())
+                    .headers(headers(row));
+                black_box(row.body.as_bytes().map(|body| record.payload(body)));
+            }
+        });
+    });
     group.finish();
 }
 
-criterion_group!(benches, verdict, record);
+criterion_group!(benches, verdict, batch, record);
 criterion_main!(benches);

@@ -154,7 +154,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Verify(args) => verify::verify(&args).await,
         Command::Purge(args) => purge::purge(&args).await,
         Command::Demo(args) => demo::demo(&args).await,
-        Command::Healthcheck(args) => healthcheck::healthcheck(&args).await,
+        Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
 }
 

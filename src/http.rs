@@ -1,6 +1,9 @@
-//! `/metrics`, `/livez`, `/readyz`.
+//! `/metrics`, `/livez`, `/readyz`: answered, and asked for.
 
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -26,7 +29,7 @@ pub async fn serve(
     health: Arc<Health>,
     metrics: PrometheusHandle,
     stop: CancellationToken,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     let routes = Router::new()
         .route("/metrics", get(scrape))
         .route("/livez", get(alive))
@@ -57,4 +60,26 @@ async fn ready(State(shared): State<Shared>) -> (StatusCode, &'static str) {
         return (StatusCode::SERVICE_UNAVAILABLE, "the schema is not verified yet\n");
     }
     (StatusCode::OK, "ready\n")
+}
+
+/// The whole answer of a daemon, its head included. Waits for it without yielding: nothing for a daemon itself to call.
+pub fn ask(address: &str, path: &str, patience: Duration) -> io::Result<String> {
+    let mut stream = connect(address, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// A name may stand for several addresses, of which the daemon listens on one.
+fn connect(address: &str, patience: Duration) -> io::Result<TcpStream> {
+    let mut connected: io::Result<TcpStream> = Err(io::ErrorKind::AddrNotAvailable.into());
+    for address in address.to_socket_addrs()? {
+        connected = connected.or_else(|_| TcpStream::connect_timeout(&address, patience));
+    }
+    connected
 }

@@ -35,6 +35,8 @@ use crate::metrics;
 use producer::{Producer, Report, Wave};
 use topics::{Topic, Topics};
 
+pub use producer::headers;
+
 /// After the deadline, healthy answers still have this long before everything is purged.
 const LATE_ANSWERS: Duration = Duration::from_secs(1);
 /// After a fatal error some reports come only after a purge, but answers that are on their way should come first: a record

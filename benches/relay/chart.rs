@@ -4,30 +4,21 @@ use std::fmt::Write as _;
 
 use crate::report::number;
 use crate::spread::Spread;
+use crate::svg::{TOP, titled};
 
-const WIDTH: f64 = 900.0;
-const LEFT: f64 = 330.0;
+const WIDTH: f64 = 960.0;
+/// Room for the labels.
+const LEFT: f64 = 390.0;
 /// Room for the number behind a bar.
 const RIGHT: f64 = 110.0;
-const TOP: f64 = 44.0;
 const LINE: f64 = 24.0;
 const BAR: f64 = 14.0;
-
-/// Colours that are readable on white and on black, by what the viewer prefers.
-const STYLE: &str = "<style>
-  text { font: 12px system-ui, sans-serif; fill: #333 }
-  .title { font-size: 15px; font-weight: 600 }
-  .whisker { stroke: #333; stroke-width: 1 }
-  .ours { fill: #0969da }
-  .limit { fill: #8c959f }
-  .other { fill: #d1242f; opacity: .75 }
-  @media (prefers-color-scheme: dark) { text { fill: #ddd } .whisker { stroke: #ddd } .ours { fill: #58a6ff } .other { fill: #ff7b72 } }
-</style>";
 
 pub struct Chart {
     /// Of the file, without its end.
     pub name: &'static str,
-    pub title: String,
+    pub title: &'static str,
+    pub unit: &'static str,
     pub places: usize,
     pub bars: Vec<Bar>,
 }
@@ -64,16 +55,12 @@ impl Chart {
             .map(|bar| bar.value.max)
             .fold(f64::MIN_POSITIVE, f64::max);
         let height = TOP + LINE * self.bars.len() as f64 + 8.0;
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n{STYLE}\n\
-             <text class=\"title\" x=\"8\" y=\"22\">{}</text>\n",
-            self.title
-        );
+        let mut out = String::new();
         for (line, bar) in self.bars.iter().enumerate() {
             // Writing to a String cannot fail.
             let _ = self.draw(&mut out, bar, TOP + LINE * line as f64, most);
         }
-        out + "</svg>\n"
+        titled(self.title, WIDTH, height, &out)
     }
 
     fn draw(&self, out: &mut String, bar: &Bar, y: f64, most: f64) -> std::fmt::Result {
@@ -98,7 +85,11 @@ impl Chart {
             x(min),
             x(max)
         )?;
-        let label = number(median, self.places);
-        writeln!(out, "<text x=\"{:.1}\" y=\"{text}\">{label}</text>", x(max) + 6.0)
+        let (label, unit) = (number(median, self.places), self.unit);
+        writeln!(
+            out,
+            "<text x=\"{:.1}\" y=\"{text}\">{label} {unit}</text>",
+            x(max) + 6.0
+        )
     }
 }

@@ -1,5 +1,6 @@
-//! What a message costs, counted: WAL, processor time, statements; and what the application's own INSERT costs.
+//! What a message costs, counted: WAL, processor time, statements, allocations; and what the application's own INSERT costs.
 
+use crate::allocations::Allocations;
 use crate::application::{self, Commit};
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
@@ -10,7 +11,7 @@ use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
-use crate::target::Target;
+use crate::target::{Others, Target};
 use crate::textbook::Textbook;
 use crate::wal::{self, Moment};
 use crate::{Bench, Outcome};
@@ -40,12 +41,14 @@ struct Entry {
     contestant: Contestant,
     rows: i64,
     costs: Vec<Cost>,
+    /// Unknown where the relay is a part of this harness.
+    allocations: Option<f64>,
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = entries(bench);
     let mut commits = Vec::new();
-    let progress = Progress::new("cost", (entries.len() + 1) * bench.rounds);
+    let progress = Progress::new("cost", (entries.len() + 1) * bench.rounds + entries.len());
     for round in 1..=bench.rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.contestant.name()));
@@ -54,6 +57,11 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         }
         progress.step(&format!("round {round}, single-row commits"));
         commits.push(application::measure(&bench.stack, bench.size.commits).await?);
+        progress.done();
+    }
+    for entry in &mut entries {
+        progress.step(&format!("allocations, {}", entry.contestant.name()));
+        entry.allocations = allocations(bench, entry.contestant).await?;
         progress.done();
     }
     Ok(section(&entries, &commits))
@@ -70,6 +78,7 @@ fn entries(bench: &Bench) -> Vec<Entry> {
             _ => bench.size.cost_rows,
         },
         costs: Vec::new(),
+        allocations: None,
     };
     contestants.into_iter().map(entry).collect()
 }
@@ -89,9 +98,9 @@ async fn measure(bench: &Bench, contestant: Contestant, rows: i64) -> Outcome<Co
         }
     };
     let meter = Meter::start(&place).await?;
-    let relay_us = match contestant {
-        Contestant::Keyed(mode) | Contestant::Keyless(mode) => Some(outboxd(&place, mode, rows).await? / rows as f64),
-        Contestant::Textbook => {
+    let relay_us = match contestant.mode() {
+        Some(mode) => Some(outboxd(&place, mode, rows).await? / rows as f64),
+        None => {
             Textbook::new(&place).await?.drain().await?;
             None
         }
@@ -123,6 +132,31 @@ async fn outboxd(place: &Place, mode: Mode, rows: i64) -> Outcome<f64> {
     // Sessions tell what they have counted when they end.
     process.stop().await?;
     Ok(cpu_us)
+}
+
+/// Connections, statements and topics are made once: they are no message's cost.
+const WARM_UP_ROWS: i64 = 2_000;
+
+/// Allocations of the relay for one message. In a run of their own, since counting takes time; and in one: counts do not jitter.
+async fn allocations(bench: &Bench, contestant: Contestant) -> Outcome<Option<f64>> {
+    let Some(mode) = contestant.mode() else {
+        return Ok(None);
+    };
+    let (shape, rows) = (contestant.shape(), bench.size.cost_rows);
+    let place = Place::new(&bench.stack, shape).await?;
+    let allocations = Allocations::new();
+    let flags = ["--on-published", mode.name()];
+    let process = Process::start_in(allocations.environment(), &place, &flags)?;
+    place.insert(shape, WARM_UP_ROWS).await?;
+    place.drained().await?;
+    let before = allocations.so_far();
+    place.insert(shape, rows).await?;
+    place.drained().await?;
+    let counted = allocations.so_far() - before;
+    place.expect_delivered(WARM_UP_ROWS + rows)?;
+    drop(process);
+    place.remove().await?;
+    Ok(Some(counted as f64 / rows as f64))
 }
 
 /// What PostgreSQL did since.
@@ -169,6 +203,14 @@ impl Contestant {
         }
     }
 
+    /// None where the relay is not ours.
+    fn mode(self) -> Option<Mode> {
+        match self {
+            Contestant::Keyed(mode) | Contestant::Keyless(mode) => Some(mode),
+            Contestant::Textbook => None,
+        }
+    }
+
     fn shape(self) -> Shape {
         match self {
             Contestant::Keyless(_) => Shape::Keyless,
@@ -200,6 +242,7 @@ impl Entry {
             Cell::Spread(self.spread(|cost| cost.wal_images), 0),
             Cell::Spread(self.spread(|cost| cost.postgres_us), 1),
             Cell::Spread(self.relay_us(), 1),
+            Cell::Number(self.allocations, 1),
             Cell::Spread(self.spread(|cost| cost.statements * 1000.0), 2),
             Cell::Spread(self.spread(|cost| cost.vacuum_wal), 0),
             Cell::Spread(self.spread(|cost| cost.vacuum_us), 1),
@@ -213,7 +256,8 @@ fn section(entries: &[Entry], commits: &[Commit]) -> Section {
         title: "Cost of a message",
         note: "Counted while a backlog of rows of about 200 bytes is drained, start and stop of the relay included. WAL without \
                full-page images, and those beside it; processor time of all of PostgreSQL and of the relay; statements by the \
-               transactions that PostgreSQL counts, each statement being one. Vacuum runs later and on its own: what it does about \
+               transactions that PostgreSQL counts, each statement being one; allocations of the relay, the Kafka client's \
+               included, in a run of their own after a warm-up. Vacuum runs later and on its own: what it does about \
                the rows that were marked is shown apart. The second table is the application's side: one row and its commit, from \
                one session, against a table of topic, key and payload with nothing but a primary key."
             .to_owned(),
@@ -231,6 +275,7 @@ fn costs(entries: &[Entry]) -> Table {
             "full-page images B",
             "PostgreSQL µs",
             "relay µs",
+            "relay's allocations",
             "statements per 1,000",
             "vacuum WAL B",
             "vacuum µs",
@@ -267,42 +312,58 @@ fn chart(entries: &[Entry]) -> Chart {
     };
     Chart {
         name: "wal",
-        title: "Bytes of WAL that the relay causes for each message, without full-page images".to_owned(),
+        title: "Bytes of WAL that the relay causes for each message, without full-page images",
+        unit: "B",
         places: 0,
         bars: entries.iter().filter_map(bar).collect(),
     }
 }
 
 fn targets(entries: &[Entry], commits: &[Commit]) -> Vec<Target> {
-    let keyed = |mode| entries.iter().find(|entry| entry.contestant == Contestant::Keyed(mode));
-    let wal = |mode| Some(keyed(mode)?.spread(|cost| cost.wal)?.median);
-    let postgres = |mode| Some(keyed(mode)?.spread(|cost| cost.postgres_us)?.median);
-    let relay = Mode::ALL
-        .into_iter()
-        .filter_map(|mode| Some(keyed(mode)?.relay_us()?.median));
+    let median = |contestant, of: fn(&Cost) -> f64| {
+        let entry = entries.iter().find(|entry| entry.contestant == contestant)?;
+        Some(entry.spread(of)?.median)
+    };
+    let target = |what: &str, mode: Mode, most, of| {
+        let promise = format!("{what} a message, {}", mode.name());
+        Target::at_most(promise, most, median(Contestant::Keyed(mode), of)).at_a_glance(Others {
+            textbook: median(Contestant::Textbook, of),
+            ..Others::default()
+        })
+    };
+    let wal = |mode, most| target("WAL", mode, most, |cost| cost.wal).shown("B", 0);
+    let postgres = |mode, most| {
+        let target = target("PostgreSQL's processor time", mode, most, |cost| cost.postgres_us);
+        target.shown("µs", 1)
+    };
+    let keyed = || {
+        entries
+            .iter()
+            .filter(|entry| matches!(entry.contestant, Contestant::Keyed(_)))
+    };
+    let relay_us = keyed().filter_map(|entry| Some(entry.relay_us()?.median));
+    let allocations = keyed().filter_map(|entry| entry.allocations);
     let insert = Spread::of(commits.iter().map(|commit| commit.outbox / commit.bare));
     vec![
-        Target::at_most("WAL a message, delete", 100.0, wal(Mode::Delete)).shown("B", 0),
-        Target::at_most("WAL a message, keep", 250.0, wal(Mode::Keep)).shown("B", 0),
-        Target::at_most("WAL a message, archive", 450.0, wal(Mode::Archive)).shown("B", 0),
+        wal(Mode::Delete, 100.0),
+        wal(Mode::Keep, 250.0),
+        wal(Mode::Archive, 450.0),
+        postgres(Mode::Delete, 12.0),
+        postgres(Mode::Keep, 17.0),
         Target::at_most(
             "relay's processor time a message, the dearest mode",
             6.0,
-            relay.reduce(f64::max),
+            relay_us.reduce(f64::max),
         )
-        .shown("µs", 1),
+        .shown("µs", 1)
+        .at_a_glance(Others::default()),
         Target::at_most(
-            "PostgreSQL's processor time a message, delete",
-            12.0,
-            postgres(Mode::Delete),
+            "relay's allocations a message, the dearest mode",
+            10.5,
+            allocations.reduce(f64::max),
         )
-        .shown("µs", 1),
-        Target::at_most(
-            "PostgreSQL's processor time a message, keep",
-            17.0,
-            postgres(Mode::Keep),
-        )
-        .shown("µs", 1),
+        .shown("", 1)
+        .at_a_glance(Others::default()),
         Target::at_most(
             "the application's INSERT and commit, of a bare one",
             1.5,

@@ -15,7 +15,7 @@ use crate::producer_alone::ProducerAlone;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
-use crate::target::Target;
+use crate::target::{Others, Target};
 use crate::textbook::Textbook;
 use crate::{Bench, Outcome};
 
@@ -252,7 +252,8 @@ fn chart(entries: &[Entry]) -> Chart {
     };
     Chart {
         name: "drain",
-        title: "Messages a second while a backlog is drained".to_owned(),
+        title: "Messages a second while a backlog is drained",
+        unit: "msg/s",
         places: 0,
         bars: shown.filter_map(bar).collect(),
     }
@@ -265,8 +266,17 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
             .find(|entry| entry.shape == shape && entry.contestant == contestant)?;
         entry.rate().map(|rate| rate.median)
     };
-    let ours = |mode| rate(Shape::Keyed, Contestant::Outboxd(mode));
-    let ratio = |to| Some(ours(Mode::Delete)? / rate(Shape::Keyed, to)?);
+    let ours = |shape, mode| rate(shape, Contestant::Outboxd(mode));
+    let drain = |shape: Shape, mode: Mode, least| {
+        let promise = format!("drain, {}, {}", shape.name(), mode.name());
+        let target = Target::at_least(promise, least, ours(shape, mode)).shown("msg/s", 0);
+        target.at_a_glance(Others {
+            postgres_alone: rate(shape, Contestant::PostgresAlone(mode)),
+            producer_alone: rate(shape, Contestant::ProducerAlone),
+            textbook: rate(shape, Contestant::Textbook),
+        })
+    };
+    let ratio = |to| Some(ours(Shape::Keyed, Mode::Delete)? / rate(Shape::Keyed, to)?);
     let memory = |large: bool| {
         let sized = entries
             .iter()
@@ -275,22 +285,19 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
         runs.filter_map(|run| Some(run.started?.memory_mib)).reduce(f64::max)
     };
     vec![
-        Target::at_least("drain, 1,000 keys, delete", 110_000.0, ours(Mode::Delete)).shown("msg/s", 0),
-        Target::at_least("drain, 1,000 keys, keep", 75_000.0, ours(Mode::Keep)).shown("msg/s", 0),
-        Target::at_least("drain, 1,000 keys, archive", 70_000.0, ours(Mode::Archive)).shown("msg/s", 0),
-        Target::at_least(
-            "drain, no key, delete",
-            70_000.0,
-            rate(Shape::Keyless, Contestant::Outboxd(Mode::Delete)),
-        )
-        .shown("msg/s", 0),
+        drain(Shape::Keyed, Mode::Delete, 110_000.0),
+        drain(Shape::Keyed, Mode::Keep, 75_000.0),
+        drain(Shape::Keyed, Mode::Archive, 70_000.0),
+        drain(Shape::Keyless, Mode::Delete, 70_000.0),
         Target::at_least(
             "drain, delete, of postgres alone",
             0.75,
             ratio(Contestant::PostgresAlone(Mode::Delete)),
         ),
         Target::at_least("drain, delete, of the textbook", 10.0, ratio(Contestant::Textbook)).shown("×", 1),
-        Target::at_most("memory in the drain, rows of 200 bytes, highest", 40.0, memory(false)).shown("MiB", 1),
+        Target::at_most("memory in the drain, rows of 200 bytes, highest", 40.0, memory(false))
+            .shown("MiB", 1)
+            .at_a_glance(Others::default()),
         Target::at_most("memory in the drain, rows of 10 KB, highest", 40.0, memory(true)).shown("MiB", 1),
     ]
 }

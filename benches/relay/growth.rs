@@ -191,7 +191,8 @@ fn chart(entries: &[Entry]) -> Chart {
     };
     Chart {
         name: "growth",
-        title: "Messages a second with something in the way; grey: with nothing".to_owned(),
+        title: "Messages a second with something in the way; grey: with nothing",
+        unit: "msg/s",
         places: 0,
         bars: entries.iter().filter_map(bar).collect(),
     }

@@ -12,7 +12,7 @@ use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
-use crate::target::Target;
+use crate::target::{Others, Target};
 use crate::{Bench, Outcome};
 
 const FLEETS: [usize; 2] = [1, 8];
@@ -154,19 +154,13 @@ fn targets(fleets: &[Fleet]) -> Vec<Target> {
             .filter_map(|fleet| Some(fleet.spread(of)?.median))
             .reduce(f64::max)
     };
+    let target = |what: &str, most, of, unit, places| {
+        let target = Target::at_most(format!("idle, {what} of a process"), most, worst(of));
+        target.shown(unit, places).at_a_glance(Others::default())
+    };
     vec![
-        Target::at_most(
-            "idle, statements of a process",
-            1.0,
-            worst(|idle| idle.statements_per_second),
-        )
-        .shown("/s", 2),
-        Target::at_most(
-            "idle, processor time of a process",
-            0.3,
-            worst(|idle| idle.relay_percent),
-        )
-        .shown("%", 2),
-        Target::at_most("idle, memory of a process", 20.0, worst(|idle| idle.memory_mib)).shown("MiB", 1),
+        target("statements", 1.0, |idle| idle.statements_per_second, "/s", 2),
+        target("processor time", 0.3, |idle| idle.relay_percent, "%", 2),
+        target("memory", 20.0, |idle| idle.memory_mib, "MiB", 1),
     ]
 }

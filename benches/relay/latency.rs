@@ -14,9 +14,9 @@ use crate::load::{self, Commit, Load};
 use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
-use crate::report::{Cell, Section, Table};
+use crate::report::{Cell, Section, Table, number};
 use crate::spread::{Spread, percentile};
-use crate::target::Target;
+use crate::target::{Others, Target};
 use crate::textbook::{self, Textbook};
 use crate::{Bench, Outcome};
 
@@ -246,13 +246,15 @@ fn chart(entries: &[Entry]) -> Chart {
             Contestant::Textbook => Whose::Other,
         };
         for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
-            let label = format!("{} commits/s: {}, {name}", entry.rate, entry.contestant.name());
+            let rate = number(entry.rate as f64, 0);
+            let label = format!("{rate} commits/s: {}, {name}", entry.contestant.name());
             bars.extend(entry.latency(share).map(|value| Bar { label, whose, value }));
         }
     }
     Chart {
         name: "latency",
-        title: "Milliseconds from commit to consumer".to_owned(),
+        title: "Milliseconds from commit to consumer",
+        unit: "ms",
         places: 1,
         bars,
     }
@@ -264,18 +266,31 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
             .iter()
             .find(|entry| entry.rate == rate && entry.contestant == contestant)
     };
-    let ours = |rate, share| Some(find(rate, Contestant::Outboxd)?.latency(share)?.median);
+    let latency = |rate, contestant, share| Some(find(rate, contestant)?.latency(share)?.median);
+    let at_1000 = |name: &str, share, most| {
+        let ours = latency(1_000, Contestant::Outboxd, share);
+        let target = Target::at_most(format!("latency at 1,000/s, {name}"), most, ours).shown("ms", 1);
+        target.at_a_glance(Others {
+            textbook: latency(1_000, Contestant::Textbook, share),
+            ..Others::default()
+        })
+    };
     let postgres = |contestant| Some(find(1_000, contestant)?.postgres()?.median);
     let ratio = postgres(Contestant::Outboxd).zip(postgres(Contestant::LoadAlone));
     vec![
-        Target::at_most("latency at 1,000/s, p50", 5.0, ours(1_000, 0.5)).shown("ms", 1),
-        Target::at_most("latency at 1,000/s, p99", 20.0, ours(1_000, 0.99)).shown("ms", 1),
+        at_1000("p50", 0.5, 5.0),
+        at_1000("p99", 0.99, 20.0),
         Target::at_most(
             "PostgreSQL's processor time at 1,000/s, of the load alone",
             1.3,
             ratio.map(|(with, without)| with / without),
         )
         .shown("×", 2),
-        Target::at_most("latency at 5,000/s, p99", 50.0, ours(5_000, 0.99)).shown("ms", 1),
+        Target::at_most(
+            "latency at 5,000/s, p99",
+            50.0,
+            latency(5_000, Contestant::Outboxd, 0.99),
+        )
+        .shown("ms", 1),
     ]
 }

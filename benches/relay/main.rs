@@ -2,6 +2,8 @@
 //!
 //! `make bench`, `make bench-quick`, `make bench ARGS="--only drain,latency --rounds 3"`. See `docs/performance.md`.
 
+#[path = "../../tests/it/support/allocations.rs"]
+mod allocations;
 mod application;
 mod backlog;
 mod chart;
@@ -20,6 +22,8 @@ mod marks;
 mod mode;
 mod place;
 mod postgres_alone;
+#[path = "../../tests/it/support/preload.rs"]
+mod preload;
 mod process;
 mod producer_alone;
 mod progress;
@@ -28,6 +32,8 @@ mod scale;
 mod size;
 mod spread;
 mod stack;
+#[path = "../../tests/soak/svg.rs"]
+mod svg;
 mod target;
 mod textbook;
 mod wal;
@@ -57,7 +63,7 @@ struct Args {
     /// How often each measurement is repeated [default: 3; 1 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Rows of a drained backlog [default: 500,000; 20,000 with --quick]
+    /// Rows of a drained backlog [default: 400,000; 20,000 with --quick]
     #[arg(long)]
     rows: Option<i64>,
     /// Passed by `cargo bench`
@@ -122,7 +128,7 @@ async fn bench(args: Args) -> Outcome<()> {
             report.write(&folder)?;
         }
     }
-    println!("{}\n{}", report.headline(), folder.join("report.md").display());
+    println!("{}\n{}", report.at_a_glance(), folder.join("report.md").display());
     Ok(())
 }
 

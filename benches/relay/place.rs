@@ -118,6 +118,17 @@ impl Place {
         Ok(self.db.query_one(count, &[]).await?.get(0))
     }
 
+    /// Waits until no row is pending, without asking the relay.
+    pub async fn drained(&self) -> Outcome<()> {
+        let patience = Patience::new(Duration::from_secs(300));
+        let any = "SELECT EXISTS (SELECT FROM outbox.message WHERE published_at IS NULL)";
+        while self.db.query_one(any, &[]).await?.get(0) {
+            patience.or("every row to be published")?;
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
     /// How many records the topics have.
     pub fn delivered(&self) -> Outcome<i64> {
         let consumer: BaseConsumer = ClientConfig::new()

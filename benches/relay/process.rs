@@ -1,10 +1,10 @@
 //! An `outboxd` process: what it counts, what it costs.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use outboxd::http::ask;
 use tokio::time::sleep;
 
 use crate::cpu;
@@ -19,6 +19,11 @@ pub struct Process {
 
 impl Process {
     pub fn start(place: &Place, flags: &[&str]) -> Outcome<Self> {
+        Process::start_in([], place, flags)
+    }
+
+    /// The same with something in its environment.
+    pub fn start_in<const N: usize>(environment: [(&str, String); N], place: &Place, flags: &[&str]) -> Outcome<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let http = format!("127.0.0.1:{port}");
         let started = Instant::now();
@@ -32,6 +37,7 @@ impl Process {
             ])
             .args(["--http-listen", &http, "--log-level", "error"])
             .args(flags)
+            .envs(environment)
             .stdout(Stdio::null())
             .spawn()?;
         Ok(Process { child, http, started })
@@ -42,15 +48,7 @@ impl Process {
     }
 
     fn get(&self, path: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(&self.http).ok()?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        )
-        .ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
+        ask(&self.http, path, Duration::from_secs(5)).ok()
     }
 
     /// Its counters at this moment; none while nobody answers.

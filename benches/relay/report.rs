@@ -107,33 +107,59 @@ impl Report {
         self.sections.iter().flat_map(|section| &section.targets)
     }
 
+    /// The figures that matter most, beside those of the other contestants; and whatever missed its target.
+    pub fn at_a_glance(&self) -> String {
+        let table = Table {
+            columns: vec![
+                "",
+                "outboxd",
+                "postgres alone",
+                "producer alone",
+                "textbook",
+                "target",
+                "",
+            ],
+            rows: self.targets().filter_map(Target::row_at_a_glance).collect(),
+        };
+        let missed = self.targets().filter(|target| target.is_reached() == Some(false));
+        let missed: Vec<&str> = missed.map(|target| target.promise.as_str()).collect();
+        let said = match missed.len() {
+            0 => "No target is missed.".to_owned(),
+            count => format!(
+                "Missed: {count} of {} targets: {}.",
+                self.targets().count(),
+                missed.join("; ")
+            ),
+        };
+        format!("{}\n{said}\n", table.markdown())
+    }
+
     /// Every target, what was measured, and whether that is enough.
-    pub fn headline(&self) -> String {
-        let mut out = "| | target | measured | allowed |\n|---|---|---|---|\n".to_owned();
-        for target in self.targets() {
-            // Writing to a String cannot fail.
-            let _ = writeln!(
-                out,
-                "| {} | {} | {} | {} |",
-                target.sign(),
-                target.promise,
-                target.measured(),
-                target.allowed()
-            );
+    fn all_targets(&self) -> Table {
+        Table {
+            columns: vec!["target", "measured", "allowed", ""],
+            rows: self.targets().map(Target::row).collect(),
         }
-        out
+    }
+
+    /// What it all ran on.
+    fn ground(&self) -> Table {
+        let fact = |fact: &Fact| vec![Cell::text(&fact.name), Cell::text(&fact.value)];
+        Table {
+            columns: vec!["", ""],
+            rows: self.machine.iter().map(fact).collect(),
+        }
     }
 
     fn markdown(&self) -> String {
-        let mut out = format!("# {}\n\n| | |\n|---|---|\n", self.title);
-        for fact in &self.machine {
-            let _ = writeln!(out, "| {} | {} |", fact.name, fact.value);
-        }
-        let _ = write!(
-            out,
-            "\nMedians of {} interleaved rounds, in brackets the lowest and the highest.\n\n## Targets\n\n{}",
+        let mut out = format!(
+            "# {}\n\n{}\nMedians of interleaved rounds, {} of each; below, in brackets, the lowest and the highest.\n\n\
+             ## Machine\n\n{}\n## Targets\n\n{}",
+            self.title,
+            self.at_a_glance(),
             self.rounds,
-            self.headline()
+            self.ground().markdown(),
+            self.all_targets().markdown()
         );
         for section in &self.sections {
             out += &section.markdown();
@@ -170,6 +196,7 @@ impl Section {
             out.push('\n');
         }
         for chart in &self.charts {
+            // Writing to a String cannot fail.
             let _ = writeln!(out, "![{}]({}.svg)\n", chart.title, chart.name);
         }
         out

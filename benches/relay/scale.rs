@@ -125,7 +125,7 @@ async fn crash(bench: &Bench) -> Outcome<Crash> {
     place.insert(Shape::Keyed, rows).await?;
     let in_flight = in_the_middle(&fleet.processes, rows).await?;
     fleet.kill_one();
-    empty(&place).await?;
+    place.drained().await?;
     let repeated = place.delivered()? - rows;
     drop(fleet);
     place.remove().await?;
@@ -147,16 +147,6 @@ async fn in_the_middle(processes: &[Process], rows: i64) -> Outcome<i64> {
         patience.or("a drain to be half done")?;
         sleep(Duration::from_millis(1)).await;
     }
-}
-
-async fn empty(place: &Place) -> Outcome<()> {
-    let patience = Patience::new(Duration::from_secs(300));
-    let any = "SELECT EXISTS (SELECT FROM outbox.message)";
-    while place.db.query_one(any, &[]).await?.get(0) {
-        patience.or("the rows of a killed process to be published")?;
-        sleep(Duration::from_millis(50)).await;
-    }
-    Ok(())
 }
 
 fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Crash]) -> Section {
@@ -238,7 +228,8 @@ fn chart(entries: &[Entry]) -> Chart {
     };
     Chart {
         name: "scale",
-        title: "Messages a second by processes on the same cores".to_owned(),
+        title: "Messages a second by processes on the same cores",
+        unit: "msg/s",
         places: 0,
         bars: entries.iter().filter_map(bar).collect(),
     }

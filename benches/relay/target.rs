@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::report::number;
+use crate::report::{Cell, number};
 
 pub struct Target {
     pub promise: String,
@@ -10,6 +10,15 @@ pub struct Target {
     measured: Option<f64>,
     unit: &'static str,
     places: usize,
+    others: Option<Others>,
+}
+
+/// The same figure of the other contestants, of those that have one.
+#[derive(Clone, Copy, Default)]
+pub struct Others {
+    pub postgres_alone: Option<f64>,
+    pub producer_alone: Option<f64>,
+    pub textbook: Option<f64>,
 }
 
 #[derive(Clone, Copy)]
@@ -34,6 +43,7 @@ impl Target {
             measured,
             unit: "",
             places: 2,
+            others: None,
         }
     }
 
@@ -41,27 +51,53 @@ impl Target {
         Target { unit, places, ..self }
     }
 
-    fn is_reached(&self) -> Option<bool> {
+    /// One that the report begins with, beside the same of the others.
+    pub fn at_a_glance(self, others: Others) -> Self {
+        Target {
+            others: Some(others),
+            ..self
+        }
+    }
+
+    pub fn is_reached(&self) -> Option<bool> {
         self.measured.map(|measured| match self.bound {
             Bound::AtLeast(bound) => measured >= bound,
             Bound::AtMost(bound) => measured <= bound,
         })
     }
 
-    pub fn sign(&self) -> &'static str {
+    fn sign(&self) -> &'static str {
         match self.is_reached() {
             Some(true) => "✓",
-            Some(false) => "✗",
+            Some(false) => "**✗ missed**",
             None => "not measured",
         }
     }
 
-    pub fn measured(&self) -> String {
-        self.measured
-            .map_or("–".to_owned(), |measured| self.with_unit(measured))
+    /// Its line in the table of all targets.
+    pub fn row(&self) -> Vec<Cell> {
+        vec![
+            Cell::text(&self.promise),
+            self.figure(self.measured),
+            Cell::text(self.allowed()),
+            Cell::text(self.sign()),
+        ]
     }
 
-    pub fn allowed(&self) -> String {
+    /// Its line in the table that the report begins with, if it stands there.
+    pub fn row_at_a_glance(&self) -> Option<Vec<Cell>> {
+        let others = self.others?;
+        let mut row = self.row();
+        let figures = [others.postgres_alone, others.producer_alone, others.textbook];
+        row.splice(2..2, figures.map(|other| self.figure(other)));
+        Some(row)
+    }
+
+    fn figure(&self, value: Option<f64>) -> Cell {
+        Cell::text(value.map_or("–".to_owned(), |value| self.with_unit(value)))
+    }
+
+    fn allowed(&self) -> String {
         match self.bound {
             Bound::AtLeast(bound) => format!("≥ {}", self.with_unit(bound)),
             Bound::AtMost(bound) => format!("≤ {}", self.with_unit(bound)),
@@ -85,6 +121,9 @@ impl Target {
         json!({
             "target": self.promise, "measured": self.measured, "unit": self.unit,
             "at_least": at_least, "at_most": at_most, "reached": self.is_reached(),
+            "postgres_alone": self.others.and_then(|others| others.postgres_alone),
+            "producer_alone": self.others.and_then(|others| others.producer_alone),
+            "textbook": self.others.and_then(|others| others.textbook),
         })
     }
 }

@@ -1,12 +1,12 @@
 //! `outboxd healthcheck`: the container's health check, so that the image needs no shell and no curl.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use clap::Args;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::Failure;
+use crate::http::ask;
 
 #[derive(Args, Debug)]
 pub struct HealthcheckArgs {
@@ -22,28 +22,21 @@ pub struct HealthcheckArgs {
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-pub async fn healthcheck(args: &HealthcheckArgs) -> Result<(), Failure> {
+pub fn healthcheck(args: &HealthcheckArgs) -> Result<(), Failure> {
     // "Listen on all addresses" is reached through loopback.
     let address = args
         .http_listen
         .replace("0.0.0.0", "127.0.0.1")
         .replace("[::]", "[::1]");
-    let answer = tokio::time::timeout(PATIENCE, ask(&address)).await;
-    match answer {
-        Ok(Ok(status)) if status.contains(" 200 ") => Ok(()),
-        Ok(Ok(status)) => Err(Failure::Unavailable(format!("{address} answers {status}"))),
-        Ok(Err(error)) => Err(Failure::Unavailable(format!("{address}: {error}"))),
-        Err(_) => Err(Failure::Unavailable(format!("{address} does not answer"))),
+    let unavailable = |why: String| Err(Failure::Unavailable(format!("{address} {why}")));
+    match ask(&address, "/livez", PATIENCE) {
+        Ok(answer) => match answer.lines().next().unwrap_or_default() {
+            status if status.contains(" 200 ") => Ok(()),
+            status => unavailable(format!("answers {status}")),
+        },
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            unavailable("does not answer".to_owned())
+        }
+        Err(error) => unavailable(format!("cannot be asked: {error}")),
     }
-}
-
-/// The status line of `/livez`.
-async fn ask(address: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream
-        .write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        .await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer.lines().next().unwrap_or_default().to_owned())
 }

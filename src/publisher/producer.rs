@@ -329,7 +329,8 @@ fn serve_reports(client: Arc<BaseProducer<Context>>) -> KafkaResult<()> {
     served.map(drop).map_err(no_thread)
 }
 
-fn headers(row: &Row) -> OwnedHeaders {
+/// The headers of a row's record.
+pub fn headers(row: &Row) -> OwnedHeaders {
     let mut headers = Some(OwnedHeaders::new_with_capacity(4));
     row.each_header(|key, value| {
         headers = headers.take().map(|headers| headers.insert(Header { key, value }));

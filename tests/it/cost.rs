@@ -9,49 +9,21 @@ const BACKLOG: usize = 60_000;
 /// Of Rust and of the Kafka client together, for a row of ours. A little above what is measured.
 const ALLOCATIONS_A_ROW_MOST: f64 = 10.5;
 
-/// A relay whose allocations are counted.
-struct Counted {
-    _preload: Preload,
-    count: tempfile::NamedTempFile,
-    _relay: Relay,
-}
-
-impl Counted {
-    async fn start(world: &World) -> Self {
-        let preload = Preload::build("allocations.c");
-        let count = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(count.path(), 0u64.to_ne_bytes()).expect("a count");
-        let relay = world
-            .relay()
-            .env("LD_PRELOAD", &preload.library())
-            .env("ALLOCATIONS", &count.path().display().to_string())
-            .start_ready()
-            .await;
-        Counted {
-            _preload: preload,
-            count,
-            _relay: relay,
-        }
-    }
-
-    fn so_far(&self) -> u64 {
-        let bytes = std::fs::read(self.count.path()).expect("a count");
-        u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
-    }
-}
-
 #[tokio::test]
 async fn a_row_costs_few_allocations() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let relay = Counted::start(&world).await;
+    let allocations = Allocations::new();
+    let counted = |relay: RelayBuilder, (name, value): (&str, String)| relay.env(name, &value);
+    let relay = allocations.environment().into_iter().fold(world.relay(), counted);
+    let _relay = relay.start_ready().await;
     world.fill(&topic, 2_000, 100).await;
     world.drained(SOON).await;
-    let warm = relay.so_far();
+    let warm = allocations.so_far();
     assert!(warm > 0, "they are counted");
     world.fill(&topic, ROWS, 100).await;
     world.drained(SOON).await;
-    let per_row = (relay.so_far() - warm) as f64 / ROWS as f64;
+    let per_row = (allocations.so_far() - warm) as f64 / ROWS as f64;
     println!("{per_row:.1} allocations a row");
     assert!(per_row <= ALLOCATIONS_A_ROW_MOST, "{per_row:.1} allocations a row");
 }

@@ -83,6 +83,17 @@ fn the_health_check_believes_a_server_that_says_no() {
     assert!(stderr_of(&output).contains("503"), "{}", stderr_of(&output));
 }
 
+#[test]
+fn the_health_check_does_not_wait_for_a_server_that_says_nothing() {
+    // The kernel accepts for it.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound").to_string();
+    let output = healthcheck(&address);
+    assert_eq!(output.status.code(), Some(69));
+    let said = format!("{address} does not answer");
+    assert!(stderr_of(&output).contains(&said), "{}", stderr_of(&output));
+}
+
 fn status_text(world: &World) -> String {
     let output = world.outboxd("status", &[]);
     assert!(output.status.success(), "{}", stderr_of(&output));

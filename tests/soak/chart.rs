@@ -5,27 +5,16 @@ use std::fmt::Write as _;
 use clap::ValueEnum as _;
 
 use crate::schedule::{Kind, Schedule};
+use crate::svg::{TOP, titled};
 use crate::verdict::Evidence;
 
 const WIDTH: f64 = 1100.0;
 const LEFT: f64 = 210.0;
 const RIGHT: f64 = 20.0;
-const TOP: f64 = 40.0;
 /// Of the curve.
 const HEIGHT: f64 = 220.0;
 /// Of one kind's line.
 const LINE: f64 = 18.0;
-
-/// Colours that are readable on white and on black, by what the viewer prefers.
-const STYLE: &str = "<style>
-  text { font: 12px system-ui, sans-serif; fill: #333 }
-  .title { font-size: 15px; font-weight: 600 }
-  .grid { stroke: #8884; stroke-width: 1 }
-  .lag { fill: none; stroke: #0969da; stroke-width: 1.5; stroke-linejoin: round }
-  .fault { fill: #d1242f; opacity: .75 }
-  .shade { fill: #d1242f; opacity: .07 }
-  @media (prefers-color-scheme: dark) { text { fill: #ddd } .lag { stroke: #58a6ff } .fault { fill: #ff7b72 } .shade { fill: #ff7b72; opacity: .1 } }
-</style>";
 
 struct Scale {
     seconds: f64,
@@ -49,16 +38,13 @@ pub fn lag(schedule: &Schedule, evidence: &Evidence) -> String {
         lag: evidence.lag_max().max(1.0) * 1.1,
     };
     let height = TOP + HEIGHT + 40.0 + LINE * Kind::value_variants().len() as f64;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n{STYLE}\n\
-         <text class=\"title\" x=\"{LEFT}\" y=\"22\">Age of the oldest pending row, seed {}</text>\n",
-        schedule.seed
-    );
+    let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = grid(&mut out, &scale);
     let _ = faults(&mut out, &scale, evidence);
     let _ = curve(&mut out, &scale, evidence);
-    out + "</svg>\n"
+    let title = format!("Age of the oldest pending row, seed {}", schedule.seed);
+    titled(&title, WIDTH, height, &out)
 }
 
 fn grid(out: &mut String, scale: &Scale) -> std::fmt::Result {
@@ -111,7 +97,7 @@ fn faults(out: &mut String, scale: &Scale, evidence: &Evidence) -> std::fmt::Res
             )?;
             writeln!(
                 out,
-                "<rect class=\"fault\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"12\" rx=\"2\"/>"
+                "<rect class=\"other\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"12\" rx=\"2\"/>"
             )?;
         }
     }
@@ -120,7 +106,7 @@ fn faults(out: &mut String, scale: &Scale, evidence: &Evidence) -> std::fmt::Res
 
 /// Broken where the database did not answer: unknown is not zero.
 fn curve(out: &mut String, scale: &Scale, evidence: &Evidence) -> std::fmt::Result {
-    write!(out, "<path class=\"lag\" d=\"")?;
+    write!(out, "<path class=\"curve\" d=\"")?;
     let mut command = 'M';
     for sample in &evidence.samples {
         let Some(backlog) = sample.backlog else {

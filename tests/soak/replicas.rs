@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use outboxd::config::{RunArgs, pool_size};
+use outboxd::http::ask;
 
 use crate::life::{Counters, Life};
 use crate::support::{Relay, RelayBuilder};
@@ -143,7 +144,7 @@ impl Replica {
             (count, life.address.clone())
         };
         // Not under the lock: whoever wants to wake it up must not wait for its answer.
-        let answer = Relay::get_from(&address, "/metrics", Duration::from_millis(500));
+        let answer = ask(&address, "/metrics", Duration::from_millis(500)).ok();
         let mut state = self.state();
         if state.lives.len() != life || state.life().paused {
             return None;

@@ -1,5 +1,6 @@
 //! What tests stand on: an isolated world each, real processes, and waiting on conditions.
 
+mod allocations;
 mod consumer;
 mod cost;
 mod counters;
@@ -24,6 +25,7 @@ mod world;
 
 use std::time::{Duration, Instant};
 
+pub use allocations::Allocations;
 pub use consumer::{Record, plant, read_topic, read_until};
 pub use cost::cost;
 pub use counters::Counters;

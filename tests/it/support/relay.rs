@@ -1,11 +1,11 @@
 //! A real `outboxd run` process: started, watched, signalled, killed.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+use outboxd::http::ask;
 
 use super::world::outboxd;
 
@@ -123,21 +123,7 @@ impl Relay {
 
     /// The whole HTTP answer, or `None` if nobody answers.
     pub fn get(&self, path: &str) -> Option<String> {
-        Relay::get_from(&self.address()?, path, Duration::from_secs(5))
-    }
-
-    /// The same of any process, or `None` if it does not answer in time.
-    pub fn get_from(address: &str, path: &str, patience: Duration) -> Option<String> {
-        let mut stream = TcpStream::connect(address).ok()?;
-        stream.set_read_timeout(Some(patience)).ok()?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        )
-        .ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
+        ask(&self.address()?, path, Duration::from_secs(5)).ok()
     }
 
     /// A metric's value, summed over its labels.
