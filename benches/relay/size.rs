@@ -49,14 +49,14 @@ impl Size {
         Size {
             title: "outboxd bench",
             rounds: 3,
-            rows: 400_000,
+            rows: 500_000,
             large_rows: 50_000,
             textbook_rows: 20_000,
             cost_rows: 200_000,
             commits: 4_000,
             load: Duration::from_secs(15),
             idle: Duration::from_secs(30),
-            settle: Duration::from_secs(12),
+            settle: Duration::from_secs(25),
             // The default.
             lease: Lease {
                 lasts: Duration::from_secs(15),
