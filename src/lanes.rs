@@ -109,6 +109,8 @@ pub struct HeldKeyless {
     pub most: usize,
     pub suspect_until: i64,
     pub has_holds: bool,
+    /// See [`Lanes::claims_from`].
+    pub claims_from: i64,
 }
 
 /// What a task may claim now.
@@ -163,6 +165,8 @@ pub struct ProbeScope {
     pub lanes: Vec<(i16, u64)>,
     pub keyless: bool,
     pub has_holds: bool,
+    /// See [`Lanes::claims_from`].
+    pub claims_from: i64,
 }
 
 /// How much one checkout may ask for.
@@ -353,7 +357,7 @@ impl Lanes {
             .iter()
             .filter(|(_, lane)| !lane.ready && !lane.busy && !lane.leaving)
             .collect();
-        // Also while a batch of them is out: what that one holds is leased, and others need not wait for it.
+        // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
         let keyless = !inner.keyless.ready;
         if idle.is_empty() && !keyless {
             return None;
@@ -371,6 +375,7 @@ impl Lanes {
             lanes: idle.iter().map(|(lane, book)| (**lane, book.lowered)).collect(),
             keyless,
             has_holds: inner.keyless.stored.has_holds || idle.iter().any(|(_, lane)| lane.has_holds),
+            claims_from: inner.keyless.claims_from,
         })
     }
 
@@ -499,6 +504,19 @@ impl Lanes {
         }
     }
 
+    /// No claim of rows without a lane has a lower number, nor ever will: claims are numbered in turn.
+    pub fn claims_from(&self) -> i64 {
+        self.lock().keyless.claims_from
+    }
+
+    /// The lowest number of any claim that one of ours has seen.
+    pub fn saw_claims(&self, worker: Uuid, lowest: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            inner.keyless.claims_from = inner.keyless.claims_from.max(lowest);
+        }
+    }
+
     /// Floors that have moved since they were stored: (lane, epoch, floor).
     pub fn floors_to_store(&self) -> Vec<(i16, i64, i64)> {
         let inner = self.lock();
@@ -622,6 +640,7 @@ impl Inner {
             most: keyless.window.min(appetite.rows),
             suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,
+            claims_from: keyless.claims_from,
         }))
     }
 }

@@ -84,8 +84,7 @@ async fn probe(lanes: &Lanes, outbox: &Outbox) -> Result<Probed> {
             complete: true,
         });
     };
-    let numbers: Vec<i16> = scope.lanes.iter().map(|(lane, _)| *lane).collect();
-    let mut ready = outbox.probe(scope.start, &numbers, WALK_MOST, scope.has_holds).await?;
+    let mut ready = outbox.probe(&scope, WALK_MOST).await?;
     let complete = !ready.remove(&CUT_SHORT);
     if !complete {
         lanes.want_horizon();
