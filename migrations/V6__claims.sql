@@ -20,6 +20,9 @@ CREATE TABLE outbox.claim (
     CONSTRAINT claim_names_rows CHECK (cardinality(ids) > 0 AND array_position(ids, NULL) IS NULL)
 );
 
+-- Not compressed: others wait for their turn meanwhile, and it takes a millisecond.
+ALTER TABLE outbox.claim ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN suspects SET STORAGE EXTERNAL;
+
 COMMENT ON TABLE outbox.claim IS 'Batches of rows without a key that are in flight, or whose worker could not say what it had sent.';
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.claim TO outbox_relay;

@@ -1,5 +1,7 @@
 //! Rows without a key: one claim names a batch of them, and nobody takes what it names.
 
+use tokio_postgres::types::ToSql;
+
 use crate::support::*;
 
 #[tokio::test]
@@ -34,6 +36,31 @@ async fn a_claim_left_behind_is_taken_over_bit_by_bit_and_each_row_of_it_is_flag
     assert_eq!(history.flagged, 50, "those that may have been sent, and no other");
     history.assert_admitted_by(&[&relay]);
     world.until("SELECT count(*) = 0 FROM outbox.claim").await;
+}
+
+const PROBE: &str = include_str!("../../src/outbox/probe.sql");
+
+#[tokio::test]
+async fn a_look_for_rows_passes_over_what_is_claimed_until_the_lease_is_over() {
+    let world = World::new().await;
+    let looks_from_the_start: [&(dyn ToSql + Sync); 5] = [&0i64, &vec![1i16], &1000i64, &false, &0i64];
+    let found = async || {
+        world
+            .db
+            .query(PROBE, &looks_from_the_start)
+            .await
+            .expect("answered")
+            .len()
+    };
+    world.fill("t", 3, 0).await;
+    world
+        .execute("UPDATE outbox.message SET available_at = now() WHERE id = 3")
+        .await;
+    assert_eq!(found().await, 1, "rows without a lane");
+    world.abandon_pending().await;
+    assert_eq!(found().await, 1, "nobody's any more");
+    world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
+    assert_eq!(found().await, 0, "they are in good hands");
 }
 
 #[tokio::test]

@@ -75,12 +75,11 @@ async fn rows_leased_by_an_older_version_are_claimed_and_flagged_by_the_next() {
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 30, 0).await;
     world.execute(LEASED).await;
-    let leased =
-        world.text("SELECT string_agg(id::text, ',' ORDER BY id) FROM outbox.message WHERE claim_token IS NOT NULL");
-    let leased = leased.await;
+    let leased = "SELECT string_agg(id::text, ',' ORDER BY id) FROM outbox.message WHERE claim_token IS NOT NULL";
+    let leased = world.text(leased).await;
     let output = world.outboxd("migrate", &[]);
     assert!(output.status.success(), "{}", stderr_of(&output));
-    let claimed = "SELECT string_agg(id::text, ',' ORDER BY id) FROM outbox.claim, unnest(ids) AS id";
+    let claimed = "SELECT string_agg(m::text, ',' ORDER BY m) FROM outbox.claim, unnest(ids) AS m";
     assert_eq!(world.text(claimed).await, leased);
     let live = "SELECT count(*) FROM outbox.claim WHERE lease_until > now()";
     assert_eq!(world.count(live).await, 10, "a lease lasts as long as it would have");
