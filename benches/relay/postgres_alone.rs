@@ -150,7 +150,10 @@ impl PostgresAlone {
             let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
             floor = ids.iter().copied().max().unwrap_or(floor);
             claims_from = number;
-            marked += self.db.execute(&self.mark, &[&ids, &number, &self.incarnation]).await?;
+            marked += self
+                .db
+                .execute(&self.mark, &[&ids, &number, &self.worker, &self.incarnation])
+                .await?;
         }
         Ok(marked)
     }

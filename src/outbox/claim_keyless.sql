@@ -1,6 +1,7 @@
 -- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
 -- the floor ($2), and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given.
--- A row is free if no record names it, or one whose lease is over. There is no record below $1.
+-- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them. Only
+-- where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
 -- Answers the number of the new record, NULL if nothing was free, and the lowest number that is left.
 WITH expired AS MATERIALIZED (
     -- Locked, so that a claim and a late mark exclude each other. Where a mark was first, its rows are left to it.
@@ -15,6 +16,7 @@ WITH expired AS MATERIALIZED (
     WHERE m.lane IS NULL AND m.id > $2
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
+      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o WHERE o.id = m.id FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
       AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
     ORDER BY m.id LIMIT $3
@@ -25,6 +27,7 @@ WITH expired AS MATERIALIZED (
     WHERE coalesce(m.lane, -1::smallint) = -1 AND m.available_at <= statement_timestamp()
       AND m.published_at IS NULL AND m.dead_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
+      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o WHERE o.id = m.id FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
       AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
     ORDER BY m.available_at, m.id LIMIT $3

@@ -166,21 +166,25 @@ impl Outbox {
     ) -> Result<()> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            transaction
-                .execute(
-                    &self.statements.lower_floor_keyless,
-                    &[&hold.resume_floor, &term.incarnation],
-                )
-                .await?;
             if let Some((claim, id)) = published {
                 transaction
-                    .execute(self.mark_keyless_statement(), &[&vec![id], &claim, &term.incarnation])
+                    .execute(
+                        self.mark_keyless_statement(),
+                        &[&vec![id], &claim, &term.worker, &term.incarnation],
+                    )
                     .await?;
             }
             transaction
                 .execute(
                     &self.statements.unhold,
                     &[&hold.lane, &hold.topic, &hold.unit, &hold.resume_floor],
+                )
+                .await?;
+            // Last: while it is locked, nobody else has a turn to claim.
+            transaction
+                .execute(
+                    &self.statements.lower_floor_keyless,
+                    &[&hold.resume_floor, &term.incarnation],
                 )
                 .await?;
             transaction.commit().await

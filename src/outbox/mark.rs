@@ -26,8 +26,11 @@ impl Outbox {
 
     /// The same for rows of a claim without a lane, which ends with it.
     pub async fn mark_keyless(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
-        self.execute(self.mark_keyless_statement(), &[&ids, &claim, &term.incarnation])
-            .await
+        self.execute(
+            self.mark_keyless_statement(),
+            &[&ids, &claim, &term.worker, &term.incarnation],
+        )
+        .await
     }
 
     pub(super) fn mark_keyless_statement(&self) -> &str {
@@ -101,21 +104,25 @@ impl Outbox {
     ) -> Result<u64> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            transaction.query(&self.statements.claim_turn, &[]).await?;
             let fence = transaction
-                .query(&self.statements.claim_fence, &[&claim, &term.incarnation])
+                .query(&self.statements.claim_fence, &[&claim, &term.worker, &term.incarnation])
                 .await?;
             if fence.is_empty() {
                 return Ok(0);
             }
             self.refuse_keyless(&transaction, refused).await?;
+            let marked = transaction
+                .execute(
+                    self.mark_keyless_statement(),
+                    &[&published, &claim, &term.worker, &term.incarnation],
+                )
+                .await?;
             if !suspect.is_empty() {
-                transaction.execute(&self.statements.suspect, &[&suspect]).await?;
+                transaction
+                    .execute(&self.statements.suspect, &[&claim, &suspect])
+                    .await?;
             }
             insert_holds(&transaction, &self.statements.hold, holds).await?;
-            let marked = transaction
-                .execute(self.mark_keyless_statement(), &[&published, &claim, &term.incarnation])
-                .await?;
             transaction.commit().await?;
             Ok(marked)
         })

@@ -1,6 +1,6 @@
 -- Published, moved to the history. Fenced as in mark_keyless_keep.sql.
 WITH own AS (
-    DELETE FROM outbox.claim WHERE id = $2 AND (SELECT incarnation FROM outbox.server) = $3
+    DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
     RETURNING id
 ), gone AS (
     DELETE FROM outbox.message

@@ -1,6 +1,6 @@
 -- Published, gone. Fenced as in mark_keyless_keep.sql.
 WITH own AS (
-    DELETE FROM outbox.claim WHERE id = $2 AND (SELECT incarnation FROM outbox.server) = $3
+    DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
     RETURNING id
 )
 DELETE FROM outbox.message

@@ -1,7 +1,7 @@
 -- Published, kept. The record of this very claim is the fence, and goes with the mark: a claim and a mark that meet lock it both,
 -- and the second finds it gone.
 WITH own AS (
-    DELETE FROM outbox.claim WHERE id = $2 AND (SELECT incarnation FROM outbox.server) = $3
+    DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
     RETURNING id
 )
 UPDATE outbox.message

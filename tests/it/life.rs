@@ -356,6 +356,30 @@ async fn a_row_without_a_key_is_claimed_while_it_is_sent_and_the_claim_ends_with
 }
 
 #[tokio::test]
+async fn a_row_that_somebody_has_locked_keeps_no_other_waiting() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world.fill(&topic, 20, 0).await;
+    let somebody = world.session().await;
+    somebody
+        .batch_execute("BEGIN; SELECT FROM outbox.message WHERE id = 1 FOR UPDATE")
+        .await
+        .expect("locked");
+    let relay = world.relay().start_ready().await;
+    world
+        .until("SELECT count(*) = 19 FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    assert_eq!(
+        relay.metric("outboxd_database_errors_total"),
+        Some(0.0),
+        "no claim waited for it"
+    );
+    somebody.batch_execute("ROLLBACK").await.expect("unlocked");
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_exact();
+}
+
+#[tokio::test]
 async fn no_update_reaches_an_impossible_state() {
     let world = World::new().await;
     world

@@ -83,10 +83,12 @@ impl Paused {
         let server = session.query_one("SELECT incarnation FROM outbox.server", &[]).await;
         let incarnation: SystemTime = server.expect("a server").get(0);
         let ids: Vec<i64> = (1..=30).collect();
-        let claimed = "SELECT id FROM outbox.claim";
+        let claimed = "SELECT id, worker FROM outbox.claim";
         let marked = if let Some(row) = session.query_opt(claimed, &[]).await.expect(claimed) {
-            let claim: i64 = row.get(0);
-            session.execute(MARK_KEYLESS, &[&ids, &claim, &incarnation]).await
+            let (claim, worker): (i64, Uuid) = (row.get(0), row.get(1));
+            session
+                .execute(MARK_KEYLESS, &[&ids, &claim, &worker, &incarnation])
+                .await
         } else {
             let held = "SELECT owner, array_agg(lane), array_agg(epoch) FROM outbox.lane
                         WHERE owner IS NOT NULL GROUP BY owner";
