@@ -38,6 +38,30 @@ async fn a_claim_left_behind_is_taken_over_bit_by_bit_and_each_row_of_it_is_flag
     world.until("SELECT count(*) = 0 FROM outbox.claim").await;
 }
 
+#[tokio::test]
+async fn a_late_mark_under_way_keeps_no_claimer_waiting() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 30, 0).await;
+    world.abandon_pending().await;
+    let late_mark = world.session().await;
+    let begun = late_mark.batch_execute("BEGIN; DELETE FROM outbox.claim").await;
+    begun.expect("as a mark begins");
+    world.fill(&topic, 100, 0).await;
+    let relay = world.relay().start_ready().await;
+    let others = "SELECT count(*) FROM outbox.message WHERE published_at IS NOT NULL";
+    world.until(&format!("({others}) >= 100")).await;
+    assert_eq!(world.count(others).await, 100, "what the mark is about is left to it");
+    late_mark.batch_execute("ROLLBACK").await.expect("it fails");
+    world.drained(SOON).await;
+    assert_eq!(world.history(&topic).await.flagged, 30);
+    assert_eq!(
+        relay.metric("outboxd_database_errors_total"),
+        Some(0.0),
+        "no claim waited"
+    );
+}
+
 const PROBE: &str = include_str!("../../src/outbox/probe.sql");
 
 #[tokio::test]

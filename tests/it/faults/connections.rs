@@ -217,8 +217,22 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[SMALL]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
-    let patient = ["--retry-backoff-min", "60s", "--retry-backoff-max", "60s"];
+    let patient = [
+        "--tasks",
+        "1",
+        "--retry-backoff-min",
+        "60s",
+        "--retry-backoff-max",
+        "60s",
+    ];
     let relay = world.relay_through(&proxy).args(&patient).start_ready().await;
+    // Past the first claim of keyless rows, which finds nothing and ends with a COMMIT, too.
+    eventually(SOON, "a look for rows without a key", async || {
+        relay
+            .metric("outboxd_claim_seconds_count{stream=\"keyless\"}")
+            .filter(|looks| *looks > 0.0)
+    })
+    .await;
     proxy.spoil_answer("COMMIT", Answer::Cut);
     world
         .execute(&format!(
