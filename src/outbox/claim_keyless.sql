@@ -16,7 +16,8 @@ WITH expired AS MATERIALIZED (
     WHERE m.lane IS NULL AND m.id > $2
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
-      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o WHERE o.id = m.id FOR UPDATE SKIP LOCKED))
+      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
+                                   WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
       AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
     ORDER BY m.id LIMIT $3
@@ -27,7 +28,8 @@ WITH expired AS MATERIALIZED (
     WHERE coalesce(m.lane, -1::smallint) = -1 AND m.available_at <= statement_timestamp()
       AND m.published_at IS NULL AND m.dead_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
-      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o WHERE o.id = m.id FOR UPDATE SKIP LOCKED))
+      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
+                                   WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
       AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
     ORDER BY m.available_at, m.id LIMIT $3
