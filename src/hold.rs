@@ -11,13 +11,12 @@ use futures_util::StreamExt;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
-use uuid::Uuid;
 
 use crate::failpoint;
 use crate::lanes::{Checkout, Lowered, Seen, Term, Work};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
-use crate::outbox::{Result, StoredHold};
+use crate::outbox::{Free, Result, StoredHold};
 use crate::relay::{Relay, report_refusal};
 use crate::verdict::{OnDead, Refusal};
 
@@ -263,36 +262,48 @@ impl Relay {
     // ── topics parked among rows without a lane ────────────────────────────────────────────────
 
     async fn retry_keyless(&self, term: &Term, hold: &StoredHold) -> Result<()> {
-        let token = Uuid::new_v4();
-        let head = self
-            .outbox
-            .topic_head_keyless(term, hold, token, self.settings.lease)
-            .await?;
-        let Some(mut row) = head else {
-            return self.release_keyless(term, hold, token, None).await;
+        let Some((claim, mut row)) = self.claim_topic_head(term, hold).await? else {
+            return self.release_keyless(term, hold, None).await;
         };
         row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
-        match self.send_head(&row).await {
-            Outcome::Acked => self.release_keyless(term, hold, token, Some(row.id)).await,
-            outcome => {
-                let sent = row.suspect || may_have_landed(&outcome);
-                let refused = self.keyless_refusal(&row, &outcome);
-                let (topic_is_fine, reason) = match outcome {
-                    Outcome::Refused { reason } => (true, reason),
-                    Outcome::Sick { reason, .. } => (false, reason),
-                    _ => (false, "no answer from Kafka".to_owned()),
-                };
-                self.outbox
-                    .settle_keyless(term, token, &refused, &[(row.id, sent)], &[])
-                    .await?;
-                if topic_is_fine {
-                    return self.release_keyless(term, hold, token, None).await;
-                }
-                self.outbox
-                    .postpone_hold_keyless(hold, &reason, self.topic_wait(hold))
-                    .await
-            }
+        let outcome = self.send_head(&row).await;
+        if outcome == Outcome::Acked {
+            return self.release_keyless(term, hold, Some((claim, row.id))).await;
         }
+        let refused = self.keyless_refusal(&row, &outcome);
+        let is_suspect = row.suspect || may_have_landed(&outcome);
+        let is_dead = refused.iter().any(|refusal| refusal.dead);
+        let suspect: Vec<i64> = (is_suspect && !is_dead).then_some(row.id).into_iter().collect();
+        self.outbox
+            .settle_keyless(term, claim, &[], &refused, &suspect, &[])
+            .await?;
+        match outcome {
+            // The topic takes records, only not this one.
+            Outcome::Refused { .. } => self.release_keyless(term, hold, None).await,
+            Outcome::Sick { reason, .. } => self.postpone_keyless(hold, &reason).await,
+            _ => self.postpone_keyless(hold, "no answer from Kafka").await,
+        }
+    }
+
+    /// The oldest row of a parked topic, claimed like any other. `None`: it has none that is free.
+    async fn claim_topic_head(&self, term: &Term, hold: &StoredHold) -> Result<Option<(i64, Row)>> {
+        let free = Free {
+            claims_from: self.lanes.claims_from(),
+            start: hold.resume_floor,
+            most: 1,
+            most_in_all: 1,
+            topic: Some(&hold.topic),
+            skip_held: false,
+        };
+        let recorded = self.outbox.claim_keyless(term, &free, self.settings.lease).await?;
+        let Some(claim) = recorded.claim else { return Ok(None) };
+        let mut claimed = self.outbox.claimed(term, claim, self.settings.bytes_per_task()).await?;
+        Ok(claimed.rows.pop().map(|row| (claim, row)))
+    }
+
+    async fn postpone_keyless(&self, hold: &StoredHold, reason: &str) -> Result<()> {
+        let wait = self.topic_wait(hold);
+        self.outbox.postpone_hold_keyless(hold, reason, wait).await
     }
 
     fn keyless_refusal(&self, row: &Row, outcome: &Outcome) -> Vec<Refusal> {
@@ -304,8 +315,8 @@ impl Relay {
         vec![refusal]
     }
 
-    async fn release_keyless(&self, term: &Term, hold: &StoredHold, token: Uuid, published: Option<i64>) -> Result<()> {
-        self.outbox.release_hold_keyless(term, hold, token, published).await?;
+    async fn release_keyless(&self, term: &Term, hold: &StoredHold, published: Option<(i64, i64)>) -> Result<()> {
+        self.outbox.release_hold_keyless(term, hold, published).await?;
         if published.is_some() {
             metrics::rows_published(1);
             metrics::rows_marked(1);

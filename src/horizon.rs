@@ -122,7 +122,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Rows without a lane are leased by anyone, so their floor comes from a look at the table, not from our claims.
+    /// Rows without a lane are claimed by anyone, so their floor comes from a look at the table, not from our claims.
     async fn raise_keyless(&self, term: &Term) -> Result<()> {
         let (settled, holders) = self.lanes.horizon();
         let (floor, epoch) = self.lanes.keyless_floor();

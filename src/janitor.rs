@@ -116,6 +116,7 @@ impl Chores {
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
             outbox.forget_workers().await?;
+            outbox.forget_claims().await?;
             if settings.on_published == OnPublished::Archive {
                 outbox.history_prepare().await?;
                 outbox.history_drop(settings.retention.published).await?;

@@ -109,6 +109,8 @@ pub struct HeldKeyless {
     pub most: usize,
     pub suspect_until: i64,
     pub has_holds: bool,
+    /// See [`Lanes::claims_from`].
+    pub claims_from: i64,
 }
 
 /// What a task may claim now.
@@ -166,6 +168,8 @@ pub struct Lookout {
     /// What is more than so many rows is claimed lane by lane.
     pub most: usize,
     pub has_holds: bool,
+    /// See [`Lanes::claims_from`].
+    pub claims_from: i64,
 }
 
 /// How much one checkout may ask for.
@@ -358,7 +362,7 @@ impl Lanes {
         let mut inner = self.lock();
         let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
         let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
-        // Also while a batch of them is out: what that one holds is leased, and others need not wait for it.
+        // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
         let keyless = (!inner.keyless.ready).then_some(inner.keyless.floor);
         let lanes: Vec<Held> = inner
             .lanes
@@ -380,6 +384,7 @@ impl Lanes {
             most: appetite.rows,
             has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| held.has_holds),
             lanes,
+            claims_from: inner.keyless.claims_from,
         })
     }
 
@@ -520,6 +525,19 @@ impl Lanes {
         }
     }
 
+    /// No claim of rows without a lane has a lower number, nor ever will: claims are numbered in turn.
+    pub fn claims_from(&self) -> i64 {
+        self.lock().keyless.claims_from
+    }
+
+    /// The lowest number of any claim that one of ours has seen.
+    pub fn saw_claims(&self, worker: Uuid, lowest: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            inner.keyless.claims_from = inner.keyless.claims_from.max(lowest);
+        }
+    }
+
     /// Floors that have moved since they were stored: (lane, epoch, floor).
     pub fn floors_to_store(&self) -> Vec<(i16, i64, i64)> {
         let inner = self.lock();
@@ -643,6 +661,7 @@ impl Inner {
             most: keyless.window.min(appetite.rows),
             suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,
+            claims_from: keyless.claims_from,
         }))
     }
 }

@@ -21,7 +21,7 @@ pub const POSSIBLE_DUPLICATE: &str = "possible-duplicate";
 /// Where a row of `outbox.message` is in its life. The schema's CHECKs allow no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Committed, not yet acknowledged by Kafka. It may be delayed, leased or held meanwhile.
+    /// Committed, not yet acknowledged by Kafka. It may be delayed, claimed or held meanwhile.
     Pending,
     /// Acknowledged: `published_at` is set, or the row was deleted or moved to the history.
     Published,

@@ -19,7 +19,7 @@ mod sweep;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Dropped, Found};
+pub use claim::{Claim, Dropped, Found, Free, Recorded};
 pub use connect::{Database, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
@@ -54,9 +54,13 @@ macro_rules! statements {
 }
 
 statements!(
+    claim_fence,
     claim_keyless,
     claim_lanes,
+    claim_turn,
+    claimed,
     fence,
+    forget_claims,
     forget_workers,
     give_up,
     history_drop,
@@ -93,7 +97,6 @@ statements!(
     refuse,
     refuse_keyless,
     register,
-    release_keyless,
     renew,
     rescan,
     sample,
@@ -111,9 +114,9 @@ statements!(
     stop_worker,
     store_floor_keyless,
     store_floors,
+    suspect,
     take,
     topic_head,
-    topic_head_keyless,
     unhold,
     writers,
 );

@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
-use uuid::Uuid;
 
 use self::batch::{
-    discarded, flag_suspects, given_back, in_order, nothing_there, see_keyless, see_lane, unseen, with_floors,
-    with_rows,
+    discarded, flag_suspects, in_doubt, in_order, nothing_there, see_keyless, see_lane, unseen, with_floors, with_rows,
 };
 use crate::failpoint;
 use crate::floor::Settled;
@@ -21,7 +19,7 @@ use crate::health::{Health, Loop};
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Lookout, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Found, Outbox, Result};
+use crate::outbox::{Claim, Dropped, Found, Free, Outbox, Result};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher};
@@ -319,14 +317,8 @@ impl Relay {
     /// They promise no order, so a soft floor needs no proof here: a row below it is found as soon as its writer's end is.
     async fn relay_keyless(&self, term: &Term, held: &HeldKeyless) -> Seen {
         let began = Instant::now();
-        let token = Uuid::new_v4();
-        let bytes = self.pace.bytes();
-        let claimed = self
-            .outbox
-            .claim_keyless(term, held, token, self.settings.lease, bytes)
-            .await;
-        let claim = match claimed {
-            Ok(claim) => claim,
+        let (number, claim) = match self.claim_keyless(term, held).await {
+            Ok(claimed) => claimed.unwrap_or_default(),
             Err(error) => {
                 self.claim_failed(&error);
                 return unseen(KEYLESS);
@@ -344,7 +336,7 @@ impl Relay {
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         let dropped = claim.dropped;
         if !rows.is_empty() || !dropped.is_empty() {
-            self.settle_keyless(term, token, held.floor, &rows, &dropped, &verdict)
+            self.settle_keyless(term, number, held.floor, &rows, &dropped, &verdict)
                 .await;
         }
         let mut seen = see_keyless(held, &rows, &dropped, &verdict);
@@ -352,10 +344,27 @@ impl Relay {
         seen
     }
 
+    /// Claims rows and reads them; `None`: none was free.
+    async fn claim_keyless(&self, term: &Term, held: &HeldKeyless) -> Result<Option<(i64, Claim)>> {
+        let free = Free {
+            claims_from: held.claims_from,
+            start: held.start,
+            most: held.most,
+            most_in_all: 2 * held.most,
+            topic: None,
+            skip_held: held.has_holds,
+        };
+        let recorded = self.outbox.claim_keyless(term, &free, self.settings.lease).await?;
+        self.lanes.saw_claims(term.worker, recorded.lowest);
+        let Some(number) = recorded.claim else { return Ok(None) };
+        let claim = self.outbox.claimed(term, number, self.pace.bytes()).await?;
+        Ok(Some((number, claim)))
+    }
+
     async fn settle_keyless(
         &self,
         term: &Term,
-        token: Uuid,
+        claim: i64,
         floor: i64,
         rows: &[Row],
         dropped: &[Dropped],
@@ -363,41 +372,31 @@ impl Relay {
     ) {
         failpoint::hit("after_publish_keyless").await;
         let began = Instant::now();
+        let Verdict { published, refused, .. } = verdict;
+        let suspect = in_doubt(rows, dropped, verdict);
+        let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
         let marked = self
             .while_term_lasts(term, || async {
-                if verdict.published.is_empty() {
-                    return Ok(Some(0));
+                if verdict.is_clean() && dropped.is_empty() {
+                    return self.outbox.mark_keyless(term, claim, published).await.map(Some);
                 }
                 self.outbox
-                    .mark_keyless(term, token, &verdict.published)
+                    .settle_keyless(term, claim, published, refused, &suspect, &holds)
                     .await
                     .map(Some)
             })
             .await;
         metrics::mark_took(Stream::Keyless, began.elapsed());
-        if let Some(count) = marked {
-            self.marked(Stream::Keyless, rows, count);
-            let fenced = verdict.published.len().saturating_sub(count as usize);
-            if fenced > 0 {
-                warn!(
-                    rows = fenced,
-                    "rows had been taken over by another worker: marked nothing there"
-                );
-                metrics::rows_fenced(fenced);
-            }
+        let Some(count) = marked else { return };
+        self.marked(Stream::Keyless, rows, count);
+        let fenced = published.len().saturating_sub(count as usize);
+        if fenced > 0 {
+            warn!(
+                rows = fenced,
+                "rows had been taken over by another worker: marked nothing there"
+            );
+            metrics::rows_fenced(fenced);
         }
-        if verdict.is_clean() && dropped.is_empty() {
-            return;
-        }
-        let released = given_back(rows, dropped, verdict);
-        let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
-        self.while_term_lasts(term, || async {
-            let settled = self
-                .outbox
-                .settle_keyless(term, token, &verdict.refused, &released, &holds);
-            settled.await.map(Some)
-        })
-        .await;
     }
 
     // ── both ───────────────────────────────────────────────────────────────────────────────────

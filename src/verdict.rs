@@ -62,6 +62,13 @@ pub struct Refusal {
     pub wait: Duration,
 }
 
+impl Refusal {
+    /// It is tried again, and a copy may be there.
+    pub fn stays_suspect(&self) -> bool {
+        self.suspect && !self.dead
+    }
+}
+
 /// What to keep back: see `outbox.hold`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HoldOrder {

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
 
@@ -14,7 +15,9 @@ use crate::place::Place;
 const REGISTER: &str = include_str!("../../src/outbox/register.sql");
 const TAKE: &str = include_str!("../../src/outbox/take.sql");
 const CLAIM_LANES: &str = include_str!("../../src/outbox/claim_lanes.sql");
+const CLAIM_TURN: &str = include_str!("../../src/outbox/claim_turn.sql");
 const CLAIM_KEYLESS: &str = include_str!("../../src/outbox/claim_keyless.sql");
+const CLAIMED: &str = include_str!("../../src/outbox/claimed.sql");
 
 /// As the product's sessions are set: plans must not differ.
 const SESSION: &str = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off";
@@ -43,8 +46,7 @@ impl PostgresAlone {
         tokio::spawn(connection);
         db.batch_execute(SESSION).await?;
         let worker = Uuid::new_v4();
-        let register: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
-            &[&worker, &"bench", &"bench", &(BATCH as i32), &LEASE_SECONDS];
+        let register: &[&(dyn ToSql + Sync)] = &[&worker, &"bench", &"bench", &(BATCH as i32), &LEASE_SECONDS];
         let registered = db.query_one(REGISTER, register).await?;
         let mark = if shape == Shape::Keyless {
             mode.mark_keyless()
@@ -141,23 +143,41 @@ impl PostgresAlone {
 
     async fn drain_keyless(&self) -> Outcome<u64> {
         let claim = self.db.prepare(CLAIM_KEYLESS).await?;
-        let (mut floor, mut marked) = (0_i64, 0);
-        loop {
-            let token = Uuid::new_v4();
-            let most = BATCH as i64;
-            let rows = self
-                .db
-                .query(
-                    &claim,
-                    &[&floor, &most, &token, &LEASE_SECONDS, &false, &self.incarnation],
-                )
-                .await?;
+        let read = self.db.prepare(CLAIMED).await?;
+        let (mut floor, mut claims_from, mut marked) = (0_i64, 0, 0);
+        while let Some(number) = self.claim_keyless(&claim, claims_from, floor).await? {
+            let rows = self.db.query(&read, &[&number, &self.incarnation]).await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-            let Some(highest) = ids.iter().max() else {
-                return Ok(marked);
-            };
-            floor = *highest;
-            marked += self.db.execute(&self.mark, &[&ids, &token, &self.incarnation]).await?;
+            floor = ids.iter().copied().max().unwrap_or(floor);
+            claims_from = number;
+            marked += self
+                .db
+                .execute(&self.mark, &[&ids, &number, &self.worker, &self.incarnation])
+                .await?;
         }
+        Ok(marked)
+    }
+
+    /// One claim behind its turn, sent at once as the product does.
+    async fn claim_keyless(&self, claim: &Statement, claims_from: i64, floor: i64) -> Outcome<Option<i64>> {
+        let (most, topic) = (BATCH as i64, None::<&str>);
+        let params: &[&(dyn ToSql + Sync)] = &[
+            &claims_from,
+            &floor,
+            &most,
+            &most,
+            &topic,
+            &false,
+            &self.worker,
+            &LEASE_SECONDS,
+            &self.incarnation,
+        ];
+        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{CLAIM_TURN}");
+        let ((), row, ()) = tokio::try_join!(
+            self.db.batch_execute(&begin),
+            self.db.query_one(claim, params),
+            self.db.batch_execute("COMMIT"),
+        )?;
+        Ok(row.get("claim"))
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Keyless {
     pub(super) busy: usize,
     pub(super) window: usize,
     pub(super) not_before: Option<Instant>,
+    /// See [`super::Lanes::claims_from`].
+    pub(super) claims_from: i64,
 }
 
 impl From<&Taken> for Lane {

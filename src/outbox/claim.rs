@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
-use uuid::Uuid;
 
 use super::{Error, Outbox, Params, Result, row};
 use crate::floor::Writers;
-use crate::lanes::{Held, HeldKeyless, Lookout, Term};
+use crate::lanes::{Held, Lookout, Term};
 use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
@@ -81,6 +80,30 @@ impl Kept {
     }
 }
 
+/// Which rows without a lane to claim.
+#[derive(Clone, Copy, Debug)]
+pub struct Free<'a> {
+    /// No record of a claim has a lower number.
+    pub claims_from: i64,
+    pub start: i64,
+    /// Of those above `start`, and of those that were delayed.
+    pub most: usize,
+    pub most_in_all: usize,
+    /// Only of this one.
+    pub topic: Option<&'a str>,
+    /// Not of topics that are parked.
+    pub skip_held: bool,
+}
+
+/// What was written down of a claim of rows without a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded {
+    /// Its number, and the token that fences its mark. `None`: no row was free.
+    pub claim: Option<i64>,
+    /// The lowest number of any claim that is left.
+    pub lowest: i64,
+}
+
 const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than the term began on");
 
 impl Outbox {
@@ -94,6 +117,7 @@ impl Outbox {
             &lookout.has_holds,
             &(lookout.most as i64),
             &lookout.term.incarnation,
+            &lookout.claims_from,
         ];
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
@@ -130,30 +154,36 @@ impl Outbox {
         .await
     }
 
-    /// Claims rows without a lane under `token`. All of them come back: those beyond the budget are the caller's
-    /// to release.
-    pub async fn claim_keyless(
-        &self,
-        term: &Term,
-        held: &HeldKeyless,
-        token: Uuid,
-        lease: Duration,
-        bytes: usize,
-    ) -> Result<Claim> {
-        self.claim(
-            &self.statements.claim_keyless,
-            &[
-                &held.start,
-                &(held.most as i64),
-                &token,
-                &lease.as_secs_f64(),
-                &held.has_holds,
-                &term.incarnation,
-            ],
-            bytes,
-            row::keyless,
-        )
-        .await
+    /// Claims rows without a lane for `lease`, when it is our turn.
+    pub async fn claim_keyless(&self, term: &Term, free: &Free<'_>, lease: Duration) -> Result<Recorded> {
+        let params: Params<'_> = &[
+            &free.claims_from,
+            &free.start,
+            &(free.most as i64),
+            &(free.most_in_all as i64),
+            &free.topic,
+            &free.skip_held,
+            &term.worker,
+            &lease.as_secs_f64(),
+            &term.incarnation,
+        ];
+        let (turn, claim) = (&self.statements.claim_turn, &self.statements.claim_keyless);
+        let rows = self
+            .on_connection(async |session| session.query_behind(turn, claim, params).await)
+            .await?;
+        let row = rows.first().ok_or(Error::Unexpected("a claim answered no row"))?;
+        let claim: Option<i64> = row.try_get("claim")?;
+        let lowest: Option<i64> = row.try_get("lowest")?;
+        Ok(Recorded {
+            claim,
+            lowest: lowest.or(claim).unwrap_or(free.claims_from),
+        })
+    }
+
+    /// The rows of a claim. All of them are ours: those beyond the budget are the caller's to give back.
+    pub async fn claimed(&self, term: &Term, claim: i64, bytes: usize) -> Result<Claim> {
+        let params: Params<'_> = &[&claim, &term.incarnation];
+        self.claim(&self.statements.claimed, params, bytes, row::keyless).await
     }
 
     async fn claim(

@@ -1,27 +1,58 @@
--- Rows without a lane: claimed one by one with a lease of their own; whoever finds an expired lease takes it over.
--- MATERIALIZED: the planner may otherwise update more than LIMIT.
-WITH fresh AS MATERIALIZED (
-    SELECT m.id, m.claim_token IS NOT NULL AS recovered
+-- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
+-- the floor ($2), and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given.
+-- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them. Only
+-- where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
+-- Answers the number of the new record, NULL if nothing was free, and the lowest number that is left.
+WITH expired AS MATERIALIZED (
+    -- Locked, so that a claim and a late mark exclude each other. Where a mark was first, its rows are left to it.
+    SELECT c.id, c.ids FROM outbox.claim c
+    WHERE c.id >= $1 AND c.lease_until <= clock_timestamp()
+    ORDER BY c.id FOR UPDATE SKIP LOCKED
+), suspect AS MATERIALIZED (
+    SELECT e.id AS claim, named.id FROM expired e, unnest(e.ids) AS named (id)
+), fresh AS MATERIALIZED (
+    SELECT m.id
     FROM outbox.message m
-    WHERE m.lane IS NULL AND m.id > $1
+    WHERE m.lane IS NULL AND m.id > $2
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
-      AND (m.lease_until IS NULL OR m.lease_until <= clock_timestamp())
-      AND (NOT $5::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
-    ORDER BY m.id LIMIT $2 FOR UPDATE SKIP LOCKED
+      AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
+      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
+                                   WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
+      AND ($5::text IS NULL OR m.topic = $5)
+      AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
+    ORDER BY m.id LIMIT $3
 ), due AS MATERIALIZED (
-    SELECT m.id, m.claim_token IS NOT NULL AS recovered
+    SELECT m.id
     FROM outbox.message m
     -- coalesce: without statistics the planner would rather walk over all such rows than use the index of delayed ones.
     WHERE coalesce(m.lane, -1::smallint) = -1 AND m.available_at <= statement_timestamp()
       AND m.published_at IS NULL AND m.dead_at IS NULL
-      AND (m.lease_until IS NULL OR m.lease_until <= clock_timestamp())
-      AND (NOT $5::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
-    ORDER BY m.available_at, m.id LIMIT $2 FOR UPDATE SKIP LOCKED
+      AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
+      AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
+                                   WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
+      AND ($5::text IS NULL OR m.topic = $5)
+      AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
+    ORDER BY m.available_at, m.id LIMIT $3
 ), picked AS MATERIALIZED (
-    SELECT id, recovered FROM fresh UNION ALL SELECT id, recovered FROM due
+    SELECT free.id FROM (SELECT id FROM fresh UNION ALL SELECT id FROM due) AS free
+    WHERE (SELECT incarnation FROM outbox.server) = $9
+    LIMIT $4
+), ended AS (
+    -- Whoever loses one row loses the record: what is left of it is written anew, under a number its owner does not know.
+    DELETE FROM outbox.claim c
+    WHERE c.id IN (SELECT s.claim FROM suspect s WHERE s.id IN (SELECT id FROM picked))
+    RETURNING c.id
+), remainder AS (
+    INSERT INTO outbox.claim (lease_until, ids)
+    SELECT '-infinity'::timestamptz, array_agg(s.id)
+    FROM suspect s
+    WHERE s.claim IN (SELECT id FROM ended) AND s.id NOT IN (SELECT id FROM picked)
+    GROUP BY s.claim
+), made AS (
+    INSERT INTO outbox.claim (worker, lease_until, ids, suspects)
+    SELECT $7::uuid, clock_timestamp() + $8::float8 * interval '1 second', ARRAY(SELECT id FROM picked),
+           ARRAY(SELECT id FROM picked WHERE id IN (SELECT s.id FROM suspect s))
+    WHERE EXISTS (SELECT FROM picked)
+    RETURNING id
 )
-UPDATE outbox.message m
-SET claim_token = $3, lease_until = clock_timestamp() + $4 * interval '1 second'
--- By an array of ids, not by a join: a join may walk the whole table.
-WHERE m.id = ANY (ARRAY(SELECT id FROM picked)) AND (SELECT incarnation FROM outbox.server) = $6
-RETURNING m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, m.id = ANY (ARRAY(SELECT id FROM picked WHERE recovered)) AS recovered
+SELECT (SELECT id FROM made) AS claim, (SELECT min(c.id) FROM outbox.claim c WHERE c.id >= $1) AS lowest

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::{Outbox, Result, Transaction, row};
 use crate::lanes::{Lowered, Term};
 use crate::message::Row;
@@ -63,28 +61,6 @@ impl Outbox {
             }
         };
         rows.first().map(row::head).transpose()
-    }
-
-    pub async fn topic_head_keyless(
-        &self,
-        term: &Term,
-        hold: &StoredHold,
-        token: Uuid,
-        lease: Duration,
-    ) -> Result<Option<Row>> {
-        let rows = self
-            .query(
-                &self.statements.topic_head_keyless,
-                &[
-                    &hold.topic,
-                    &hold.resume_floor,
-                    &token,
-                    &lease.as_secs_f64(),
-                    &term.incarnation,
-                ],
-            )
-            .await?;
-        rows.first().map(row::keyless).transpose()
     }
 
     /// Releases a hold of a lane we have checked out: the stored floor is lowered, the head marked or refused and
@@ -181,31 +157,34 @@ impl Outbox {
         .await
     }
 
-    /// A topic parked among keyless rows takes records again.
+    /// A topic parked among keyless rows takes records again; its head was `published` under the claim named first.
     pub async fn release_hold_keyless(
         &self,
         term: &Term,
         hold: &StoredHold,
-        token: Uuid,
-        published: Option<i64>,
+        published: Option<(i64, i64)>,
     ) -> Result<()> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            transaction
-                .execute(
-                    &self.statements.lower_floor_keyless,
-                    &[&hold.resume_floor, &term.incarnation],
-                )
-                .await?;
-            if let Some(id) = published {
+            if let Some((claim, id)) = published {
                 transaction
-                    .execute(self.mark_keyless_statement(), &[&vec![id], &token, &term.incarnation])
+                    .execute(
+                        self.mark_keyless_statement(),
+                        &[&vec![id], &claim, &term.worker, &term.incarnation],
+                    )
                     .await?;
             }
             transaction
                 .execute(
                     &self.statements.unhold,
                     &[&hold.lane, &hold.topic, &hold.unit, &hold.resume_floor],
+                )
+                .await?;
+            // Last: while it is locked, nobody else has a turn to claim.
+            transaction
+                .execute(
+                    &self.statements.lower_floor_keyless,
+                    &[&hold.resume_floor, &term.incarnation],
                 )
                 .await?;
             transaction.commit().await

@@ -1,4 +1,4 @@
--- The oldest row without a lane that is neither published nor dead nor parked, whoever leases it: from claims alone the
+-- The oldest row without a lane that is neither published nor dead nor parked, whoever has claimed it: from claims alone the
 -- floor would pass the rows of a worker that died.
 SELECT m.id
 FROM outbox.message m

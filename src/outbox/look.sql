@@ -2,23 +2,25 @@
 -- the lowest floor ($1). Answers the pending rows of the lanes asked for ($2), all of them and no more than $5, and whether there
 -- are rows without a lane; or that there is more than this (cut), and then nothing is known. Always at least one row.
 WITH walked AS MATERIALIZED (
-    SELECT m.id, m.lane, m.topic, m.key, m.partition, m.lease_until,
+    SELECT m.id, m.lane, m.topic, m.key, m.partition,
            m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
     FROM outbox.message m WHERE m.id > $1 ORDER BY m.id LIMIT $3
 ), due AS MATERIALIZED (
-    SELECT m.id, m.lane, m.topic, m.key, m.partition, m.lease_until
+    SELECT m.id, m.lane, m.topic, m.key, m.partition
     FROM outbox.message m
     WHERE m.available_at <= statement_timestamp() AND (m.lane = ANY ($2) OR m.lane IS NULL)
     ORDER BY m.available_at LIMIT $3
 ), found AS MATERIALIZED (
     SELECT f.id, f.lane, f.delayed
     FROM (
-        SELECT id, lane, topic, key, partition, lease_until, false AS delayed FROM walked WHERE pending
+        SELECT id, lane, topic, key, partition, false AS delayed FROM walked WHERE pending
         UNION ALL
-        SELECT id, lane, topic, key, partition, lease_until, true FROM due
+        SELECT id, lane, topic, key, partition, true FROM due
     ) f
-    WHERE (f.lane = ANY ($2) OR f.lane IS NULL)
-      AND (f.lease_until IS NULL OR f.lease_until <= clock_timestamp())
+    WHERE (f.lane = ANY ($2)
+           -- Claimed already, by a record that is not below $7.
+           OR (f.lane IS NULL AND f.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c
+                                               WHERE c.id >= $7 AND c.lease_until > clock_timestamp())))
       AND (NOT $4::boolean OR NOT EXISTS (
             SELECT FROM outbox.hold h
             WHERE h.lane = coalesce(f.lane, -1) AND h.topic = f.topic

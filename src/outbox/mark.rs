@@ -1,7 +1,5 @@
 //! What became of a batch, written behind the fence.
 
-use uuid::Uuid;
-
 use super::hold::insert_holds;
 use super::{OnPublished, Outbox, Result, Transaction};
 use crate::lanes::Term;
@@ -26,9 +24,13 @@ impl Outbox {
         }
     }
 
-    pub async fn mark_keyless(&self, term: &Term, token: Uuid, ids: &[i64]) -> Result<u64> {
-        self.execute(self.mark_keyless_statement(), &[&ids, &token, &term.incarnation])
-            .await
+    /// The same for rows of a claim without a lane, which ends with it.
+    pub async fn mark_keyless(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
+        self.execute(
+            self.mark_keyless_statement(),
+            &[&ids, &claim, &term.worker, &term.incarnation],
+        )
+        .await
     }
 
     pub(super) fn mark_keyless_statement(&self) -> &str {
@@ -89,52 +91,59 @@ impl Outbox {
         .await
     }
 
-    /// The same for rows without a lane: refusals, releases and parked topics, each guarded by the claim's token.
+    /// The same for rows of a claim without a lane, which ends with it; those of which a copy may be there are `suspect`.
+    /// Answers how many were marked; none, and nothing was written, if the claim had been taken over.
     pub async fn settle_keyless(
         &self,
         term: &Term,
-        token: Uuid,
+        claim: i64,
+        published: &[i64],
         refused: &[Refusal],
-        released: &[(i64, bool)],
+        suspect: &[i64],
         holds: &[(HoldOrder, i64)],
-    ) -> Result<()> {
+    ) -> Result<u64> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            let RefusalColumns {
-                ids,
-                reasons,
-                dead,
-                attempts,
-                waits,
-                suspect,
-            } = refused.into();
-            transaction
+            let fence = transaction
+                .query(&self.statements.claim_fence, &[&claim, &term.worker, &term.incarnation])
+                .await?;
+            if fence.is_empty() {
+                return Ok(0);
+            }
+            self.refuse_keyless(&transaction, refused).await?;
+            let marked = transaction
                 .execute(
-                    &self.statements.refuse_keyless,
-                    &[
-                        &ids,
-                        &reasons,
-                        &dead,
-                        &waits,
-                        &attempts,
-                        &suspect,
-                        &token,
-                        &term.incarnation,
-                    ],
+                    self.mark_keyless_statement(),
+                    &[&published, &claim, &term.worker, &term.incarnation],
                 )
                 .await?;
-            let ids: Vec<i64> = released.iter().map(|r| r.0).collect();
-            let sent: Vec<bool> = released.iter().map(|r| r.1).collect();
-            transaction
-                .execute(
-                    &self.statements.release_keyless,
-                    &[&ids, &sent, &token, &term.incarnation],
-                )
-                .await?;
+            if !suspect.is_empty() {
+                transaction
+                    .execute(&self.statements.suspect, &[&claim, &suspect])
+                    .await?;
+            }
             insert_holds(&transaction, &self.statements.hold, holds).await?;
-            transaction.commit().await
+            transaction.commit().await?;
+            Ok(marked)
         })
         .await
+    }
+
+    async fn refuse_keyless(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let RefusalColumns {
+            ids,
+            reasons,
+            dead,
+            waits,
+            ..
+        } = refused.into();
+        transaction
+            .execute(&self.statements.refuse_keyless, &[&ids, &reasons, &dead, &waits])
+            .await?;
+        Ok(())
     }
 
     pub(super) async fn refuse(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
@@ -166,7 +175,6 @@ struct RefusalColumns<'a> {
     dead: Vec<bool>,
     attempts: Vec<i16>,
     waits: Vec<f64>,
-    suspect: Vec<bool>,
 }
 
 impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
@@ -177,7 +185,6 @@ impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
             dead: refused.iter().map(|r| r.dead).collect(),
             attempts: refused.iter().map(|r| r.attempts).collect(),
             waits: refused.iter().map(|r| r.wait.as_secs_f64()).collect(),
-            suspect: refused.iter().map(|r| r.suspect).collect(),
         }
     }
 }

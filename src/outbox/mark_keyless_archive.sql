@@ -1,7 +1,10 @@
--- Published, moved to the history. Fenced by the claim's token.
-WITH gone AS (
+-- Published, moved to the history. Fenced as in mark_keyless_keep.sql.
+WITH own AS (
+    DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
+    RETURNING id
+), gone AS (
     DELETE FROM outbox.message
-    WHERE id = ANY ($1::bigint[]) AND claim_token = $2 AND published_at IS NULL AND (SELECT incarnation FROM outbox.server) = $3
+    WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND EXISTS (SELECT FROM own)
     RETURNING id, created_at, aggregate_version, message_id, partition, attempts, topic, key, event_type,
      aggregate_type, aggregate_id, idempotency_scope, idempotency_key, headers, payload, payload_bytes
 )

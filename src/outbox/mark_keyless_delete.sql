@@ -1,3 +1,7 @@
--- Published, gone. Fenced by the claim's token.
+-- Published, gone. Fenced as in mark_keyless_keep.sql.
+WITH own AS (
+    DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
+    RETURNING id
+)
 DELETE FROM outbox.message
-WHERE id = ANY ($1::bigint[]) AND claim_token = $2 AND published_at IS NULL AND (SELECT incarnation FROM outbox.server) = $3
+WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND EXISTS (SELECT FROM own)

@@ -40,6 +40,7 @@ params!(
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
     Option<i64> => INT8,
+    Option<&str> => TEXT,
     Vec<bool> => BOOL_ARRAY,
     Vec<i16> => INT2_ARRAY,
     Vec<i32> => INT4_ARRAY,

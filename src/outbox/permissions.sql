@@ -4,13 +4,13 @@ FROM (
     SELECT t.privilege || ' on outbox.' || t.name, has_table_privilege('outbox.' || t.name, t.privilege)
     FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'),
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
+                 ('claim', 'SELECT'), ('claim', 'INSERT'), ('claim', 'UPDATE'), ('claim', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
                  ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
                  ('idempotency_suppression', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
-    FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('lease_until'), ('claim_token'), ('attempts'),
-                 ('last_error')) AS c (name)
+    FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('attempts'), ('last_error')) AS c (name)
     UNION ALL
     SELECT 'SELECT (' || c.name || ') on outbox.' || c.tab, has_column_privilege('outbox.' || c.tab, c.name, 'SELECT')
     FROM (VALUES ('inbox_message', 'consumer'), ('inbox_message', 'priority'), ('inbox_message', 'next_attempt_at'),

@@ -28,7 +28,7 @@ pub fn of_lane(row: &tokio_postgres::Row) -> Result<Row> {
     Ok(claimed)
 }
 
-/// A row of `claim_keyless.sql`: the last column says whether another claim of it had expired.
+/// A row of `claimed.sql`: the last column says whether an earlier claim of it had expired.
 pub fn keyless(row: &tokio_postgres::Row) -> Result<Row> {
     let mut claimed = head(row)?;
     claimed.suspect = row.try_get(15)?;

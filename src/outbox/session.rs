@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 use futures_util::TryStreamExt;
 use futures_util::future::try_join3;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, RowStream};
+use tokio_postgres::{Row, RowStream, Statement};
 
 use super::param::{Params, typed};
 use super::{Error, Result};
@@ -15,6 +15,12 @@ pub struct Session {
     client: Object,
     /// Behind a transaction pooler: the settings, as SQL for one transaction.
     local_settings: Option<Arc<str>>,
+}
+
+/// A statement as this session can send it.
+enum Prepared<'a> {
+    Named(Statement),
+    Text(&'a str),
 }
 
 impl Session {
@@ -34,32 +40,59 @@ impl Session {
         params: Params<'_>,
         read: impl AsyncFnOnce(RowStream) -> Result<T>,
     ) -> Result<T> {
+        let statement = self.prepared(sql).await?;
         match &self.local_settings {
-            None => {
-                let statement = self.client.prepare_cached(sql).await?;
-                let params = params.iter().map(|param| *param as &(dyn ToSql + Sync));
-                read(self.client.query_raw(&statement, params).await?).await
+            None => read(self.send(&statement, params).await?).await,
+            // The next statement may meet another server connection, so this one brings its settings along and leaves
+            // nothing behind: no named statement, no setting.
+            Some(settings) => {
+                self.run_behind(&format!("BEGIN; {settings}"), &statement, params, read)
+                    .await
             }
-            Some(settings) => self.run_pooled(settings, sql, params, read).await,
         }
     }
 
-    /// The next statement may meet another server connection, so this one brings its settings along and leaves nothing
-    /// behind: no named statement, no setting. All three are sent at once, when first polled: one round trip. Where the
-    /// statement fails, the COMMIT is a rollback.
-    async fn run_pooled<T>(
+    /// Runs `sql` behind `first`, in one transaction and one round trip. It sees what was committed while `first` waited,
+    /// whatever isolation the login has by default.
+    pub async fn query_behind(&self, first: &str, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+        let statement = self.prepared(sql).await?;
+        let settings = self.local_settings.as_deref().unwrap_or("");
+        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED; {settings};\n{first}");
+        let read = async |rows: RowStream| Ok(rows.try_collect().await?);
+        self.run_behind(&begin, &statement, params, read).await
+    }
+
+    /// All three are sent at once, when first polled: one round trip. Where one of them fails, the COMMIT is a rollback.
+    async fn run_behind<T>(
         &self,
-        settings: &str,
-        sql: &str,
+        begin: &str,
+        statement: &Prepared<'_>,
         params: Params<'_>,
         read: impl AsyncFnOnce(RowStream) -> Result<T>,
     ) -> Result<T> {
-        let begin = format!("BEGIN; {settings}");
-        let begin = async { Ok(self.client.batch_execute(&begin).await?) };
-        let answer = async { read(self.client.query_typed_raw(sql, typed(params)).await?).await };
+        let begin = async { Ok(self.client.batch_execute(begin).await?) };
+        let answer = async { read(self.send(statement, params).await?).await };
         let commit = async { Ok::<_, Error>(self.client.batch_execute("COMMIT").await?) };
         let ((), answer, ()) = try_join3(begin, answer, commit).await?;
         Ok(answer)
+    }
+
+    /// Behind a transaction pooler nothing can be prepared: there a statement is sent as it is.
+    async fn prepared<'a>(&self, sql: &'a str) -> Result<Prepared<'a>> {
+        match self.local_settings {
+            None => Ok(Prepared::Named(self.client.prepare_cached(sql).await?)),
+            Some(_) => Ok(Prepared::Text(sql)),
+        }
+    }
+
+    async fn send(&self, statement: &Prepared<'_>, params: Params<'_>) -> Result<RowStream> {
+        match statement {
+            Prepared::Named(statement) => {
+                let params = params.iter().map(|param| *param as &(dyn ToSql + Sync));
+                Ok(self.client.query_raw(statement, params).await?)
+            }
+            Prepared::Text(sql) => Ok(self.client.query_typed_raw(sql, typed(params)).await?),
+        }
     }
 
     pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {

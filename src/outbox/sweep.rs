@@ -175,6 +175,11 @@ impl Outbox {
         Ok(row.try_get::<_, i32>("days")?.into())
     }
 
+    pub async fn forget_claims(&self) -> Result<()> {
+        self.execute(&self.statements.forget_claims, &[]).await?;
+        Ok(())
+    }
+
     pub async fn forget_workers(&self) -> Result<()> {
         self.execute(&self.statements.forget_workers, &[]).await?;
         Ok(())

@@ -55,13 +55,22 @@ pub fn flag_suspects(rows: &mut [Row], held: &[Held]) {
     }
 }
 
-/// What goes back unpublished, each with whether a copy of it may be there: from this try, or from an earlier one.
-pub fn given_back(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<(i64, bool)> {
+/// What goes back unpublished although a copy of it may be there: from this try, or from an earlier one.
+pub fn in_doubt(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<i64> {
     let is_unsent = |row: &&Row| verdict.unsent.binary_search(&row.id).is_ok();
-    let unsent = rows.iter().filter(is_unsent).map(|row| (row.id, row.suspect));
-    let dropped = dropped.iter().map(|row| (row.id, row.suspect));
-    let unknown = verdict.unknown.iter().map(|id| (*id, true));
-    unsent.chain(dropped).chain(unknown).collect()
+    let unsent = rows
+        .iter()
+        .filter(is_unsent)
+        .filter(|row| row.suspect)
+        .map(|row| row.id);
+    let dropped = dropped.iter().filter(|row| row.suspect).map(|row| row.id);
+    let refused = verdict.refused.iter().filter(|refusal| refusal.stays_suspect());
+    let refused = refused.map(|refusal| refusal.id);
+    unsent
+        .chain(dropped)
+        .chain(refused)
+        .chain(verdict.unknown.iter().copied())
+        .collect()
 }
 
 pub fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {
@@ -145,7 +154,7 @@ pub fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Se
     }
 }
 
-/// Nothing about floors: others lease rows of these too.
+/// Nothing about floors: others claim rows of these too.
 pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Seen {
     let all_done = verdict.is_clean() && dropped.is_empty();
     let stuck = verdict.published.is_empty() && !verdict.is_clean();
@@ -371,16 +380,21 @@ mod tests {
         assert_eq!(flagged(both), [1, 3, 7]);
     }
 
-    // ── given_back, with_floors ────────────────────────────────────────────────────────────────
+    // ── in_doubt, with_floors ────────────────────────────────────────────────────────────────
 
     #[test]
     fn what_goes_back_keeps_its_doubt() {
         let mut rows: Vec<Row> = (1..=4).map(row).collect();
         rows[1].suspect = true;
+        let suspect = |refusal: Refusal| Refusal {
+            suspect: true,
+            ..refusal
+        };
         let verdict = Verdict {
             published: vec![3],
             unsent: vec![1, 2],
             unknown: vec![4],
+            refused: vec![refusal(7, false), suspect(refusal(8, false)), suspect(refusal(9, true))],
             ..Verdict::default()
         };
         let left_behind = [
@@ -390,8 +404,7 @@ mod tests {
                 ..dropped(6, 0)
             },
         ];
-        let back = given_back(&rows, &left_behind, &verdict);
-        assert_eq!(back, [(1, false), (2, true), (5, false), (6, true), (4, true)]);
+        assert_eq!(in_doubt(&rows, &left_behind, &verdict), [2, 6, 8, 4]);
     }
 
     #[test]
@@ -503,6 +516,7 @@ mod tests {
             most: 3,
             suspect_until: 0,
             has_holds: false,
+            claims_from: 0,
         };
         let rows = [row(4), row(9)];
         let published = Verdict {

@@ -43,7 +43,7 @@ async fn keep_stamps_the_row_and_its_idempotency_key_stays_taken() {
         .await;
     world.drained(SOON).await;
     let kept = "SELECT count(*) FROM outbox.message WHERE published_at BETWEEN created_at AND clock_timestamp()
-                AND attempts = 0 AND last_error IS NULL AND claim_token IS NULL AND lease_until IS NULL";
+                AND attempts = 0 AND last_error IS NULL";
     assert_eq!(world.count(kept).await, 2, "one by lane, one by lease of its own");
     assert_eq!(world.count("SELECT count(*) FROM outbox.history").await, 0);
     let again = world.db.batch_execute(&insert).await.expect_err("taken");
@@ -289,12 +289,10 @@ async fn a_row_without_a_key_is_refused_alone_and_nobody_waits_for_it() {
     world
         .until("SELECT published_at IS NOT NULL FROM outbox.message WHERE id = 2")
         .await;
-    let waits = "SELECT available_at > now() AND claim_token IS NULL AND lease_until IS NULL AND dead_at IS NULL
-                     AND last_error LIKE '%too large%' FROM outbox.message WHERE id = 1";
-    assert!(
-        world.is_true(waits).await,
-        "its own retry time, and no lease that pins the floor"
-    );
+    let waits = "SELECT available_at > now() AND dead_at IS NULL AND last_error LIKE '%too large%'
+                 FROM outbox.message WHERE id = 1";
+    assert!(world.is_true(waits).await, "its own retry time");
+    assert_eq!(world.claims().await, 0, "and no claim: it was certainly not sent");
     assert_eq!(world.count("SELECT count(*) FROM outbox.hold").await, 0);
 
     world
@@ -339,7 +337,7 @@ async fn a_delayed_row_holds_nobody_back_and_joins_the_line_when_due() {
 }
 
 #[tokio::test]
-async fn a_row_without_a_key_is_leased_while_it_is_sent_and_bare_again_when_marked() {
+async fn a_row_without_a_key_is_claimed_while_it_is_sent_and_the_claim_ends_with_the_mark() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     // Written first: a claim that finds nothing stops there as well.
@@ -347,17 +345,14 @@ async fn a_row_without_a_key_is_leased_while_it_is_sent_and_bare_again_when_mark
         .execute(&format!("SELECT outbox.enqueue('{topic}', payload => '1')"))
         .await;
     let relay = world.relay().failpoint("after_claim_keyless").start_ready().await;
-    world.until("SELECT claim_token IS NOT NULL FROM outbox.message").await;
-    let leased =
-        "SELECT published_at IS NULL AND lease_until > now() + interval '3 s' AND attempts = 0 FROM outbox.message";
-    assert!(world.is_true(leased).await);
+    world.until("SELECT count(*) = 1 FROM outbox.claim").await;
+    let claimed = "SELECT c.ids = ARRAY[m.id] AND c.suspects = '{}' AND c.lease_until > now() + interval '3 s'
+                          AND c.worker = w.id AND m.published_at IS NULL AND m.attempts = 0
+                   FROM outbox.claim c, outbox.message m, outbox.worker w";
+    assert!(world.is_true(claimed).await);
     relay.continue_from("after_claim_keyless");
     world.until("SELECT published_at IS NOT NULL FROM outbox.message").await;
-    assert!(
-        world
-            .is_true("SELECT claim_token IS NULL AND lease_until IS NULL FROM outbox.message")
-            .await
-    );
+    assert_eq!(world.claims().await, 0);
 }
 
 #[tokio::test]
@@ -391,7 +386,6 @@ async fn no_update_reaches_an_impossible_state() {
         .execute("SELECT outbox.enqueue('t', 'k', '1'); SELECT outbox.enqueue('t', payload => '2');")
         .await;
     let published_or_dead = "message_that_is_published_or_dead_waits_for_nothing";
-    let leased = "message_lease_is_for_rows_without_a_lane";
     let impossible = [
         (
             "published_at = now(), dead_at = now()",
@@ -400,15 +394,7 @@ async fn no_update_reaches_an_impossible_state() {
         ),
         ("published_at = now(), available_at = now()", 1, published_or_dead),
         ("dead_at = now(), available_at = now()", 1, published_or_dead),
-        (
-            "published_at = now(), claim_token = gen_random_uuid(), lease_until = now()",
-            2,
-            published_or_dead,
-        ),
-        ("dead_at = now(), lease_until = now()", 2, published_or_dead),
-        ("claim_token = gen_random_uuid(), lease_until = now()", 1, leased),
-        ("lease_until = now()", 1, leased),
-        ("claim_token = gen_random_uuid()", 2, leased),
+        ("published_at = now(), available_at = now()", 2, published_or_dead),
         ("attempts = -1", 1, "message_attempts_are_not_negative"),
     ];
     for (change, id, constraint) in impossible {

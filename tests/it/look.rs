@@ -38,6 +38,7 @@ impl Look {
     /// `None`: no answer at all.
     async fn at(&self, world: &World, incarnation: &str) -> Option<Answer> {
         let text = LOOK.replace("$6", &format!("({incarnation})"));
+        let text = text.replace("$7", "0");
         let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
         let rows = world.db.query(&text, &params).await.expect("answered");
         let first = rows.first()?;
@@ -82,14 +83,18 @@ async fn a_look_takes_along_what_is_pending_above_its_start_in_the_lanes_it_asks
         ..Look::default()
     };
     assert_eq!(above.answer(&world).await, fresh(&[second, third]));
-    let lane = world.count("SELECT lane::bigint FROM outbox.message WHERE key = 'b'").await as i16;
+    let lane = world
+        .count("SELECT lane::bigint FROM outbox.message WHERE key = 'b'")
+        .await as i16;
     let one = Look {
         lanes: vec![lane],
         ..Look::default()
     };
     assert_eq!(one.answer(&world).await, fresh(&[second]));
     world
-        .execute(&format!("UPDATE outbox.message SET published_at = now() WHERE id = {second}"))
+        .execute(&format!(
+            "UPDATE outbox.message SET published_at = now() WHERE id = {second}"
+        ))
         .await;
     assert_eq!(Look::default().answer(&world).await, fresh(&[first, third]));
 }
@@ -148,4 +153,26 @@ async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a
 async fn a_look_at_another_server_than_the_term_began_on_has_no_answer() {
     let (world, _) = three_rows().await;
     assert_eq!(Look::default().at(&world, "SELECT now()").await, None);
+}
+
+#[tokio::test]
+async fn a_look_passes_over_rows_without_a_lane_that_are_claimed_until_the_lease_is_over() {
+    let world = World::new().await;
+    world.fill("t", 3, 0).await;
+    world
+        .execute("UPDATE outbox.message SET available_at = now() WHERE id = 3")
+        .await;
+    let keyless = |keyless| Answer {
+        keyless,
+        ..Answer::default()
+    };
+    assert_eq!(Look::default().answer(&world).await, keyless(true));
+    world.abandon_pending().await;
+    assert_eq!(Look::default().answer(&world).await, keyless(true), "nobody's any more");
+    world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
+    assert_eq!(
+        Look::default().answer(&world).await,
+        keyless(false),
+        "they are in good hands"
+    );
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+mod claims;
 mod consumers;
 mod cost;
 mod examples;

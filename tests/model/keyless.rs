@@ -1,4 +1,4 @@
-//! Rows without a lane: leased one by one by anyone, with one floor that all workers share and a topic that may be parked.
+//! Rows without a lane: claimed by anyone, each under a record of its own, with one floor that all workers share and a topic that may be parked.
 //!
 //! All rows are of one topic, have committed and are settled: how ids settle is the floor model's. As there, no run is
 //! endless, and "in the end" is a look at the states without a successor.

@@ -81,6 +81,9 @@ fn assert_jittered(asked: &[Instant]) {
     assert!(longest > shortest.mul_f64(1.2), "from {shortest:?} to {longest:?}");
 }
 
+/// Reads the rows of a claim that has just been committed.
+const CLAIMED: &str = "SELECT unnest(c.suspects)";
+
 #[tokio::test]
 async fn a_claim_whose_answer_is_lost_leaves_leases_that_expire() {
     let fault = Fault::new(15, "a claim commits, its answer is lost", "the orphan lease expires");
@@ -88,14 +91,13 @@ async fn a_claim_whose_answer_is_lost_leaves_leases_that_expire() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    proxy.spoil_answer("SET claim_token", Answer::Cut);
+    proxy.spoil_answer(CLAIMED, Answer::Cut);
     world.fill(&topic, 500, 0).await;
     proxy.spoiled().await;
     let over = fault.over();
-    let orphans = world
-        .count("SELECT count(*) FROM outbox.message WHERE claim_token IS NOT NULL AND published_at IS NULL")
-        .await;
-    assert!(orphans > 0, "leased, and nobody knows");
+    let orphan =
+        "SELECT count(*) FROM outbox.claim c JOIN outbox.message m ON m.id = ANY (c.ids) WHERE m.published_at IS NULL";
+    assert!(world.count(orphan).await > 0, "claimed, and nobody knows");
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(history.repeats, 0, "it was never sent");
@@ -169,7 +171,7 @@ async fn claim_answered_too_late(insert: impl AsyncFnOnce(&World, &str)) -> (Wor
     // Stopped, or a look that finds nothing would be the next.
     relay.signal("STOP");
     insert(&world, &topic).await;
-    proxy.spoil_answer("SET claim_token", Answer::Late(LEASE / 2));
+    proxy.spoil_answer(CLAIMED, Answer::Late(LEASE / 2));
     relay.signal("CONT");
     proxy.spoiled().await;
     world.drained(SOON).await;
@@ -196,14 +198,10 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
 #[tokio::test]
 async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
     let left_by_a_worker_that_died_with_them_under_way = async |world: &World, topic: &str| {
-        let rows = format!(
-            "BEGIN;
-             INSERT INTO outbox.message (topic, payload) SELECT '{topic}', '{{}}' FROM generate_series(1, 20);
-             UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now()
-             WHERE published_at IS NULL;
-             COMMIT"
-        );
-        world.execute(&rows).await;
+        world.execute("BEGIN").await;
+        world.fill(topic, 20, 0).await;
+        world.abandon_pending().await;
+        world.execute("COMMIT").await;
     };
     let (world, topic, relay) = claim_answered_too_late(left_by_a_worker_that_died_with_them_under_way).await;
     assert_eq!(
@@ -219,8 +217,22 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[SMALL]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
-    let patient = ["--retry-backoff-min", "60s", "--retry-backoff-max", "60s"];
+    let patient = [
+        "--tasks",
+        "1",
+        "--retry-backoff-min",
+        "60s",
+        "--retry-backoff-max",
+        "60s",
+    ];
     let relay = world.relay_through(&proxy).args(&patient).start_ready().await;
+    // Past the first claim of keyless rows, which finds nothing and ends with a COMMIT, too.
+    eventually(SOON, "a look for rows without a key", async || {
+        relay
+            .metric("outboxd_claim_seconds_count{stream=\"keyless\"}")
+            .filter(|looks| *looks > 0.0)
+    })
+    .await;
     proxy.spoil_answer("COMMIT", Answer::Cut);
     world
         .execute(&format!(

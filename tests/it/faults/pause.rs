@@ -11,7 +11,7 @@ const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
 const MARK_KEYLESS: &str = include_str!("../../../src/outbox/mark_keyless_keep.sql");
 
 const NO_LIVE_LEASE: &str = "NOT EXISTS (SELECT FROM outbox.worker WHERE lease_until > clock_timestamp())
-                         AND NOT EXISTS (SELECT FROM outbox.message WHERE lease_until > clock_timestamp())";
+                         AND NOT EXISTS (SELECT FROM outbox.claim WHERE lease_until > clock_timestamp())";
 
 /// Keeps a list of rows whose mark was changed or taken back.
 const WATCH_MARKS: &str = "
@@ -83,10 +83,12 @@ impl Paused {
         let server = session.query_one("SELECT incarnation FROM outbox.server", &[]).await;
         let incarnation: SystemTime = server.expect("a server").get(0);
         let ids: Vec<i64> = (1..=30).collect();
-        let leased = "SELECT DISTINCT claim_token FROM outbox.message WHERE claim_token IS NOT NULL";
-        let marked = if let Some(row) = session.query_opt(leased, &[]).await.expect(leased) {
-            let token: Uuid = row.get(0);
-            session.execute(MARK_KEYLESS, &[&ids, &token, &incarnation]).await
+        let claimed = "SELECT id, worker FROM outbox.claim";
+        let marked = if let Some(row) = session.query_opt(claimed, &[]).await.expect(claimed) {
+            let (claim, worker): (i64, Uuid) = (row.get(0), row.get(1));
+            session
+                .execute(MARK_KEYLESS, &[&ids, &claim, &worker, &incarnation])
+                .await
         } else {
             let held = "SELECT owner, array_agg(lane), array_agg(epoch) FROM outbox.lane
                         WHERE owner IS NOT NULL GROUP BY owner";
@@ -106,6 +108,7 @@ async fn wakes_up_before_its_successor_marks(
     failpoint: &'static str,
     successor_stops: &str,
     keys: usize,
+    successor_rows: usize,
 ) -> (Recovered, History) {
     let fault = Fault::new(
         6,
@@ -113,8 +116,9 @@ async fn wakes_up_before_its_successor_marks(
         "its mark touches no row, and that is counted",
     );
     let paused = Paused::past_its_lease(failpoint, keys).await;
-    let one_task = paused.world.relay().args(&["--tasks", "1"]);
-    let successor = one_task.failpoint(successor_stops).start();
+    let rows = successor_rows.to_string();
+    let one_batch = paused.world.relay().args(&["--tasks", "1", "--batch-rows", &rows]);
+    let successor = one_batch.failpoint(successor_stops).start();
     successor.at_failpoint(successor_stops).await;
     let over = fault.over();
     paused.resume_and_be_refused().await;
@@ -125,13 +129,18 @@ async fn wakes_up_before_its_successor_marks(
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_marks_nothing_of_what_its_successor_claimed() {
-    let (recovered, history) = wakes_up_before_its_successor_marks("after_publish", "after_claim", 10).await;
+    let (recovered, history) = wakes_up_before_its_successor_marks("after_publish", "after_claim", 10, 1000).await;
     recovered.record(history.repeats);
 }
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_marks_no_keyless_row_that_its_successor_claimed() {
-    wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0).await;
+    wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0, 1000).await;
+}
+
+#[tokio::test]
+async fn a_worker_paused_past_its_lease_marks_no_keyless_row_though_its_successor_claimed_only_some() {
+    wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0, 10).await;
 }
 
 /// It wakes up when its successor is done with the rows; then it registers anew and is as good as before.

@@ -129,7 +129,7 @@ async fn a_grace_period_too_short_for_the_batch_leaves_its_lanes_to_the_end_of_t
 async fn assert_given_back(world: &World) {
     let owned = "SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL";
     assert_eq!(world.count(owned).await, 0);
-    let leased = "SELECT count(*) FROM outbox.message WHERE lease_until > clock_timestamp()";
+    let leased = "SELECT count(*) FROM outbox.claim WHERE lease_until > clock_timestamp()";
     assert_eq!(world.count(leased).await, 0);
     let live = "SELECT count(*) FROM outbox.worker WHERE stopped_at IS NULL";
     assert_eq!(world.count(live).await, 0);

@@ -60,6 +60,40 @@ async fn a_table_in_use_is_migrated_with_everything_in_it() {
     assert_eq!(relay.metric("outboxd_rows_published_total"), Some(199.0));
 }
 
+/// Rows as the fifth version leases them: one batch of a worker that lives, one of a worker that died, and rows that were given
+/// back after they may have been sent, behind a parked topic whose rows the floor has passed, and with a retry time of their own.
+const LEASED: &str = "
+    UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now() + interval '3 s' WHERE id <= 10;
+    UPDATE outbox.message SET claim_token = '00000000-0000-0000-0000-000000000001', lease_until = now() WHERE id BETWEEN 11 AND 20;
+    UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now(), topic = 'parked' WHERE id = 21;
+    UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now(), available_at = now() WHERE id = 22;
+    INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at) VALUES (-1, 'parked', '', 20, '', 'infinity');";
+
+#[tokio::test]
+async fn rows_leased_by_an_older_version_are_claimed_and_flagged_by_the_next() {
+    let world = at_version(5).await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 30, 0).await;
+    world.execute(LEASED).await;
+    let leased = "SELECT string_agg(id::text, ',' ORDER BY id) FROM outbox.message WHERE claim_token IS NOT NULL";
+    let leased = world.text(leased).await;
+    let output = world.outboxd("migrate", &[]);
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    let claimed = "SELECT string_agg(m::text, ',' ORDER BY m) FROM outbox.claim, unnest(ids) AS m";
+    assert_eq!(world.text(claimed).await, leased);
+    let live = "SELECT count(*) FROM outbox.claim WHERE lease_until > now()";
+    assert_eq!(world.count(live).await, 10, "a lease lasts as long as it would have");
+
+    let relay = world.relay().start_ready().await;
+    world
+        .until("SELECT count(*) = 29 FROM outbox.message WHERE published_at IS NOT NULL")
+        .await;
+    let history = world.history(&topic).await;
+    assert_eq!(history.flagged, 21, "all but the one that is parked");
+    history.assert_admitted_by(&[&relay]);
+    assert_eq!(world.text(claimed).await, "21", "what is parked stays in doubt");
+}
+
 /// One command in each state, as the fourth version keeps them.
 const COMMANDS: &str = "
     SELECT outbox.idempotency_claim('pay', key, outbox.request_hash('1'))

@@ -33,8 +33,6 @@ async fn a_producer_writes_its_own_columns_and_nothing_else() {
         ("created_at", "now()"),
         ("published_at", "now()"),
         ("dead_at", "now()"),
-        ("lease_until", "now()"),
-        ("claim_token", "gen_random_uuid()"),
         ("attempts", "1"),
         ("last_error", "''"),
     ] {
@@ -54,6 +52,7 @@ async fn a_producer_writes_its_own_columns_and_nothing_else() {
         "UPDATE outbox.lane SET floor = 0",
         "SELECT FROM outbox.worker",
         "SELECT FROM outbox.hold",
+        "SELECT FROM outbox.claim",
         "SELECT FROM outbox.history",
         "SELECT FROM outbox.schema_history",
         "SELECT outbox.history_drop('1 day')",
@@ -133,6 +132,7 @@ async fn the_relay_role_is_enough(on_published: &str) {
     }
     relay.stop();
     assert!(!relay.logged("42501"), "nothing was denied:\n{}", relay.log());
+    assert_eq!(world.claims().await, 0, "every claim ended with its rows");
     assert_eq!(
         world
             .count("SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL")
@@ -205,6 +205,7 @@ async fn an_operator_sees_the_status_and_redrives_but_changes_no_content() {
         "UPDATE outbox.hold SET resume_floor = 0",
         "DELETE FROM outbox.hold",
         "UPDATE outbox.lane SET floor = 0",
+        "DELETE FROM outbox.claim",
         "DELETE FROM outbox.history",
     ] {
         denied(&operator, statement).await;

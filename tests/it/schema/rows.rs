@@ -75,14 +75,14 @@ const REFUSED: &[(&str, &[&str])] = &[
         "message_that_is_published_or_dead_waits_for_nothing",
         &[
             "(topic, key, published_at, available_at) VALUES ('t', 'k', now(), now())",
-            "(topic, payload, dead_at, claim_token, lease_until) VALUES ('t', '1', now(), gen_random_uuid(), now())",
+            "(topic, payload, dead_at, available_at) VALUES ('t', '1', now(), now())",
         ],
     ),
     (
-        "message_lease_is_for_rows_without_a_lane",
+        "claim_names_rows",
         &[
-            "(topic, key, claim_token, lease_until) VALUES ('t', 'k', gen_random_uuid(), now())",
-            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
+            "outbox.claim (lease_until, ids) VALUES (now(), '{}')",
+            "outbox.claim (lease_until, ids) VALUES (now(), '{1,NULL}')",
         ],
     ),
     (

@@ -90,6 +90,20 @@ impl World {
         assert_eq!(self.count(blamed).await, 0, "rows blamed for what is not their fault");
     }
 
+    /// Records of rows without a key: batches in flight, and rows that may have been sent.
+    pub async fn claims(&self) -> i64 {
+        self.count("SELECT count(*) FROM outbox.claim").await
+    }
+
+    /// A worker that has died claimed whatever is pending, and may have sent it.
+    pub async fn abandon_pending(&self) {
+        self.execute(
+            "INSERT INTO outbox.claim (lease_until, ids)
+             SELECT clock_timestamp(), array_agg(id) FROM outbox.message WHERE published_at IS NULL",
+        )
+        .await;
+    }
+
     pub async fn holds(&self) -> i64 {
         self.count("SELECT count(*) FROM outbox.hold").await
     }

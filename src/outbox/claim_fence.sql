@@ -1,0 +1,2 @@
+-- The same fence as a mark's, for a transaction of several statements: while it lasts, nobody can take over what we claimed.
+SELECT FROM outbox.claim WHERE id = $1 AND worker = $2 AND (SELECT incarnation FROM outbox.server) = $3 FOR UPDATE
