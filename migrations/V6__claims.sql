@@ -2,7 +2,7 @@
 -- room on its page, so it touched every index, and cost more than all the rest of a row's life. A pending row is now *claimed*
 -- where V1 says *leased*; the states and how they follow each other are the same.
 
--- One row per batch of such rows in flight, written once and removed once. While its lease lasts, nobody else may claim what it
+-- One row per batch of such rows in flight, never updated. While its lease lasts, nobody else may claim what it
 -- names. Afterwards it says that any of them may have been sent: whoever claims one takes it out of here and flags it.
 CREATE TABLE outbox.claim (
     -- Drawn in the order of commits, since claimers take turns: nobody has to look below the lowest number seen, where all that

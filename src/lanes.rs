@@ -717,6 +717,24 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn claims_are_looked_for_from_the_lowest_that_this_term_has_seen() {
+        let (lanes, term) = owning(1);
+        assert_eq!(lanes.claims_from(), 0);
+        lanes.saw_claims(term.worker, 7);
+        // An older answer that comes late takes nothing back, nor does another term's count.
+        lanes.saw_claims(term.worker, 5);
+        lanes.saw_claims(Uuid::from_u128(2), 9);
+        assert_eq!(lanes.claims_from(), 7);
+        let work =
+            (0..2).find_map(|_| Some(lanes.checkout(&APPETITE)?.work).filter(|work| matches!(work, Work::Keyless(_))));
+        assert!(matches!(work, Some(Work::Keyless(held)) if held.claims_from == 7));
+        lanes.lock().keyless.ready = false;
+        assert_eq!(lanes.probe_scope().expect("rows without a lane").claims_from, 7);
+        lanes.begin_term(term, KeylessStored::default());
+        assert_eq!(lanes.claims_from(), 0, "another server may number anew");
+    }
+
+    #[test]
     fn a_lane_is_checked_out_once_until_it_is_checked_in() {
         let (lanes, term) = owning(4);
         let first = take_lanes(&lanes).expect("ready");
