@@ -45,12 +45,12 @@ FROM (
 WHERE claim_token IS NOT NULL
 GROUP BY claim_token;
 
--- Without claim_token a replica of a version before this one can claim no row without a key. The column lease_until stays, empty from
--- now on, until a later migration: those replicas look for all other rows with it, and are to relay them until they are replaced.
+UPDATE outbox.message SET claim_token = NULL, lease_until = NULL
+WHERE id = ANY (ARRAY(SELECT unnest(ids) FROM outbox.claim));
+
+-- The columns stay, empty, until a later migration: replicas of a version before this one look for all other rows with them, and
+-- relay those until they are replaced. Rows without a key they can no longer claim: two ways to claim would not know of each other.
+-- NOT VALID: all rows are so already, and reading them would keep applications waiting.
 ALTER TABLE outbox.message
     DROP CONSTRAINT message_lease_is_for_rows_without_a_lane,
-    DROP CONSTRAINT message_that_is_published_or_dead_waits_for_nothing,
-    DROP COLUMN claim_token,
-    -- NOT VALID, for good: the rows that are here kept a stricter rule, and reading them all would keep applications waiting.
-    ADD CONSTRAINT message_that_is_published_or_dead_waits_for_nothing
-        CHECK ((published_at IS NULL AND dead_at IS NULL) OR available_at IS NULL) NOT VALID;
+    ADD CONSTRAINT message_is_claimed_by_a_record CHECK (claim_token IS NULL AND lease_until IS NULL) NOT VALID;

@@ -262,9 +262,16 @@ impl Relay {
     // ── topics parked among rows without a lane ────────────────────────────────────────────────
 
     async fn retry_keyless(&self, term: &Term, hold: &StoredHold) -> Result<()> {
+        let began = Instant::now();
         let Some((claim, mut row)) = self.claim_topic_head(term, hold).await? else {
             return self.release_keyless(term, hold, None).await;
         };
+        if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
+            // It could arrive after somebody else has taken the row over.
+            let suspect: Vec<i64> = row.suspect.then_some(row.id).into_iter().collect();
+            self.outbox.settle_keyless(term, claim, &[], &[], &suspect, &[]).await?;
+            return self.postpone_keyless(hold, "PostgreSQL answered too late").await;
+        }
         row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
         let outcome = self.send_head(&row).await;
         if outcome == Outcome::Acked {
@@ -298,7 +305,11 @@ impl Relay {
         let recorded = self.outbox.claim_keyless(term, &free, self.settings.lease).await?;
         let Some(claim) = recorded.claim else { return Ok(None) };
         let mut claimed = self.outbox.claimed(term, claim, self.settings.bytes_per_task()).await?;
-        Ok(claimed.rows.pop().map(|row| (claim, row)))
+        let Some(row) = claimed.rows.pop() else {
+            self.outbox.mark_keyless(term, claim, &[]).await?;
+            return Ok(None);
+        };
+        Ok(Some((claim, row)))
     }
 
     async fn postpone_keyless(&self, hold: &StoredHold, reason: &str) -> Result<()> {

@@ -409,9 +409,9 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// When the next pause ends that something ready waits for. Whoever waits for anything else is woken by [`Lanes::changed`].
-    pub fn pause_ends(&self) -> Option<Instant> {
-        let now = Instant::now();
+    /// When the next pause after `now` ends that something ready waits for. Whoever waits for anything else is woken by
+    /// [`Lanes::changed`].
+    pub fn pause_ends(&self, now: Instant) -> Option<Instant> {
         let inner = self.lock();
         let lanes = inner.lanes.values().filter(|lane| lane.ready);
         let keyless = inner.keyless.not_before.filter(|_| inner.keyless.ready);
@@ -576,6 +576,8 @@ impl Lanes {
                 lane.leaving = place < count;
             }
         }
+        drop(inner);
+        self.changed.notify_waiters();
     }
 
     /// Are any lanes waiting to be given up?

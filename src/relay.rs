@@ -83,6 +83,7 @@ fn breather() -> Duration {
 impl Relay {
     /// Runs one task until `draining`; a batch under way is finished first.
     pub async fn work(&self, health: &Health, draining: &CancellationToken) {
+        let mut looked = false;
         while !draining.is_cancelled() {
             health.turned(Loop::Relay);
             tokio::select! {
@@ -90,8 +91,11 @@ impl Relay {
                 () = sleep(TURN_MOST) => continue,
                 () = draining.cancelled() => return,
             }
-            let changed = self.lanes.changed();
-            if let Some(turn) = self.watch.due() {
+            let (changed, now) = (self.lanes.changed(), Instant::now());
+            // In turns: a look that always finds something, and is due again when that is relayed, would keep what is ready waiting.
+            let turn = if looked { None } else { self.watch.due() };
+            looked = turn.is_some();
+            if let Some(turn) = turn {
                 self.look(turn).await;
             } else if let Some(checkout) = self.lanes.checkout(&self.appetite()) {
                 self.relay(checkout).await;
@@ -99,7 +103,7 @@ impl Relay {
                 tokio::select! {
                     () = changed => {}
                     turn = self.watch.turn() => self.look(turn).await,
-                    () = until(self.lanes.pause_ends()) => {}
+                    () = until(self.lanes.pause_ends(now)) => {}
                     () = draining.cancelled() => return,
                 }
             }
@@ -317,14 +321,17 @@ impl Relay {
     /// They promise no order, so a soft floor needs no proof here: a row below it is found as soon as its writer's end is.
     async fn relay_keyless(&self, term: &Term, held: &HeldKeyless) -> Seen {
         let began = Instant::now();
-        let (number, claim) = match self.claim_keyless(term, held).await {
-            Ok(claimed) => claimed.unwrap_or_default(),
+        let claimed = match self.claim_keyless(term, held).await {
+            Ok(claimed) => claimed,
             Err(error) => {
                 self.claim_failed(&error);
                 return unseen(KEYLESS);
             }
         };
         metrics::claim_took(Stream::Keyless, began.elapsed());
+        let Some((number, claim)) = claimed else {
+            return see_keyless(held, &[], &[], &Verdict::default());
+        };
         let slow = self.is_slow(began);
         let mut rows = claim.rows;
         rows.sort_unstable_by_key(|row| row.id);
@@ -335,10 +342,9 @@ impl Relay {
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
         let dropped = claim.dropped;
-        if !rows.is_empty() || !dropped.is_empty() {
-            self.settle_keyless(term, number, held.floor, &rows, &dropped, &verdict)
-                .await;
-        }
+        // Also where its rows were gone when they were read: the record goes.
+        self.settle_keyless(term, number, held.floor, &rows, &dropped, &verdict)
+            .await;
         let mut seen = see_keyless(held, &rows, &dropped, &verdict);
         seen.slow = slow;
         seen
@@ -509,13 +515,13 @@ impl Relay {
     }
 }
 
-/// An attempt is counted. The last one is an event an operator acts on.
 async fn before_claim(held: &[Held]) {
     if held.iter().any(|held| held.start > held.floor) {
         failpoint::hit("before_soft_claim").await;
     }
 }
 
+/// An attempt is counted. The last one is an event an operator acts on.
 pub(crate) fn report_refusal(refusal: &Refusal) {
     metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
     if refusal.dead {

@@ -1,13 +1,18 @@
 //! What is remembered of one lane, and of the rows without one, between two batches.
 
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Held, KeylessStored, Seen, Taken};
 use crate::floor::{Floor, Settled};
 
 /// The fewest rows asked of a lane that is believed to have some.
 pub(super) const WINDOW_MIN: usize = 32;
+
+/// After a claim of rows without a lane that found none, and twice as long after each one more. Claimers take turns, which costs
+/// the database a commit even where there is nothing; others may have been faster, or somebody has locked the rows.
+const IN_VAIN_REST: Duration = Duration::from_millis(20);
+const IN_VAIN_DOUBLINGS: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -40,6 +45,8 @@ pub(super) struct Keyless {
     pub(super) busy: usize,
     pub(super) window: usize,
     pub(super) not_before: Option<Instant>,
+    /// So many claims in a row have found nothing.
+    pub(super) in_vain: u32,
     /// See [`super::Lanes::claims_from`].
     pub(super) claims_from: i64,
 }
@@ -138,7 +145,10 @@ impl Keyless {
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = self.busy.saturating_sub(1);
         self.stored.has_holds |= seen.holds_added;
-        self.not_before = seen.pause.map(|pause| now + pause);
+        let in_vain = seen.rows == 0 && !seen.full && seen.sight.is_some();
+        let rest = in_vain.then(|| IN_VAIN_REST * 2u32.pow(self.in_vain.min(IN_VAIN_DOUBLINGS)));
+        self.in_vain = if in_vain { self.in_vain.saturating_add(1) } else { 0 };
+        self.not_before = seen.pause.or(rest).map(|pause| now + pause);
         self.window = next_window(self.window, seen);
         self.ready = seen.full || seen.sight.is_none() || seen.pause.is_some();
     }
@@ -146,8 +156,6 @@ impl Keyless {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -235,6 +243,22 @@ mod tests {
             let seen = Seen { rows, full, overweight, slow, ..Seen::default() };
             prop_assert!((1..=1 << 16).contains(&next_window(window, &seen)));
         }
+    }
+
+    #[test]
+    fn rows_without_a_lane_are_asked_for_less_often_the_longer_there_are_none() {
+        let now = Instant::now();
+        let mut keyless = Keyless::default();
+        let mut rests = Vec::new();
+        for _ in 0..6 {
+            keyless.checkin(&all_done(), now);
+            rests.push((keyless.not_before.expect("a rest") - now).as_millis());
+        }
+        assert_eq!(rests, [20, 40, 80, 160, 160, 160]);
+        keyless.checkin(&Seen { rows: 1, ..all_done() }, now);
+        assert_eq!(keyless.not_before, None, "there were some");
+        keyless.checkin(&all_done(), now);
+        assert_eq!(keyless.not_before, Some(now + IN_VAIN_REST), "as if for the first time");
     }
 
     #[test]

@@ -40,7 +40,7 @@ WITH expired AS MATERIALIZED (
 ), ended AS (
     -- Whoever loses one row loses the record: what is left of it is written anew, under a number its owner does not know.
     DELETE FROM outbox.claim c
-    WHERE c.id IN (SELECT s.claim FROM suspect s WHERE s.id IN (SELECT id FROM picked))
+    WHERE c.id >= $1 AND c.id IN (SELECT s.claim FROM suspect s WHERE s.id IN (SELECT id FROM picked))
     RETURNING c.id
 ), remainder AS (
     INSERT INTO outbox.claim (lease_until, ids)

@@ -1,4 +1,7 @@
 -- The rows of a claim, read once it is committed: nobody waits for their turn while rows travel.
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, m.id IN (SELECT unnest(c.suspects) FROM outbox.claim c WHERE c.id = $1) AS recovered
 FROM outbox.message m
-WHERE m.id = ANY (ARRAY(SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id = $1)) AND (SELECT incarnation FROM outbox.server) = $2
+WHERE m.id = ANY (ARRAY(SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id = $1))
+  -- By an operator's hand, since the claim.
+  AND m.published_at IS NULL AND m.dead_at IS NULL
+  AND (SELECT incarnation FROM outbox.server) = $2

@@ -1,6 +1,7 @@
 -- Is there anything to do, and if it is little, what? One statement for the whole process: at most $3 rows are walked above
 -- the lowest floor ($1). Answers the pending rows of the lanes asked for ($2), all of them and no more than $5, and whether there
--- are rows without a lane; or that there is more than this (cut), and then nothing is known. Always at least one row.
+-- are rows without a lane; or that there is more than this (cut), and then nothing is known. At least one row, but on another
+-- server than the term began on ($6).
 WITH walked AS MATERIALIZED (
     SELECT m.id, m.lane, m.topic, m.key, m.partition,
            m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
@@ -9,6 +10,11 @@ WITH walked AS MATERIALIZED (
     SELECT m.id, m.lane, m.topic, m.key, m.partition
     FROM outbox.message m
     WHERE m.available_at <= statement_timestamp() AND (m.lane = ANY ($2) OR m.lane IS NULL)
+      -- Here as well as below: many rows that are due and held would cut every look.
+      AND (NOT $4::boolean OR NOT EXISTS (
+            SELECT FROM outbox.hold h
+            WHERE h.lane = coalesce(m.lane, -1) AND h.topic = m.topic
+              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
     ORDER BY m.available_at LIMIT $3
 ), found AS MATERIALIZED (
     SELECT f.id, f.lane, f.delayed

@@ -1,5 +1,7 @@
 //! The statement that looks for rows and takes along what it finds, as shipped.
 
+use std::time::Duration;
+
 use tokio_postgres::types::ToSql;
 
 use crate::support::*;
@@ -175,4 +177,26 @@ async fn a_look_passes_over_rows_without_a_lane_that_are_claimed_until_the_lease
         keyless(false),
         "they are in good hands"
     );
+}
+
+/// The next look is due when what the last one found is relayed, and finds something again, for as long as the load lasts.
+#[tokio::test]
+async fn looks_that_always_find_something_keep_nothing_else_waiting() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let proxy = Proxy::to_postgres(&world.database_url);
+    let relay = world.relay_through(&proxy).args(&["--tasks", "1"]).start_ready().await;
+    proxy.both_ways(Line {
+        delay: Duration::from_millis(10),
+        ..Line::default()
+    });
+    let load = Trickle::start(&world, &topic);
+    world
+        .until("(SELECT count(*) > 200 FROM outbox.message WHERE published_at IS NOT NULL)")
+        .await;
+    let without_key = world.insert(&topic, &[(None, vec![1])]).await[0];
+    world.published(without_key).await;
+    load.stop();
+    world.drained(SOON).await;
+    world.assert_promises_kept(&topic, &[&relay]).await;
 }

@@ -79,6 +79,13 @@ const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "message_is_claimed_by_a_record",
+        &[
+            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
+            "(topic, payload, lease_until) VALUES ('t', '1', now())",
+        ],
+    ),
+    (
         "claim_names_rows",
         &[
             "outbox.claim (lease_until, ids) VALUES (now(), '{}')",
