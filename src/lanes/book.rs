@@ -392,7 +392,7 @@ mod tests {
             keyless
         };
         let pause = Some(Duration::from_secs(1));
-        let rested = checked_in(all_done());
+        let rested = checked_in(Seen { rows: 1, ..all_done() });
         assert!(!rested.ready && !rested.stored.has_holds);
         assert_eq!((rested.busy, rested.window, rested.not_before), (1, WINDOW_MIN, None));
         assert!(

@@ -43,8 +43,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What every statement runs under: nothing waits for ever, and plans do not flip to a walk over the whole table because
 /// statistics were taken while it was empty. A statement is planned once a session: for the few lanes of a small batch the
-/// planner expects a plan of its own to be the cheaper one, and making it costs four times what it runs. The server gives a statement up before we do (`patience`), so that none runs
-/// on for nobody.
+/// planner expects a plan of its own to be the cheaper one, and making it costs four times what it runs. The server gives a
+/// statement up before we do (`patience`), so that none runs on for nobody.
 fn settings(patience: Duration) -> [(&'static str, String); 7] {
     let statement_ms = patience.mul_f64(0.8).as_millis().to_string();
     let lock_ms = LOCK_TIMEOUT.min(patience / 2).as_millis().to_string();
