@@ -66,10 +66,9 @@ async fn ready(State(shared): State<Shared>) -> (StatusCode, &'static str) {
 pub fn ask(address: &str, path: &str, patience: Duration) -> io::Result<String> {
     let mut stream = connect(address, patience)?;
     stream.set_read_timeout(Some(patience))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    )?;
+    // At once: who answers the first half and hangs up would break the pipe for the second.
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
