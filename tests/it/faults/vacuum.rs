@@ -52,7 +52,8 @@ async fn a_pinned_vacuum_horizon_does_not_slow_the_relay() {
     println!("free {free:?}, pinned {pinned:?}, {reads:?} index entries a row");
     // The fastest of each: what else the machine does only ever adds.
     let (free, pinned) = (free.iter().min().expect("three"), pinned.iter().min().expect("three"));
-    assert!(*free >= pinned.mul_f64(0.8), "{free:?} without, {pinned:?} with it");
+    // Half a second of a build for debugging is no measure to within a fifth: `make bench` has that, in its scenario `growth`.
+    assert!(*free >= pinned.mul_f64(0.6), "{free:?} without, {pinned:?} with it");
     // A claim that walked over what was published before would read thousands.
     let most = reads.iter().max().expect("three");
     assert!(*most < 100, "{most} index entries read for a row");
