@@ -188,7 +188,7 @@ impl Relay {
 
     /// `None`: as in [`Relay::claim_lanes`].
     async fn found(&self, lookout: &Lookout) -> Result<Option<Found>> {
-        before_claim(&lookout.lanes).await;
+        before_claim(lookout.lanes.iter().any(|held| lookout.start > held.floor)).await;
         let found = self.outbox.look(lookout, WALK_MOST, self.pace.bytes()).await?;
         let proven = self.is_proven(&lookout.term, lookout.settled, &lookout.holders).await?;
         Ok(proven.then_some(found))
@@ -246,7 +246,7 @@ impl Relay {
     /// that floor, older than those claimed: what was claimed must not go out before it.
     async fn claim_lanes(&self, checkout: &Checkout, held: &[Held]) -> Result<Option<Claim>> {
         let Checkout { term, holders, .. } = checkout;
-        before_claim(held).await;
+        before_claim(held.iter().any(|held| held.start > held.floor)).await;
         let claim = self
             .outbox
             .claim_lanes(term, held, self.settings.batch_rows, self.pace.bytes())
@@ -515,8 +515,8 @@ impl Relay {
     }
 }
 
-async fn before_claim(held: &[Held]) {
-    if held.iter().any(|held| held.start > held.floor) {
+async fn before_claim(is_soft: bool) {
+    if is_soft {
         failpoint::hit("before_soft_claim").await;
     }
 }
