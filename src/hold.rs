@@ -302,9 +302,10 @@ impl Relay {
             topic: Some(&hold.topic),
             skip_held: false,
         };
-        let recorded = self.outbox.claim_keyless(term, &free, self.settings.lease).await?;
-        let Some(claim) = recorded.claim else { return Ok(None) };
-        let mut claimed = self.outbox.claimed(term, claim, self.settings.bytes_per_task()).await?;
+        let claimed = self.claim_free(term, &free, self.settings.bytes_per_task()).await?;
+        let Some((claim, mut claimed)) = claimed else {
+            return Ok(None);
+        };
         let Some(row) = claimed.rows.pop() else {
             self.outbox.mark_keyless(term, claim, &[]).await?;
             return Ok(None);

@@ -360,10 +360,15 @@ impl Relay {
             topic: None,
             skip_held: held.has_holds,
         };
-        let recorded = self.outbox.claim_keyless(term, &free, self.settings.lease).await?;
+        self.claim_free(term, &free, self.pace.bytes()).await
+    }
+
+    /// A claim of free rows, whichever they are, and its number; `None`: there are none.
+    pub(crate) async fn claim_free(&self, term: &Term, free: &Free<'_>, bytes: usize) -> Result<Option<(i64, Claim)>> {
+        let recorded = self.outbox.claim_keyless(term, free, self.settings.lease).await?;
         self.lanes.saw_claims(term.worker, recorded.lowest);
         let Some(number) = recorded.claim else { return Ok(None) };
-        let claim = self.outbox.claimed(term, number, self.pace.bytes()).await?;
+        let claim = self.outbox.claimed(term, number, bytes).await?;
         Ok(Some((number, claim)))
     }
 

@@ -131,12 +131,11 @@ mod tests {
         assert_eq!(delay(Duration::ZERO, less), less, "as the operator wants it");
     }
 
-    /// How long after a look, in milliseconds, the next one is due.
-    async fn wait_after(watch: &Watch, look: Look) -> u128 {
-        let turn = watch.turn().await;
-        turn.over(look);
+    /// How long after something was last found the next look is due, once this one is over.
+    async fn wait_after(watch: &Watch, look: Look) -> Duration {
+        watch.turn().await.over(look);
         let pace = watch.pace.try_lock().expect("nobody is at it");
-        (pace.due - Instant::now()).as_millis() + 1
+        pace.due - pace.last_found
     }
 
     #[tokio::test]
@@ -144,7 +143,7 @@ mod tests {
         let watch = Watch::new(Duration::from_secs(1));
         let turn = watch.due().expect("the first look is due at once");
         assert!(watch.due().is_none(), "somebody is at it");
-        turn.over(Look::Something);
+        turn.over(Look::Failed);
         assert!(watch.due().is_none(), "it was just looked");
         watch.turn().await.over(Look::Nothing);
     }
@@ -152,9 +151,9 @@ mod tests {
     #[tokio::test]
     async fn a_blind_look_and_a_failed_one_are_not_repeated_at_once() {
         let watch = Watch::new(Duration::from_secs(1));
-        assert!(wait_after(&watch, Look::Something).await <= POLL_MIN.as_millis());
-        assert!(wait_after(&watch, Look::Blind).await > POLL_MIN.as_millis());
-        assert!(wait_after(&watch, Look::Failed).await > AFTER_BLIND_LOOK.as_millis());
+        assert_eq!(wait_after(&watch, Look::Something).await, POLL_MIN);
+        assert_eq!(wait_after(&watch, Look::Blind).await, AFTER_BLIND_LOOK);
+        assert!(wait_after(&watch, Look::Failed).await > AFTER_BLIND_LOOK);
         assert!(!watch.turn().await.is_first_failure());
     }
 }
