@@ -7,11 +7,14 @@
 //! Invariant: a lane is checked out by at most one task at a time, and only its holder changes its floor.
 
 mod book;
+mod checkout;
+mod horizon;
 pub mod keeper;
+mod keyless;
 pub mod share;
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,9 +22,12 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::clock::Clock;
-use crate::floor::{Floor, Horizon, Settled, Sight};
+use crate::floor::{Floor, Horizon};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
+
+pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Seen, Work};
+pub use keyless::KeylessStored;
 
 /// One lease of this process: see the module's doc.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,16 +58,6 @@ pub struct Lowered {
     pub floor: i64,
 }
 
-/// The stored state of the rows without a lane.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct KeylessStored {
-    pub floor: i64,
-    pub epoch: i64,
-    /// Up to this id any row may have been sent before a failover lost its mark.
-    pub suspect_until: i64,
-    pub has_holds: bool,
-}
-
 #[derive(Debug, Default)]
 struct Inner {
     term: Option<Term>,
@@ -83,102 +79,6 @@ pub struct Lanes {
     /// Checkouts under way, whatever their term.
     outstanding: AtomicUsize,
     pub clock: Arc<Clock>,
-}
-
-/// One lane of a checkout.
-#[derive(Clone, Debug)]
-pub struct Held {
-    pub lane: i16,
-    pub epoch: i64,
-    pub floor: i64,
-    /// Where the claim starts: the floor, or above it while the holders of the checkout are in progress.
-    pub start: i64,
-    pub most: usize,
-    pub suspect_rows: usize,
-    pub suspect_until: i64,
-    pub unknown: HashSet<i64>,
-    pub has_holds: bool,
-}
-
-/// The rows without a lane, of which every task may claim some.
-#[derive(Clone, Copy, Debug)]
-pub struct HeldKeyless {
-    pub floor: i64,
-    /// See [`Held::start`].
-    pub start: i64,
-    pub most: usize,
-    pub suspect_until: i64,
-    pub has_holds: bool,
-    /// See [`Lanes::claims_from`].
-    pub claims_from: i64,
-}
-
-/// What a task may claim now.
-#[derive(Clone, Debug)]
-pub enum Work {
-    Lanes(Vec<Held>),
-    Keyless(HeldKeyless),
-}
-
-/// A checkout: the work, and under which lease and horizon it may be done.
-#[derive(Clone, Debug)]
-pub struct Checkout {
-    pub term: Term,
-    /// The horizon before the claim: see [`Sight::settled`].
-    pub settled: Settled,
-    /// A claim of lanes counts only if none of these transactions had ended.
-    pub holders: Vec<i64>,
-    pub work: Work,
-}
-
-/// What came of one lane of a checkout.
-#[derive(Clone, Debug, Default)]
-pub struct Seen {
-    pub lane: i16,
-    pub rows: usize,
-    pub full: bool,
-    /// The byte budget left some of its rows behind.
-    pub overweight: bool,
-    /// Reading it took so long that publishing it in time was at risk.
-    pub slow: bool,
-    /// Absent where the claim failed: then nothing was learned.
-    pub sight: Option<Sight>,
-    pub highest_id: i64,
-    pub published: Vec<i64>,
-    /// May have been sent, and are not published: from now on known by id.
-    pub unknown: Vec<i64>,
-    /// How many rows were not known by id: so far has the count of suspect rows come.
-    pub counted: usize,
-    pub holds_added: bool,
-    /// Look again only after this long.
-    pub pause: Option<Duration>,
-}
-
-/// Every lane not known to have something, checked out to see whether it has; and where to look for that.
-#[derive(Clone, Debug)]
-pub struct Lookout {
-    pub term: Term,
-    /// See [`Checkout::settled`].
-    pub settled: Settled,
-    /// See [`Checkout::holders`].
-    pub holders: Vec<i64>,
-    pub lanes: Vec<Held>,
-    /// The lowest floor among them, and of the rows without a lane where nothing is known of those either.
-    pub start: i64,
-    /// What is more than so many rows is claimed lane by lane.
-    pub most: usize,
-    pub has_holds: bool,
-    /// See [`Lanes::claims_from`].
-    pub claims_from: i64,
-}
-
-/// How much one checkout may ask for.
-#[derive(Clone, Copy, Debug)]
-pub struct Appetite {
-    pub rows: usize,
-    pub tasks: usize,
-    /// The lease must last at least this much longer, or publishing could outlive it.
-    pub lease_left: Duration,
 }
 
 impl Lanes {
@@ -262,83 +162,6 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// Check out what is ready: some lanes, or the rows without one, in turns.
-    pub fn checkout(&self, appetite: &Appetite) -> Option<Checkout> {
-        let now = Instant::now();
-        let mut inner = self.lock();
-        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
-        let settled = inner.horizon.settled();
-        inner.keyless_turn = !inner.keyless_turn;
-        let work = if inner.keyless_turn {
-            inner
-                .checkout_keyless(now, appetite)
-                .or_else(|| inner.checkout_lanes(now, appetite))
-        } else {
-            inner
-                .checkout_lanes(now, appetite)
-                .or_else(|| inner.checkout_keyless(now, appetite))
-        }?;
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some(Checkout {
-            term,
-            settled,
-            holders: inner.horizon.holders(),
-            work,
-        })
-    }
-
-    /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
-    pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<Checkout> {
-        let now = Instant::now();
-        let mut inner = self.lock();
-        let term = inner.term.filter(|term| now + lease_left < term.ends)?;
-        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
-        let lane_book = inner.lanes.get_mut(&lane)?;
-        lane_book.wanted = lane_book.busy;
-        if lane_book.busy {
-            return None;
-        }
-        lane_book.busy = true;
-        let work = Work::Lanes(vec![lane_book.held(lane, 1, settled)]);
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some(Checkout {
-            term,
-            settled,
-            holders,
-            work,
-        })
-    }
-
-    /// Give a checkout back with what was learned.
-    pub fn checkin(&self, term: &Term, seen: Vec<Seen>) {
-        self.outstanding.fetch_sub(1, Ordering::AcqRel);
-        self.checkin_some(term, seen);
-    }
-
-    /// Give some lanes of a checkout back; the rest of it is still out.
-    pub fn checkin_some(&self, term: &Term, seen: Vec<Seen>) {
-        let now = Instant::now();
-        let mut inner = self.lock();
-        if inner.term.is_none_or(|current| current.worker != term.worker) {
-            return;
-        }
-        for seen in seen {
-            inner.highest_seen = inner.highest_seen.max(seen.highest_id);
-            if seen.lane == KEYLESS {
-                inner.keyless.checkin(&seen, now);
-            } else if let Some(lane) = inner.lanes.get_mut(&seen.lane) {
-                lane.checkin(&seen, now);
-            }
-        }
-        drop(inner);
-        self.changed.notify_waiters();
-    }
-
-    /// How many checkouts are under way.
-    pub fn outstanding(&self) -> usize {
-        self.outstanding.load(Ordering::Acquire)
-    }
-
     /// A hold of a checked-out lane was released: look again from where it began.
     pub fn lower_floor(&self, term: &Term, lane: i16, lowered: Lowered, has_holds: bool) {
         let mut inner = self.lock();
@@ -356,59 +179,6 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// Check out every lane that is not known to be ready. `None`: there is none.
-    pub fn checkout_idle(&self, appetite: &Appetite) -> Option<Lookout> {
-        let now = Instant::now();
-        let mut inner = self.lock();
-        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
-        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
-        // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
-        let keyless = (!inner.keyless.ready).then_some(inner.keyless.floor);
-        let lanes: Vec<Held> = inner
-            .lanes
-            .iter_mut()
-            .filter(|(_, lane)| !lane.ready && lane.is_free(now))
-            .map(|(number, lane)| {
-                lane.busy = true;
-                lane.held(*number, appetite.rows, settled)
-            })
-            .collect();
-        let lowest = lanes.iter().map(|held| held.start).min()?;
-        let start = keyless.map_or(lowest, |floor| lowest.min(floor.start(settled)));
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some(Lookout {
-            term,
-            settled,
-            holders,
-            start,
-            most: appetite.rows,
-            has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| held.has_holds),
-            lanes,
-            claims_from: inner.keyless.claims_from,
-        })
-    }
-
-    /// Give a checkout back of which nothing was learned.
-    pub fn put_back(&self, lookout: &Lookout) {
-        self.outstanding.fetch_sub(1, Ordering::AcqRel);
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == lookout.term.worker) {
-            for held in &lookout.lanes {
-                if let Some(lane) = inner.lanes.get_mut(&held.lane) {
-                    lane.busy = false;
-                }
-            }
-        }
-        drop(inner);
-        self.changed.notify_waiters();
-    }
-
-    /// There may be rows without a lane.
-    pub fn try_keyless(&self) {
-        self.lock().keyless.ready = true;
-        self.changed.notify_waiters();
-    }
-
     /// When the next pause after `now` ends that something ready waits for. Whoever waits for anything else is woken by
     /// [`Lanes::changed`].
     pub fn pause_ends(&self, now: Instant) -> Option<Instant> {
@@ -417,50 +187,6 @@ impl Lanes {
         let keyless = inner.keyless.not_before.filter(|_| inner.keyless.ready);
         let pauses = lanes.map(|lane| lane.not_before).chain(keyless);
         pauses.filter(|ends| *ends > now).min()
-    }
-
-    /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
-    pub fn gap(&self) -> i64 {
-        let inner = self.lock();
-        if inner.horizon_wanted {
-            return i64::MAX;
-        }
-        inner.highest_seen - inner.horizon.settled().soft
-    }
-
-    /// Floors are too far behind to look cheaply: move the horizon whatever was claimed here.
-    pub fn want_horizon(&self) {
-        self.lock().horizon_wanted = true;
-        self.changed.notify_waiters();
-    }
-
-    /// Work on the horizon of this term; ignored if the term is over.
-    pub fn with_horizon(&self, worker: Uuid, change: impl FnOnce(&mut Horizon)) {
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == worker) {
-            change(&mut inner.horizon);
-            inner.horizon_wanted = false;
-        }
-    }
-
-    /// A holder of this generation's soft horizon has ended.
-    pub fn harden(&self, worker: Uuid, generation: u64) {
-        self.with_horizon(worker, |horizon| horizon.harden(generation));
-    }
-
-    /// The horizon, and what its soft part rests on.
-    pub fn horizon(&self) -> (Settled, Vec<i64>) {
-        let inner = self.lock();
-        (inner.horizon.settled(), inner.horizon.holders())
-    }
-
-    pub fn settled(&self) -> Settled {
-        self.lock().horizon.settled()
-    }
-
-    /// What the soft horizon rests on.
-    pub fn holders(&self) -> Vec<i64> {
-        self.lock().horizon.holders()
     }
 
     pub fn has_holds(&self) -> bool {
@@ -489,52 +215,6 @@ impl Lanes {
     pub fn forget_unknown(&self, lane: i16, id: i64) {
         if let Some(book) = self.lock().lanes.get_mut(&lane) {
             book.unknown.remove(&id);
-        }
-    }
-
-    /// Floor and epoch of the rows without a lane, as this process knows them.
-    pub fn keyless_floor(&self) -> (Floor, i64) {
-        let inner = self.lock();
-        (inner.keyless.floor, inner.keyless.stored.epoch)
-    }
-
-    /// Has the floor of the rows without a lane moved since it was read?
-    pub fn keyless_moved(&self) -> bool {
-        let inner = self.lock();
-        inner.keyless.floor.hard() > inner.keyless.stored.floor
-    }
-
-    /// What the database says of the rows without a lane. Another process may have lowered the floor.
-    pub fn keyless_read(&self, worker: Uuid, stored: KeylessStored) {
-        let mut inner = self.lock();
-        if inner.term.is_none_or(|term| term.worker != worker) {
-            return;
-        }
-        if inner.keyless.stored.epoch != stored.epoch {
-            inner.keyless.floor = Floor::at(stored.floor);
-            inner.keyless.ready = true;
-        }
-        inner.keyless.stored = stored;
-    }
-
-    /// Raise the keyless floor by what its own look at the table saw, under `epoch`.
-    pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, sight: Sight) {
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == worker) && inner.keyless.stored.epoch == epoch {
-            inner.keyless.floor.advance(sight);
-        }
-    }
-
-    /// No claim of rows without a lane has a lower number, nor ever will: claims are numbered in turn.
-    pub fn claims_from(&self) -> i64 {
-        self.lock().keyless.claims_from
-    }
-
-    /// The lowest number of any claim that one of ours has seen.
-    pub fn saw_claims(&self, worker: Uuid, lowest: i64) {
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == worker) {
-            inner.keyless.claims_from = inner.keyless.claims_from.max(lowest);
         }
     }
 
@@ -616,62 +296,10 @@ impl Lanes {
     }
 }
 
-impl Inner {
-    fn checkout_lanes(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
-        let mut ready: Vec<_> = self
-            .lanes
-            .iter()
-            .filter(|(_, lane)| lane.ready && lane.is_free(now))
-            .map(|(number, lane)| (lane.served, *number))
-            .collect();
-        if ready.is_empty() {
-            return None;
-        }
-        // Longest unserved first; leave some for the other tasks.
-        ready.sort_unstable();
-        ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
-        let wanted: usize = ready.iter().map(|(_, number)| self.lanes[number].window).sum();
-        self.served += 1;
-        let (served, settled) = (self.served, self.horizon.settled());
-        let held = ready
-            .iter()
-            .filter_map(|(_, number)| {
-                let lane = self.lanes.get_mut(number)?;
-                lane.busy = true;
-                lane.served = served;
-                let most = if wanted > appetite.rows {
-                    (lane.window * appetite.rows / wanted).max(1)
-                } else {
-                    lane.window
-                };
-                Some(lane.held(*number, most, settled))
-            })
-            .collect();
-        Some(Work::Lanes(held))
-    }
-
-    fn checkout_keyless(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
-        let keyless = &mut self.keyless;
-        let due = keyless.not_before.is_none_or(|at| at <= now);
-        if !keyless.ready || !due || keyless.busy >= appetite.tasks {
-            return None;
-        }
-        keyless.busy += 1;
-        Some(Work::Keyless(HeldKeyless {
-            floor: keyless.floor.hard(),
-            start: keyless.floor.start(self.horizon.settled()),
-            most: keyless.window.min(appetite.rows),
-            suspect_until: keyless.stored.suspect_until,
-            has_holds: keyless.stored.has_holds,
-            claims_from: keyless.claims_from,
-        }))
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::floor::Writers;
+    use crate::floor::{Settled, Sight, Writers};
 
     const APPETITE: Appetite = Appetite {
         rows: 1000,

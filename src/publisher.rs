@@ -262,7 +262,7 @@ impl Publisher {
                 wave_groups.push((*place, picked.len()..picked.len() + (group.next - from)));
                 picked.extend(group.rows[from..group.next].iter().map(|index| (*index, place.1)));
             }
-            let wave = producer.send(rows, &picked);
+            let wave = producer.send(rows, &picked, deadline);
             let overdue = !self.finish(&producer, &wave, deadline).await;
             for (place, range) in wave_groups {
                 let reports: Vec<_> = range.clone().map(|slot| wave.reported(slot)).collect();
@@ -390,7 +390,7 @@ impl Publisher {
         if deadline.saturating_duration_since(sent) < LEAST_TIME_ALONE {
             return Outcome::Unsent;
         }
-        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)]);
+        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)], deadline);
         if !wave.done_by(deadline, || false).await {
             if !quarantine.answered_since(sent) {
                 quarantine.retire();

@@ -1,6 +1,7 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
 mod batch;
+mod look;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,20 +12,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use self::batch::{
-    discarded, flag_suspects, in_doubt, in_order, nothing_there, see_keyless, see_lane, unseen, with_floors, with_rows,
+    discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors,
 };
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Lookout, Seen, Term, Work};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Seen, Term, Work};
 use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Found, Free, Outbox, Result};
+use crate::outbox::{Claim, Dropped, Free, Outbox, Result};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
-use crate::wakeup::{Look, Turn, Watch};
+use crate::wakeup::Watch;
 
 /// What the loop is told by the settings.
 #[derive(Clone, Debug)]
@@ -65,8 +66,6 @@ pub struct Relay {
 
 /// While Kafka is away, a loop turns this often all the same.
 const TURN_MOST: Duration = Duration::from_secs(10);
-/// The most rows a look walks before it says that it does not know.
-const WALK_MOST: usize = 1000;
 
 async fn until(at: Option<Instant>) {
     match at {
@@ -124,74 +123,6 @@ impl Relay {
             Work::Keyless(held) => vec![self.relay_keyless(&checkout.term, held).await],
         };
         self.lanes.checkin(&checkout.term, seen);
-    }
-
-    // ── a look at everything that seems to have nothing ────────────────────────────────────────
-
-    /// Asks for what lanes without a known backlog have, and relays it: a claim of them all in one walk along the ids.
-    async fn look(&self, turn: Turn<'_>) {
-        let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
-            return turn.over(self.look_without_lanes());
-        };
-        let began = Instant::now();
-        let found = match self.found(&lookout).await {
-            Ok(Some(found)) => found,
-            Ok(None) => {
-                self.lanes.put_back(&lookout);
-                return turn.over(Look::Something);
-            }
-            Err(error) => {
-                metrics::database_error();
-                if turn.is_first_failure() {
-                    warn!(%error, "cannot look for rows; trying again");
-                }
-                self.lanes.put_back(&lookout);
-                return turn.over(Look::Failed);
-            }
-        };
-        if found.keyless || found.cut {
-            self.lanes.try_keyless();
-        }
-        if found.cut {
-            self.lanes.want_horizon();
-            let seen = lookout.lanes.iter().map(|held| discarded(held.lane)).collect();
-            self.lanes.checkin(&lookout.term, seen);
-            return turn.over(Look::Blind);
-        }
-        let is_empty = found.claim.is_empty();
-        turn.over(if is_empty && !found.keyless {
-            Look::Nothing
-        } else {
-            Look::Something
-        });
-        let (lanes, empty) = with_rows(lookout.lanes, &found.claim);
-        let seen = empty.iter().map(|lane| nothing_there(*lane, lookout.settled)).collect();
-        if is_empty {
-            return self.lanes.checkin(&lookout.term, seen);
-        }
-        self.lanes.checkin_some(&lookout.term, seen);
-        let seen = self
-            .relay_claim(&lookout.term, lookout.settled, &lanes, found.claim, began)
-            .await;
-        self.lanes.checkin(&lookout.term, seen);
-    }
-
-    /// Every lane of ours is known to be ready or is at work. Rows without a lane have an index of their own: a claim tells.
-    fn look_without_lanes(&self) -> Look {
-        self.lanes.try_keyless();
-        if self.lanes.owned() > 0 {
-            Look::Blind
-        } else {
-            Look::Nothing
-        }
-    }
-
-    /// `None`: as in [`Relay::claim_lanes`].
-    async fn found(&self, lookout: &Lookout) -> Result<Option<Found>> {
-        before_claim(lookout.lanes.iter().any(|held| lookout.start > held.floor)).await;
-        let found = self.outbox.look(lookout, WALK_MOST, self.pace.bytes()).await?;
-        let proven = self.is_proven(&lookout.term, lookout.settled, &lookout.holders).await?;
-        Ok(proven.then_some(found))
     }
 
     // ── rows with a lane ───────────────────────────────────────────────────────────────────────

@@ -222,8 +222,9 @@ impl Producer {
     }
 
     /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once, and so is
-    /// what would have followed it to its partition: nothing may overtake it.
-    pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)]) -> Arc<Wave> {
+    /// what would have followed it to its partition: nothing may overtake it. Nothing is handed over after the deadline, though
+    /// the process may have slept in the midst of it: the client counts a record's time from here on, the lease does not.
+    pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<Wave> {
         let (number, wave) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
         let not_taken = |slot, code| {
@@ -236,7 +237,8 @@ impl Producer {
         let now_ms = self.clock.now_ms();
         for (slot, (index, partition)) in picked.iter().enumerate() {
             let row = &rows[*index];
-            if stopped.contains(&(row.topic.as_str(), *partition)) {
+            failpoint::hit_blocking("before_record");
+            if Instant::now() >= deadline || stopped.contains(&(row.topic.as_str(), *partition)) {
                 not_taken(slot, Code::PurgeQueue);
                 continue;
             }

@@ -210,13 +210,14 @@ async fn a_row_whose_id_was_drawn_before_its_payload_was_computed_is_published()
         late.topic
     );
     let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
-    eventually(SOON, "its id to be drawn", async || {
-        (late.world.count(drawn).await == id).then_some(())
+    let waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'";
+    eventually(SOON, "its id to be drawn, and it to wait", async || {
+        let waits = late.world.count(&format!("SELECT count(*) {waiting}")).await == 1;
+        (waits && late.world.count(drawn).await == id).then_some(())
     })
     .await;
-    let no_id = "SELECT bool_and(backend_xid IS NULL) FROM pg_stat_activity
-                 WHERE datname = current_database() AND wait_event = 'advisory'";
-    assert!(late.world.is_true(no_id).await, "it has no transaction id");
+    let no_id = format!("SELECT backend_xid IS NULL {waiting}");
+    assert!(late.world.is_true(&no_id).await, "it has no transaction id");
     let stalled = Instant::now();
     while stalled.elapsed() < FLOORS_STORED {
         late.others_move_on().await;

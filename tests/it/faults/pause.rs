@@ -287,3 +287,33 @@ async fn a_worker_paused_before_it_sends_sends_nothing_when_its_lease_is_over() 
 async fn a_worker_paused_before_it_sends_keyless_rows_sends_nothing_when_their_lease_is_over() {
     wakes_up_with_nothing_sent("after_claim_keyless", 0).await;
 }
+
+#[tokio::test]
+async fn a_worker_paused_among_its_sends_sends_no_more_when_its_lease_is_over() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 30, 10).await;
+    // The first record to each of the four partitions goes alone: here most of the batch is still to be handed over.
+    let failpoint = "before_record:12";
+    let paused = world.relay().args(&["--tasks", "1"]).failpoint(failpoint).start();
+    paused.at_failpoint(failpoint).await;
+    paused.signal("STOP");
+    world.until(NO_LIVE_LEASE).await;
+    let successor = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    let arrived = world.records(&topic).await.len();
+    paused.continue_from(failpoint);
+    paused.signal("CONT");
+    eventually(SOON, "each to own half of the lanes", async || {
+        (world.lanes_per_worker().await == [32, 32]).then_some(())
+    })
+    .await;
+    eventually(SOON, "its batch to be over", async || {
+        (paused.metric("outboxd_in_flight_rows")? == 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(world.records(&topic).await.len(), arrived, "it has sent nothing more");
+    let history = world.history(&topic).await;
+    history.assert_repeats_at_most(11);
+    history.assert_admitted_by(&[&paused, &successor]);
+}

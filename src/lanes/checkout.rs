@@ -1,0 +1,283 @@
+//! What a batch takes of the book, and gives back: the lanes that are ready, those that seem to have nothing, the rows without one.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{Inner, Lanes, Term};
+use crate::floor::{Settled, Sight};
+use crate::message::KEYLESS;
+
+/// One lane of a checkout.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub lane: i16,
+    pub epoch: i64,
+    pub floor: i64,
+    /// Where the claim starts: the floor, or above it while the holders of the checkout are in progress.
+    pub start: i64,
+    pub most: usize,
+    pub suspect_rows: usize,
+    pub suspect_until: i64,
+    pub unknown: HashSet<i64>,
+    pub has_holds: bool,
+}
+
+/// The rows without a lane, of which every task may claim some.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldKeyless {
+    pub floor: i64,
+    /// See [`Held::start`].
+    pub start: i64,
+    pub most: usize,
+    pub suspect_until: i64,
+    pub has_holds: bool,
+    /// See [`Lanes::claims_from`].
+    pub claims_from: i64,
+}
+
+/// What a task may claim now.
+#[derive(Clone, Debug)]
+pub enum Work {
+    Lanes(Vec<Held>),
+    Keyless(HeldKeyless),
+}
+
+/// A checkout: the work, and under which lease and horizon it may be done.
+#[derive(Clone, Debug)]
+pub struct Checkout {
+    pub term: Term,
+    /// The horizon before the claim: see [`Sight::settled`].
+    pub settled: Settled,
+    /// A claim of lanes counts only if none of these transactions had ended.
+    pub holders: Vec<i64>,
+    pub work: Work,
+}
+
+/// Every lane not known to have something, checked out to see whether it has; and where to look for that.
+#[derive(Clone, Debug)]
+pub struct Lookout {
+    pub term: Term,
+    /// See [`Checkout::settled`].
+    pub settled: Settled,
+    /// See [`Checkout::holders`].
+    pub holders: Vec<i64>,
+    pub lanes: Vec<Held>,
+    /// The lowest floor among them, and of the rows without a lane where nothing is known of those either.
+    pub start: i64,
+    /// What is more than so many rows is claimed lane by lane.
+    pub most: usize,
+    pub has_holds: bool,
+    /// See [`Lanes::claims_from`].
+    pub claims_from: i64,
+}
+
+/// What came of one lane of a checkout.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub lane: i16,
+    pub rows: usize,
+    pub full: bool,
+    /// The byte budget left some of its rows behind.
+    pub overweight: bool,
+    /// Reading it took so long that publishing it in time was at risk.
+    pub slow: bool,
+    /// Absent where the claim failed: then nothing was learned.
+    pub sight: Option<Sight>,
+    pub highest_id: i64,
+    pub published: Vec<i64>,
+    /// May have been sent, and are not published: from now on known by id.
+    pub unknown: Vec<i64>,
+    /// How many rows were not known by id: so far has the count of suspect rows come.
+    pub counted: usize,
+    pub holds_added: bool,
+    /// Look again only after this long.
+    pub pause: Option<Duration>,
+}
+
+/// How much one checkout may ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Appetite {
+    pub rows: usize,
+    pub tasks: usize,
+    /// The lease must last at least this much longer, or publishing could outlive it.
+    pub lease_left: Duration,
+}
+
+impl Lanes {
+    /// Check out what is ready: some lanes, or the rows without one, in turns.
+    pub fn checkout(&self, appetite: &Appetite) -> Option<Checkout> {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
+        let settled = inner.horizon.settled();
+        inner.keyless_turn = !inner.keyless_turn;
+        let work = if inner.keyless_turn {
+            inner
+                .checkout_keyless(now, appetite)
+                .or_else(|| inner.checkout_lanes(now, appetite))
+        } else {
+            inner
+                .checkout_lanes(now, appetite)
+                .or_else(|| inner.checkout_keyless(now, appetite))
+        }?;
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some(Checkout {
+            term,
+            settled,
+            holders: inner.horizon.holders(),
+            work,
+        })
+    }
+
+    /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
+    pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<Checkout> {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let term = inner.term.filter(|term| now + lease_left < term.ends)?;
+        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
+        let lane_book = inner.lanes.get_mut(&lane)?;
+        lane_book.wanted = lane_book.busy;
+        if lane_book.busy {
+            return None;
+        }
+        lane_book.busy = true;
+        let work = Work::Lanes(vec![lane_book.held(lane, 1, settled)]);
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some(Checkout {
+            term,
+            settled,
+            holders,
+            work,
+        })
+    }
+
+    /// Check out every lane that is not known to be ready. `None`: there is none.
+    pub fn checkout_idle(&self, appetite: &Appetite) -> Option<Lookout> {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
+        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
+        // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
+        let keyless = (!inner.keyless.ready).then_some(inner.keyless.floor);
+        let lanes: Vec<Held> = inner
+            .lanes
+            .iter_mut()
+            .filter(|(_, lane)| !lane.ready && lane.is_free(now))
+            .map(|(number, lane)| {
+                lane.busy = true;
+                lane.held(*number, appetite.rows, settled)
+            })
+            .collect();
+        let lowest = lanes.iter().map(|held| held.start).min()?;
+        let start = keyless.map_or(lowest, |floor| lowest.min(floor.start(settled)));
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some(Lookout {
+            term,
+            settled,
+            holders,
+            start,
+            most: appetite.rows,
+            has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| held.has_holds),
+            lanes,
+            claims_from: inner.keyless.claims_from,
+        })
+    }
+
+    /// Give a checkout back with what was learned.
+    pub fn checkin(&self, term: &Term, seen: Vec<Seen>) {
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+        self.checkin_some(term, seen);
+    }
+
+    /// Give some lanes of a checkout back; the rest of it is still out.
+    pub fn checkin_some(&self, term: &Term, seen: Vec<Seen>) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|current| current.worker != term.worker) {
+            return;
+        }
+        for seen in seen {
+            inner.highest_seen = inner.highest_seen.max(seen.highest_id);
+            if seen.lane == KEYLESS {
+                inner.keyless.checkin(&seen, now);
+            } else if let Some(lane) = inner.lanes.get_mut(&seen.lane) {
+                lane.checkin(&seen, now);
+            }
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// Give a checkout back of which nothing was learned.
+    pub fn put_back(&self, lookout: &Lookout) {
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == lookout.term.worker) {
+            for held in &lookout.lanes {
+                if let Some(lane) = inner.lanes.get_mut(&held.lane) {
+                    lane.busy = false;
+                }
+            }
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+
+    /// How many checkouts are under way.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Acquire)
+    }
+}
+
+impl Inner {
+    fn checkout_lanes(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
+        let mut ready: Vec<_> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.ready && lane.is_free(now))
+            .map(|(number, lane)| (lane.served, *number))
+            .collect();
+        if ready.is_empty() {
+            return None;
+        }
+        // Longest unserved first; leave some for the other tasks.
+        ready.sort_unstable();
+        ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
+        let wanted: usize = ready.iter().map(|(_, number)| self.lanes[number].window).sum();
+        self.served += 1;
+        let (served, settled) = (self.served, self.horizon.settled());
+        let held = ready
+            .iter()
+            .filter_map(|(_, number)| {
+                let lane = self.lanes.get_mut(number)?;
+                lane.busy = true;
+                lane.served = served;
+                let most = if wanted > appetite.rows {
+                    (lane.window * appetite.rows / wanted).max(1)
+                } else {
+                    lane.window
+                };
+                Some(lane.held(*number, most, settled))
+            })
+            .collect();
+        Some(Work::Lanes(held))
+    }
+
+    fn checkout_keyless(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
+        let keyless = &mut self.keyless;
+        let due = keyless.not_before.is_none_or(|at| at <= now);
+        if !keyless.ready || !due || keyless.busy >= appetite.tasks {
+            return None;
+        }
+        keyless.busy += 1;
+        Some(Work::Keyless(HeldKeyless {
+            floor: keyless.floor.hard(),
+            start: keyless.floor.start(self.horizon.settled()),
+            most: keyless.window.min(appetite.rows),
+            suspect_until: keyless.stored.suspect_until,
+            has_holds: keyless.stored.has_holds,
+            claims_from: keyless.claims_from,
+        }))
+    }
+}

@@ -1,0 +1,70 @@
+//! The rows without a lane: nobody's in particular, so what is known of them is shared with all other workers.
+
+use uuid::Uuid;
+
+use super::Lanes;
+use crate::floor::{Floor, Sight};
+
+/// The stored state of the rows without a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KeylessStored {
+    pub floor: i64,
+    pub epoch: i64,
+    /// Up to this id any row may have been sent before a failover lost its mark.
+    pub suspect_until: i64,
+    pub has_holds: bool,
+}
+
+impl Lanes {
+    /// There may be rows without a lane.
+    pub fn try_keyless(&self) {
+        self.lock().keyless.ready = true;
+        self.changed.notify_waiters();
+    }
+
+    /// Floor and epoch of the rows without a lane, as this process knows them.
+    pub fn keyless_floor(&self) -> (Floor, i64) {
+        let inner = self.lock();
+        (inner.keyless.floor, inner.keyless.stored.epoch)
+    }
+
+    /// Has the floor of the rows without a lane moved since it was read?
+    pub fn keyless_moved(&self) -> bool {
+        let inner = self.lock();
+        inner.keyless.floor.hard() > inner.keyless.stored.floor
+    }
+
+    /// What the database says of the rows without a lane. Another process may have lowered the floor.
+    pub fn keyless_read(&self, worker: Uuid, stored: KeylessStored) {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != worker) {
+            return;
+        }
+        if inner.keyless.stored.epoch != stored.epoch {
+            inner.keyless.floor = Floor::at(stored.floor);
+            inner.keyless.ready = true;
+        }
+        inner.keyless.stored = stored;
+    }
+
+    /// Raise the keyless floor by what its own look at the table saw, under `epoch`.
+    pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, sight: Sight) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) && inner.keyless.stored.epoch == epoch {
+            inner.keyless.floor.advance(sight);
+        }
+    }
+
+    /// No claim of rows without a lane has a lower number, nor ever will: claims are numbered in turn.
+    pub fn claims_from(&self) -> i64 {
+        self.lock().keyless.claims_from
+    }
+
+    /// The lowest number of any claim that one of ours has seen.
+    pub fn saw_claims(&self, worker: Uuid, lowest: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            inner.keyless.claims_from = inner.keyless.claims_from.max(lowest);
+        }
+    }
+}
