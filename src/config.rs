@@ -130,7 +130,7 @@ pub struct RunArgs {
     pub on_dead: OnDead,
 
     /// Worker tasks: batches in flight at once
-    #[arg(long, env = "OUTBOXD_TASKS", default_value = "2", value_name = "N")]
+    #[arg(long, env = "OUTBOXD_TASKS", default_value = "3", value_name = "N")]
     pub tasks: String,
 
     /// Most rows in one batch

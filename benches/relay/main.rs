@@ -37,6 +37,7 @@ mod svg;
 mod target;
 mod textbook;
 mod wal;
+mod warm_up;
 
 use std::error::Error;
 use std::fs;
@@ -121,6 +122,7 @@ async fn bench(args: Args) -> Outcome<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
     drop(fs::remove_dir_all(&folder));
     fs::create_dir_all(&folder)?;
+    warm_up::broker(&bench).await?;
     for scenario in Scenario::value_variants() {
         if args.only.is_empty() || args.only.contains(scenario) {
             report.sections.push(scenario.run(&bench).await?);

@@ -21,6 +21,13 @@ pub struct Size {
     pub settle: Duration,
     pub lease: Lease,
     pub growth: Growth,
+    pub warm_up: WarmUp,
+}
+
+/// At most so many rounds of so many records.
+pub struct WarmUp {
+    pub rows: i64,
+    pub rounds: usize,
 }
 
 /// How long a killed process keeps its lanes.
@@ -69,6 +76,10 @@ impl Size {
                 deepest: 5_000_000,
                 held: 100_000,
             },
+            warm_up: WarmUp {
+                rows: 200_000,
+                rounds: 40,
+            },
         }
     }
 
@@ -94,6 +105,10 @@ impl Size {
                 deep: 30_000,
                 deepest: 60_000,
                 held: 10_000,
+            },
+            warm_up: WarmUp {
+                rows: 50_000,
+                rounds: 6,
             },
         }
     }
