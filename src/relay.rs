@@ -11,9 +11,7 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use self::batch::{
-    discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors,
-};
+use self::batch::{discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors};
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
