@@ -114,7 +114,7 @@ fn batch(criterion: &mut Criterion) {
     let lanes = all_lanes();
     let appetite = Appetite {
         rows: BATCH as usize,
-        tasks: 2,
+        tasks: 3,
         lease_left: Duration::ZERO,
     };
     let mut group = criterion.benchmark_group("batch");

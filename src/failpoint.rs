@@ -15,7 +15,7 @@ pub fn hit(_name: &str) -> std::future::Ready<()> {
     std::future::ready(())
 }
 
-/// The same on a thread of the Kafka client, which cannot await.
+/// The same where nobody can await.
 #[cfg(not(feature = "failpoints"))]
 #[inline]
 pub fn hit_blocking(_name: &str) {}

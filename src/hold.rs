@@ -82,9 +82,9 @@ impl Relay {
         let head = self.outbox.hold_head(hold).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
-        if live.is_none_or(|live| live.worker != term.worker) || !self.lanes.owns(hold.lane) {
+        let Some(live) = live.filter(|live| live.worker == term.worker && self.lanes.owns(hold.lane)) else {
             return Ok(());
-        }
+        };
         let Some(mut row) = head else {
             // The row was removed, redriven or discarded: nothing to wait for.
             return self
@@ -101,7 +101,7 @@ impl Relay {
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_unknown(hold.lane, row.id);
-        let outcome = self.send_head(&row).await;
+        let outcome = self.send_head(&row, live.ends).await;
         failpoint::hit("after_head").await;
         if certainly_not_there(&outcome) && !row.suspect {
             self.lanes.forget_unknown(hold.lane, row.id);
@@ -109,10 +109,10 @@ impl Relay {
         self.change(term, hold, self.change_for(hold, &row, outcome)).await
     }
 
-    async fn send_head(&self, row: &Row) -> Outcome {
+    async fn send_head(&self, row: &Row, lease_end: Instant) -> Outcome {
         let began = Instant::now();
         metrics::possible_duplicates(usize::from(row.suspect));
-        let outcome = self.publisher.probe(row, began + self.settings.batch_deadline).await;
+        let outcome = self.publisher.probe(row, self.settings.until(began, lease_end)).await;
         if let Outcome::Sick {
             fault: TopicFault::Transient,
             reason,
@@ -273,7 +273,7 @@ impl Relay {
             return self.postpone_keyless(hold, "PostgreSQL answered too late").await;
         }
         row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
-        let outcome = self.send_head(&row).await;
+        let outcome = self.send_head(&row, began + self.settings.lease).await;
         if outcome == Outcome::Acked {
             return self.release_keyless(term, hold, Some((claim, row.id))).await;
         }

@@ -50,6 +50,21 @@ const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a publish can overrun its deadline: what the lease must allow for.
 pub const OVERRUN: Duration = Duration::from_secs(2);
 
+/// How long a record may live in the client, counted from when it was handed over. Longer than a batch and its overrun, whose own
+/// deadlines therefore come first.
+pub fn record_lifetime(batch_deadline: Duration) -> Duration {
+    batch_deadline + OVERRUN + Duration::from_millis(500)
+}
+
+/// The times of a publish.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Until {
+    /// No record is handed to the client later: what sleeps there with the process must be dead when the lease is over.
+    pub handed_over: Instant,
+    /// Answers are awaited so long, and [`OVERRUN`].
+    pub answered: Instant,
+}
+
 /// Where a record goes and how.
 #[derive(Clone, Copy, Debug)]
 struct Route {
@@ -126,10 +141,10 @@ impl Publisher {
         self.last_ack.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Publishes rows, which must be in row order, and answers what became of each within `deadline` + [`OVERRUN`].
-    pub async fn publish(self: &Arc<Self>, rows: &[Row], deadline: Instant) -> Vec<Outcome> {
+    /// Publishes rows, which must be in row order, and answers what became of each.
+    pub async fn publish(self: &Arc<Self>, rows: &[Row], until: Until) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unsent; rows.len()];
-        let routes = self.route(rows, &mut outcomes, deadline).await;
+        let routes = self.route(rows, &mut outcomes, until.answered).await;
         let mut groups: BTreeMap<(&str, i32), Group> = BTreeMap::new();
         let mut alone = Vec::new();
         for (index, route) in routes.iter().enumerate() {
@@ -147,8 +162,8 @@ impl Publisher {
                 }
             }
         }
-        let quarantined = self.send_each_alone(rows, &alone, deadline);
-        let sent = self.send_groups(rows, groups, deadline);
+        let quarantined = self.send_each_alone(rows, &alone, until);
+        let sent = self.send_groups(rows, groups, until);
         let (sent, quarantined) = tokio::join!(sent, quarantined);
         for (index, outcome) in sent.into_iter().chain(quarantined) {
             outcomes[index] = outcome;
@@ -157,15 +172,17 @@ impl Publisher {
     }
 
     /// Sends one row alone, in quarantine, with fresh knowledge of its topic.
-    pub async fn probe(self: &Arc<Self>, row: &Row, deadline: Instant) -> Outcome {
+    pub async fn probe(self: &Arc<Self>, row: &Row, until: Until) -> Outcome {
         self.topics.forget(&row.topic);
         let mut outcomes = [Outcome::Unsent];
-        let routes = self.route(std::slice::from_ref(row), &mut outcomes, deadline).await;
+        let routes = self
+            .route(std::slice::from_ref(row), &mut outcomes, until.answered)
+            .await;
         let Some(Some(route)) = routes.first() else {
             let [outcome] = outcomes;
             return outcome;
         };
-        self.send_alone(row, route.partition, deadline).await
+        self.send_alone(row, route.partition, until).await
     }
 
     /// Kafka is away: everybody waits until it answers again.
@@ -243,7 +260,7 @@ impl Publisher {
         self: &Arc<Self>,
         rows: &[Row],
         mut groups: BTreeMap<(&str, i32), Group>,
-        deadline: Instant,
+        until: Until,
     ) -> Vec<(usize, Outcome)> {
         let mut outcomes = Vec::new();
         let mut doubted = Vec::new();
@@ -253,7 +270,7 @@ impl Publisher {
             self.replace(&producer, "the producer had been given up");
             producer = self.main();
         }
-        while !groups.is_empty() && !producer.is_retired() && Instant::now() < deadline {
+        while !groups.is_empty() && !producer.is_retired() && Instant::now() < until.handed_over {
             let mut picked = Vec::new();
             let mut wave_groups = Vec::new();
             for (place, group) in &mut groups {
@@ -262,8 +279,8 @@ impl Publisher {
                 wave_groups.push((*place, picked.len()..picked.len() + (group.next - from)));
                 picked.extend(group.rows[from..group.next].iter().map(|index| (*index, place.1)));
             }
-            let wave = producer.send(rows, &picked, deadline);
-            let overdue = !self.finish(&producer, &wave, deadline).await;
+            let wave = producer.send(rows, &picked, until.handed_over);
+            let overdue = !self.finish(&producer, &wave, until.answered).await;
             for (place, range) in wave_groups {
                 let reports: Vec<_> = range.clone().map(|slot| wave.reported(slot)).collect();
                 let judged = self.judge_group(rows, &picked[range], &reports, place, overdue);
@@ -296,7 +313,7 @@ impl Publisher {
             .map(|(index, _)| *index)
             .collect();
         doubted.retain(|(index, _)| earlier_of_unit(rows, *index).all(|earlier| acked.contains(&earlier)));
-        outcomes.extend(self.send_each_alone(rows, &doubted, deadline).await);
+        outcomes.extend(self.send_each_alone(rows, &doubted, until).await);
         outcomes
     }
 
@@ -358,8 +375,13 @@ impl Publisher {
             "a batch got no answer before its deadline"
         };
         self.replace(producer, why);
-        let patience = if fatal { ANSWERS_AFTER_FATAL } else { LATE_ANSWERS };
-        if wave.done_by(Instant::now() + patience, || false).await {
+        // Counted from the deadline, not from now: a process that slept over it has no time left.
+        let patience = if fatal {
+            Instant::now() + ANSWERS_AFTER_FATAL
+        } else {
+            deadline + LATE_ANSWERS
+        };
+        if wave.done_by(patience, || false).await {
             return true;
         }
         producer.purge();
@@ -371,27 +393,27 @@ impl Publisher {
         self: &Arc<Self>,
         rows: &[Row],
         alone: &[(usize, i32)],
-        deadline: Instant,
+        until: Until,
     ) -> Vec<(usize, Outcome)> {
-        let sends = alone.iter().map(|&(index, partition)| async move {
-            (index, self.send_alone(&rows[index], partition, deadline).await)
-        });
+        let sends = alone
+            .iter()
+            .map(|&(index, partition)| async move { (index, self.send_alone(&rows[index], partition, until).await) });
         futures_util::future::join_all(sends).await
     }
 
     /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
-    async fn send_alone(&self, row: &Row, partition: i32, deadline: Instant) -> Outcome {
+    async fn send_alone(&self, row: &Row, partition: i32, until: Until) -> Outcome {
         let turn = self.turn(&row.topic, partition);
-        let Ok(_turn) = tokio::time::timeout_at(deadline.into(), turn.lock()).await else {
+        let Ok(_turn) = tokio::time::timeout_at(until.handed_over.into(), turn.lock()).await else {
             return Outcome::Unsent;
         };
         let quarantine = self.quarantine().await;
         let sent = Instant::now();
-        if deadline.saturating_duration_since(sent) < LEAST_TIME_ALONE {
+        if until.answered.saturating_duration_since(sent) < LEAST_TIME_ALONE {
             return Outcome::Unsent;
         }
-        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)], deadline);
-        if !wave.done_by(deadline, || false).await {
+        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)], until.handed_over);
+        if !wave.done_by(until.answered, || false).await {
             if !quarantine.answered_since(sent) {
                 quarantine.retire();
             }

@@ -21,7 +21,7 @@ use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, Outbox, Result};
 use crate::pace::Pace;
 use crate::published::Published;
-use crate::publisher::{OVERRUN, Publisher};
+use crate::publisher::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
 use crate::wakeup::Watch;
 
@@ -43,6 +43,17 @@ impl Settings {
     /// How much lease must be left before anything is sent.
     pub fn lease_needed(&self) -> Duration {
         self.batch_deadline + OVERRUN + MARK_MARGIN
+    }
+
+    /// The times of a publish that begins now, under a lease that ends then: the mark must still be written under it, and whatever
+    /// the client was given be dead when it is over.
+    pub fn until(&self, now: Instant, lease_end: Instant) -> Until {
+        let before_its_end = |left| lease_end.checked_sub(left).unwrap_or(now);
+        let answered = before_its_end(OVERRUN + MARK_MARGIN).min(now + self.batch_deadline);
+        Until {
+            handed_over: before_its_end(record_lifetime(self.batch_deadline)).min(answered),
+            answered,
+        }
     }
 
     /// What one task may have in memory.
@@ -362,9 +373,10 @@ impl Relay {
         self.pace.weigh(rows.len(), bytes);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
-        let latest = lease_end.checked_sub(OVERRUN + MARK_MARGIN).unwrap_or(sending);
-        let deadline = latest.min(sending + self.settings.batch_deadline);
-        let outcomes = self.publisher.publish(rows, deadline).await;
+        let outcomes = self
+            .publisher
+            .publish(rows, self.settings.until(sending, lease_end))
+            .await;
         metrics::publish_took(stream, sending.elapsed());
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
@@ -507,5 +519,13 @@ mod tests {
         };
         assert_eq!(settings.lease_needed() - Duration::from_secs(5), OVERRUN + MARK_MARGIN);
         assert_eq!(settings.bytes_per_task(), 1 << 18, "the tasks share the memory");
+        let now = Instant::now();
+        let until = |lease_left| settings.until(now, now + Duration::from_millis(lease_left));
+        let after = |millis| now + Duration::from_millis(millis);
+        let plenty = until(30_000);
+        assert_eq!((plenty.handed_over, plenty.answered), (after(5000), after(5000)));
+        let little = until(8_000);
+        assert_eq!((little.handed_over, little.answered), (after(500), after(5000)));
+        assert!(until(7_500).handed_over <= now, "too late for anything");
     }
 }

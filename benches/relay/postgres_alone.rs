@@ -20,11 +20,12 @@ const CLAIM_KEYLESS: &str = include_str!("../../src/outbox/claim_keyless.sql");
 const CLAIMED: &str = include_str!("../../src/outbox/claimed.sql");
 
 /// As the product's sessions are set: plans must not differ.
-const SESSION: &str = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off";
+const SESSION: &str =
+    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
 
-/// The product's defaults: rows in a batch, and two tasks that share the lanes.
+/// The product's defaults: rows in a batch, and three tasks that share the lanes.
 const BATCH: usize = 2_000;
-const TASKS: usize = 2;
+const TASKS: usize = 3;
 const LEASE_SECONDS: f64 = 3_600.0;
 
 pub struct PostgresAlone {

@@ -17,7 +17,7 @@ use crate::backlog::{FILLER, Shape};
 use crate::place::Place;
 
 /// What a relay with default settings has in flight at most.
-const IN_FLIGHT: usize = 4_000;
+const IN_FLIGHT: usize = 6_000;
 const DEADLINE: Duration = Duration::from_secs(5);
 
 struct Record {
@@ -78,8 +78,9 @@ impl ProducerAlone {
 
     /// Connections and metadata are not what is measured.
     fn warm_up(&self) -> Outcome<()> {
+        let before = self.delivered.ok.load(Ordering::Acquire);
         self.send(&self.records[0])?;
-        self.wait_for(1)
+        self.wait_for(before + 1)
     }
 
     fn send(&self, record: &Record) -> Outcome<()> {

@@ -75,16 +75,17 @@ fn transient(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
     }
 }
 
-/// Purged or never answered. By our own deadline, its topic is to blame; otherwise it is somebody else's collateral.
+/// Purged, never answered, or not even taken. By our own deadline, the topic that was asked is to blame; otherwise it is somebody
+/// else's collateral.
 fn late(topic: &str, maybe_landed: bool, overdue: bool) -> Outcome {
     match (overdue, maybe_landed) {
-        (true, _) => Outcome::Sick {
+        (true, true) => Outcome::Sick {
             fault: TopicFault::Transient,
             reason: format!("topic {topic}: no answer before the batch deadline"),
             maybe_landed,
         },
         (false, true) => Outcome::Unknown,
-        (false, false) => Outcome::Unsent,
+        (_, false) => Outcome::Unsent,
     }
 }
 
@@ -175,18 +176,18 @@ mod tests {
     #[test]
     fn what_our_own_deadline_ended_is_for_its_topic_to_answer_for() {
         let overdue = |report| of_report(report, "t", true);
-        let late = |maybe_landed| Outcome::Sick {
+        let late = Outcome::Sick {
             fault: TopicFault::Transient,
             reason: "topic t: no answer before the batch deadline".to_owned(),
-            maybe_landed,
+            maybe_landed: true,
         };
         let purged = |handed_over| {
             let code = Code::PurgeInflight;
             overdue(Some(Report { code, handed_over }))
         };
-        assert_eq!(purged(true), late(true));
-        assert_eq!(purged(false), late(false));
-        assert_eq!(overdue(None), late(true));
+        assert_eq!(purged(true), late);
+        assert_eq!(overdue(None), late);
+        assert_eq!(purged(false), Outcome::Unsent, "it was not even asked");
     }
 
     #[test]

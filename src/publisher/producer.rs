@@ -222,8 +222,8 @@ impl Producer {
     }
 
     /// Hands records over: row indexes with their partitions. What cannot even be queued is reported at once, and so is
-    /// what would have followed it to its partition: nothing may overtake it. Nothing is handed over after the deadline, though
-    /// the process may have slept in the midst of it: the client counts a record's time from here on, the lease does not.
+    /// what would have followed it to its partition: nothing may overtake it. Nothing is handed over after the deadline, but for the
+    /// one record that the process may have slept over: the client counts a record's time from here on, the lease does not.
     pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<Wave> {
         let (number, wave) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdkafka::ClientConfig;
 
-use super::OVERRUN;
+use super::{OVERRUN, record_lifetime};
 
 /// The client takes no more.
 const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
@@ -89,13 +89,7 @@ pub fn client_config(
         .set("client.id", "outboxd")
         .set("enable.idempotence", "true")
         .set("acks", "all")
-        // Longer than our deadline and what may follow it, which therefore come first; shorter than the lease.
-        .set(
-            "message.timeout.ms",
-            (deadline + OVERRUN + Duration::from_millis(500))
-                .as_millis()
-                .to_string(),
-        )
+        .set("message.timeout.ms", record_lifetime(deadline).as_millis().to_string())
         // The batch is formed already: waiting for more only adds latency.
         .set("linger.ms", "0")
         .set("compression.type", "lz4")

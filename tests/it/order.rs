@@ -13,7 +13,7 @@ const SESSIONS: usize = 8;
 const KEYS_PER_SESSION: usize = 25;
 const ROWS: usize = 50_000;
 const KILLS: usize = 5;
-const TASKS: usize = 2;
+const TASKS: usize = 3;
 const BATCH_ROWS: usize = 500;
 
 /// What one session wrote.

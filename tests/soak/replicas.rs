@@ -13,7 +13,7 @@ use crate::support::{Relay, RelayBuilder};
 
 pub const REPLICAS: usize = 4;
 
-const TASKS: usize = 2;
+const TASKS: usize = 3;
 /// Moderate, so that "at most the rows in flight" means something.
 const BATCH_ROWS: usize = 500;
 

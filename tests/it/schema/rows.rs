@@ -230,6 +230,12 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
         tried.join(" "),
         "every CHECK of the relay's tables is tried here"
     );
+    let held_against_them = "SELECT true FROM pg_constraint
+                             WHERE conrelid = 'outbox.message'::regclass AND conname = 'message_is_of_a_lawful_state'";
+    assert!(
+        world.is_true(held_against_them).await,
+        "and each row is held against them"
+    );
 }
 
 #[tokio::test]
