@@ -6,7 +6,7 @@ use crate::support::*;
 async fn many_claimers_at_once_take_each_row_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    world.fill(&topic, 20_000, 0).await;
+    world.fill(&topic, 8_000, 0).await;
     // Small batches by many hands: they meet all the time.
     let many = || world.relay().args(&["--tasks", "8", "--batch-rows", "25"]).start();
     let relays = [many(), many(), many(), many()];
