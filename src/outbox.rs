@@ -20,7 +20,7 @@ mod sweep;
 use std::time::Duration;
 
 pub use claim::{Claim, Dropped, Found, Free, Recorded};
-pub use connect::{Database, Pool, Pooler, connect, pool};
+pub use connect::{Database, PLANS, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
 pub use lease::Peer;

@@ -125,12 +125,8 @@ fn entries(bench: &Bench) -> Vec<Entry> {
     contests.into_iter().map(entry).collect()
 }
 
-/// Of the machine: caches, the broker's compiled code, PostgreSQL's WAL files.
-const WARM_UP: [Contestant; 3] = [
-    Contestant::Outboxd(Mode::Keep),
-    Contestant::ProducerAlone,
-    Contestant::Textbook,
-];
+/// Of the machine: caches, PostgreSQL's WAL files. The broker is warm already.
+const WARM_UP: [Contestant; 2] = [Contestant::Outboxd(Mode::Keep), Contestant::Textbook];
 
 async fn warm_up(bench: &Bench, progress: &Progress) -> Outcome<()> {
     for contestant in WARM_UP {

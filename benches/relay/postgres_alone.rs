@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use outboxd::outbox::PLANS;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
@@ -19,13 +20,9 @@ const CLAIM_TURN: &str = include_str!("../../src/outbox/claim_turn.sql");
 const CLAIM_KEYLESS: &str = include_str!("../../src/outbox/claim_keyless.sql");
 const CLAIMED: &str = include_str!("../../src/outbox/claimed.sql");
 
-/// As the product's sessions are set: plans must not differ.
-const SESSION: &str =
-    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
-
 /// The product's defaults: rows in a batch, and three tasks that share the lanes.
-const BATCH: usize = 2_000;
-const TASKS: usize = 3;
+pub const BATCH: usize = 2_000;
+pub const TASKS: usize = 3;
 const LEASE_SECONDS: f64 = 3_600.0;
 
 pub struct PostgresAlone {
@@ -45,7 +42,8 @@ impl PostgresAlone {
     pub async fn new(place: &Place, mode: Mode, shape: Shape) -> Outcome<Self> {
         let (db, connection) = tokio_postgres::connect(&place.url, NoTls).await?;
         tokio::spawn(connection);
-        db.batch_execute(SESSION).await?;
+        let plans = PLANS.map(|(name, value)| format!("SET {name} = {value}"));
+        db.batch_execute(&plans.join("; ")).await?;
         let worker = Uuid::new_v4();
         let register: &[&(dyn ToSql + Sync)] = &[&worker, &"bench", &"bench", &(BATCH as i32), &LEASE_SECONDS];
         let registered = db.query_one(REGISTER, register).await?;

@@ -12,12 +12,12 @@ use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, ProducerContext, ThreadedProducer};
 
-use crate::Outcome;
 use crate::backlog::{FILLER, Shape};
 use crate::place::Place;
+use crate::{Outcome, postgres_alone};
 
 /// What a relay with default settings has in flight at most.
-const IN_FLIGHT: usize = 6_000;
+const IN_FLIGHT: usize = postgres_alone::BATCH * postgres_alone::TASKS;
 const DEADLINE: Duration = Duration::from_secs(5);
 
 struct Record {

@@ -41,27 +41,36 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a lock; less where a statement has less.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What every statement runs under: nothing waits for ever, and plans do not flip to a walk over the whole table because
-/// statistics were taken while it was empty. A statement is planned once a session: for the few lanes of a small batch the
-/// planner expects a plan of its own to be the cheaper one, and making it costs four times what it runs. The server gives a
-/// statement up before we do (`patience`), so that none runs on for nobody.
-fn settings(patience: Duration) -> [(&'static str, String); 7] {
+/// Plans do not flip to a walk over the whole table because statistics were taken while it was empty. A statement is planned
+/// once a session: for the few lanes of a small batch the planner expects a plan of its own to be the cheaper one, and making it
+/// costs four times what it runs.
+pub const PLANS: [(&str, &str); 4] = [
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("jit", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+];
+
+/// What every statement runs under, each setting put as `write` says: beside [`PLANS`], nothing waits for ever. The server gives
+/// a statement up before we do (`patience`), so that none runs on for nobody.
+fn settings(patience: Duration, write: impl Fn(&str, &str) -> String) -> Vec<String> {
     let statement_ms = patience.mul_f64(0.8).as_millis().to_string();
     let lock_ms = LOCK_TIMEOUT.min(patience / 2).as_millis().to_string();
-    [
-        ("lock_timeout", lock_ms),
-        ("statement_timeout", statement_ms.clone()),
-        ("idle_in_transaction_session_timeout", statement_ms),
-        ("enable_seqscan", "off".to_owned()),
-        ("enable_bitmapscan", "off".to_owned()),
-        ("jit", "off".to_owned()),
-        ("plan_cache_mode", "force_generic_plan".to_owned()),
-    ]
+    let waits = [
+        ("lock_timeout", lock_ms.as_str()),
+        ("statement_timeout", &statement_ms),
+        ("idle_in_transaction_session_timeout", &statement_ms),
+    ];
+    waits
+        .iter()
+        .chain(&PLANS)
+        .map(|(name, value)| write(name, value))
+        .collect()
 }
 
 /// The settings as SQL, for one transaction.
 fn local_settings(patience: Duration) -> Arc<str> {
-    let set = settings(patience).map(|(name, value)| format!("SET LOCAL {name} = {value}"));
+    let set = settings(patience, |name, value| format!("SET LOCAL {name} = {value}"));
     set.join("; ").into()
 }
 
@@ -94,7 +103,7 @@ impl Database {
     fn session(&self, patience: Duration) -> Config {
         let mut config = self.config.clone();
         if self.pooler == Pooler::None {
-            let own = settings(patience).map(|(name, value)| format!("-c {name}={value}"));
+            let own = settings(patience, |name, value| format!("-c {name}={value}"));
             let own = own.join(" ");
             config.options(match self.config.get_options() {
                 Some(users) => format!("{own} {users}"),

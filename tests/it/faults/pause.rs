@@ -149,10 +149,7 @@ async fn wakes_up_after_its_successor_marked(failpoint: &'static str, keys: usiz
     let successor = paused.world.relay().start_ready().await;
     paused.world.drained(SOON).await;
     paused.resume_and_be_refused().await;
-    eventually(SOON, "each to own half of the lanes", async || {
-        (paused.world.lanes_per_worker().await == [32, 32]).then_some(())
-    })
-    .await;
+    share_the_lanes(&paused.world).await;
     assert_eq!(paused.relay.metric("outboxd_terms_lost_total"), Some(1.0));
     paused.assert_repeated_once_and_flagged(&successor).await;
     drop(successor);
@@ -206,6 +203,37 @@ async fn a_mark_of_keyless_rows_that_commits_while_a_successor_recovers_stays() 
     late_mark_meets_recovery("after_publish_keyless", 0).await;
 }
 
+/// It sleeps past its lease, until a successor has relayed everything.
+async fn sleeps_until_succeeded(world: &World, paused: &Relay) -> Relay {
+    paused.signal("STOP");
+    world.until(NO_LIVE_LEASE).await;
+    let successor = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    successor
+}
+
+async fn share_the_lanes(world: &World) {
+    eventually(SOON, "each to own half of the lanes", async || {
+        (world.lanes_per_worker().await == [32, 32]).then_some(())
+    })
+    .await;
+}
+
+/// It goes on where it fell asleep, and shares the lanes with its successor.
+async fn wakes_up(world: &World, paused: &Relay, failpoint: &str) {
+    paused.continue_from(failpoint);
+    paused.signal("CONT");
+    share_the_lanes(world).await;
+}
+
+async fn assert_sends_no_more(world: &World, topic: &str, paused: &Relay, arrived: usize) {
+    eventually(SOON, "its batch to be over", async || {
+        (paused.metric("outboxd_in_flight_rows")? == 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(world.records(topic).await.len(), arrived, "it has sent nothing more");
+}
+
 #[tokio::test]
 async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     let fault = Fault::new(
@@ -244,11 +272,7 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
         (paused.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
     })
     .await;
-    eventually(SOON, "its batch to be over", async || {
-        (paused.metric("outboxd_in_flight_rows")? == 0.0).then_some(())
-    })
-    .await;
-    assert_eq!(world.records(&topic).await.len(), arrived, "it has sent nothing more");
+    assert_sends_no_more(&world, &topic, &paused, arrived).await;
     let history = world.history(&topic).await;
     history.assert_repeats_at_most(25);
     history.assert_admitted_by(&[&paused, &successor]);
@@ -262,16 +286,8 @@ async fn wakes_up_with_nothing_sent(failpoint: &'static str, keys: usize) {
     world.fill(&topic, 30, keys).await;
     let paused = world.relay().args(&["--tasks", "1"]).failpoint(failpoint).start();
     paused.at_failpoint(failpoint).await;
-    paused.signal("STOP");
-    world.until(NO_LIVE_LEASE).await;
-    let successor = world.relay().start_ready().await;
-    world.drained(SOON).await;
-    paused.continue_from(failpoint);
-    paused.signal("CONT");
-    eventually(SOON, "each to own half of the lanes", async || {
-        (world.lanes_per_worker().await == [32, 32]).then_some(())
-    })
-    .await;
+    let successor = sleeps_until_succeeded(&world, &paused).await;
+    wakes_up(&world, &paused, failpoint).await;
     assert_eq!(paused.metric("outboxd_rows_claimed_total"), Some(30.0));
     let history = world.history(&topic).await;
     history.assert_exact();
@@ -297,22 +313,10 @@ async fn a_worker_paused_among_its_sends_sends_no_more_when_its_lease_is_over() 
     let failpoint = "before_record:12";
     let paused = world.relay().args(&["--tasks", "1"]).failpoint(failpoint).start();
     paused.at_failpoint(failpoint).await;
-    paused.signal("STOP");
-    world.until(NO_LIVE_LEASE).await;
-    let successor = world.relay().start_ready().await;
-    world.drained(SOON).await;
+    let successor = sleeps_until_succeeded(&world, &paused).await;
     let arrived = world.records(&topic).await.len();
-    paused.continue_from(failpoint);
-    paused.signal("CONT");
-    eventually(SOON, "each to own half of the lanes", async || {
-        (world.lanes_per_worker().await == [32, 32]).then_some(())
-    })
-    .await;
-    eventually(SOON, "its batch to be over", async || {
-        (paused.metric("outboxd_in_flight_rows")? == 0.0).then_some(())
-    })
-    .await;
-    assert_eq!(world.records(&topic).await.len(), arrived, "it has sent nothing more");
+    wakes_up(&world, &paused, failpoint).await;
+    assert_sends_no_more(&world, &topic, &paused, arrived).await;
     let history = world.history(&topic).await;
     history.assert_repeats_at_most(11);
     history.assert_admitted_by(&[&paused, &successor]);
