@@ -134,6 +134,8 @@ pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig 
         .set("fetch.max.bytes", "1048576")
         .set("queued.min.messages", "10000")
         .set("queued.max.messages.kbytes", "4096")
+        // Where rows are large the queue is full after a few: the client would rest for a second each time.
+        .set("fetch.queue.backoff.ms", "5")
         .set("socket.keepalive.enable", "true");
     for (name, value) in own {
         config.set(name, value);

@@ -6,6 +6,7 @@ mod input;
 mod merge;
 mod races;
 mod retention;
+mod watching;
 
 use tokio_postgres::{Client, Error};
 

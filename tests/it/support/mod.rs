@@ -17,6 +17,7 @@ mod proxy;
 mod relay;
 mod rows;
 mod stack;
+mod template;
 mod topics;
 mod trickle;
 mod waking;

@@ -1,6 +1,5 @@
 //! A world of its own for each test: a database, topics, relay processes; gone when the test is.
 
-use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use super::pooler::PgBouncer;
 use super::proxy::Proxy;
 use super::relay::RelayBuilder;
 use super::stack::Stack;
+use super::template;
 use super::topics::create_topic;
 
 pub struct World {
@@ -29,7 +29,8 @@ impl World {
     /// A migrated database of its own on the shared stack.
     pub async fn new() -> Self {
         let stack = Stack::get();
-        World::on(&stack.database_url, &stack.kafka).await
+        let template = template::of(&stack.database_url).await;
+        World::copied(&stack.database_url, &stack.kafka, Some(template)).await
     }
 
     /// The same on servers of the test's choice.
@@ -54,10 +55,15 @@ impl World {
     }
 
     async fn empty_on(server_url: &str, kafka: &str) -> Self {
+        World::copied(server_url, kafka, None).await
+    }
+
+    async fn copied(server_url: &str, kafka: &str, template: Option<&str>) -> Self {
         let name = format!("t{}", &Uuid::new_v4().simple().to_string()[..12]);
         let server = connect(server_url).await;
+        let template = template.unwrap_or("template1");
         server
-            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {template}"))
             .await
             .expect("a fresh database");
         let database_url = with_database(server_url, &name);
@@ -202,28 +208,25 @@ impl World {
 }
 
 impl Drop for World {
+    /// Nobody waits for it: a database that goes costs the server a checkpoint.
     fn drop(&mut self) {
         // Relays are killed by their own guards first or last; FORCE ends whoever is left.
         if let Some(server) = &self.server_url {
             let drop_database = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-            let _ = Command::new("psql").args([server, "-qc", &drop_database]).output();
             // Roles outlive their database: those of this world go with it.
             let drop_logins = format!(
-                "SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE rolname LIKE '{}\\_%' \\gexec",
+                "DO $$ DECLARE login name; BEGIN
+                     FOR login IN SELECT rolname FROM pg_roles WHERE rolname LIKE '{}\\_%'
+                     LOOP EXECUTE format('DROP ROLE %I', login); END LOOP;
+                 END $$",
                 self.name
             );
-            if let Ok(mut psql) = Command::new("psql")
-                .args([server, "-q"])
-                .stdin(Stdio::piped())
+            let _ = Command::new("psql")
+                .args([server, "-qc", &drop_database, "-c", &drop_logins])
+                .stdin(Stdio::null())
                 .stdout(Stdio::null())
-                .spawn()
-            {
-                let _ = psql
-                    .stdin
-                    .take()
-                    .map(|mut stdin| stdin.write_all(drop_logins.as_bytes()));
-                let _ = psql.wait();
-            }
+                .stderr(Stdio::null())
+                .spawn();
         }
     }
 }
