@@ -62,7 +62,8 @@ impl Size {
             cost_rows: 200_000,
             commits: 4_000,
             load: Duration::from_secs(15),
-            idle: Duration::from_secs(30),
+            // What a daemon does once a minute is in it once.
+            idle: Duration::from_secs(60),
             settle: Duration::from_secs(25),
             // The default.
             lease: Lease {

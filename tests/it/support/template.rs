@@ -18,8 +18,13 @@ async fn migrated(server_url: &str) -> String {
     let server = connect(server_url).await;
     remove_old(&server).await;
     let name = format!("template_{}", std::process::id());
-    let create = format!("CREATE DATABASE {name}");
-    server.batch_execute(&create).await.expect("a database to copy from");
+    for sql in [
+        // Left by one with the same number, or by ourselves, if what follows failed.
+        format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"),
+        format!("CREATE DATABASE {name}"),
+    ] {
+        server.batch_execute(&sql).await.expect(&sql);
+    }
     let output = outboxd()
         .args(["migrate", "--database-url", &with_database(server_url, &name)])
         .output()
