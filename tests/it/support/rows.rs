@@ -80,8 +80,16 @@ impl World {
 
     /// Which rows are marked, and when each was.
     pub async fn marks(&self) -> String {
-        self.text("SELECT coalesce(string_agg(id || ' ' || published_at, ',' ORDER BY id), '') FROM outbox.message")
-            .await
+        self.marks_before("'infinity'").await
+    }
+
+    /// The same of those that were marked before a time, in SQL.
+    pub async fn marks_before(&self, time: &str) -> String {
+        self.text(&format!(
+            "SELECT coalesce(string_agg(id || ' ' || published_at, ',' ORDER BY id), '') FROM outbox.message
+             WHERE published_at < {time}"
+        ))
+        .await
     }
 
     /// Nobody is dead, and no attempt of anybody was counted.

@@ -5,7 +5,7 @@ use std::path::Path;
 use tokio::sync::OnceCell;
 use tokio_postgres::Client;
 
-use super::world::{connect, outboxd, with_database};
+use super::world::{connect, migrate, with_database};
 
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
 
@@ -25,11 +25,7 @@ async fn migrated(server_url: &str) -> String {
     ] {
         server.batch_execute(&sql).await.expect(&sql);
     }
-    let output = outboxd()
-        .args(["migrate", "--database-url", &with_database(server_url, &name)])
-        .output()
-        .expect("outboxd runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    migrate(&with_database(server_url, &name));
     name
 }
 

@@ -30,14 +30,13 @@ impl World {
     pub async fn new() -> Self {
         let stack = Stack::get();
         let template = template::of(&stack.database_url).await;
-        World::copied(&stack.database_url, &stack.kafka, Some(template)).await
+        World::copied(&stack.database_url, &stack.kafka, template).await
     }
 
     /// The same on servers of the test's choice.
     pub async fn on(server_url: &str, kafka: &str) -> Self {
         let world = World::empty_on(server_url, kafka).await;
-        let output = world.outboxd("migrate", &[]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        migrate(&world.database_url);
         world
     }
 
@@ -55,13 +54,12 @@ impl World {
     }
 
     async fn empty_on(server_url: &str, kafka: &str) -> Self {
-        World::copied(server_url, kafka, None).await
+        World::copied(server_url, kafka, "template1").await
     }
 
-    async fn copied(server_url: &str, kafka: &str, template: Option<&str>) -> Self {
+    async fn copied(server_url: &str, kafka: &str, template: &str) -> Self {
         let name = format!("t{}", &Uuid::new_v4().simple().to_string()[..12]);
         let server = connect(server_url).await;
-        let template = template.unwrap_or("template1");
         server
             .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {template}"))
             .await
@@ -234,6 +232,12 @@ impl Drop for World {
 /// The binary under test.
 pub fn outboxd() -> Command {
     Command::new(env!("CARGO_BIN_EXE_outboxd"))
+}
+
+pub fn migrate(database_url: &str) {
+    let output = outboxd().args(["migrate", "--database-url", database_url]).output();
+    let output = output.expect("outboxd runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 pub async fn connect(url: &str) -> Client {
