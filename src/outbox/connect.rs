@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, QueueMode, RecyclingMethod, Runtime};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -158,6 +158,8 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result
     );
     let connections = deadpool_postgres::Pool::builder(manager)
         .max_size(size)
+        // The one used last first: its session has everything at hand, where a turn of all finds each one cold.
+        .queue_mode(QueueMode::Lifo)
         .wait_timeout(Some(Duration::from_secs(10)))
         // A server that accepts and then says nothing is given up in time to try again under the same lease.
         .create_timeout(Some(SESSION_TIMEOUT.min(patience / 2)))
