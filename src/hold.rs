@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::failpoint;
-use crate::lanes::{Checkout, Lowered, Seen, Term, Work};
+use crate::lanes::{Held, Lowered, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Free, Result, StoredHold};
@@ -181,40 +181,31 @@ impl Relay {
 
     /// Writes a change of a hold, between two batches of its lane.
     async fn change(&self, term: &Term, hold: &StoredHold, change: Change) -> Result<()> {
-        let Some(checkout) = self.lane_between_batches(term, hold.lane).await else {
+        let Some((term, held)) = self.lane_between_batches(term, hold.lane).await else {
             return Ok(());
         };
         let changed = self
-            .while_term_lasts(&checkout.term, || async {
-                self.change_checked_out(&checkout, hold, &change).await.map(Some)
+            .while_term_lasts(&term, || async {
+                self.change_checked_out(&term, held.epoch, hold, &change)
+                    .await
+                    .map(Some)
             })
             .await;
-        self.lanes.checkin(
-            &checkout.term,
-            vec![Seen {
-                lane: hold.lane,
-                ..Seen::default()
-            }],
-        );
+        self.lanes.put_back(&term, &[held]);
         if changed != Some(true) {
             // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again.
-            self.fenced(&checkout.term, 0);
+            self.fenced(&term, 0);
         }
         Ok(())
     }
 
-    async fn change_checked_out(&self, checkout: &Checkout, hold: &StoredHold, change: &Change) -> Result<bool> {
-        let Work::Lanes(held) = &checkout.work else {
-            return Ok(false);
-        };
-        let Some(held) = held.first() else { return Ok(false) };
-        let term = &checkout.term;
+    async fn change_checked_out(&self, term: &Term, epoch: i64, hold: &StoredHold, change: &Change) -> Result<bool> {
         match change {
             Change::Release { published, refused } => {
                 let refused: Vec<_> = refused.iter().cloned().collect();
                 let released = self
                     .outbox
-                    .release_hold(term, held.epoch, hold, *published, &refused)
+                    .release_hold(term, epoch, hold, *published, &refused)
                     .await?;
                 let Some(lowered) = released else { return Ok(false) };
                 failpoint::hit("after_release").await;
@@ -224,7 +215,7 @@ impl Relay {
             Change::Postpone { reason, wait, refused } => {
                 let refused: Vec<_> = refused.iter().cloned().collect();
                 self.outbox
-                    .postpone_hold(term, held.epoch, hold, reason, *wait, &refused)
+                    .postpone_hold(term, epoch, hold, reason, *wait, &refused)
                     .await
             }
         }
@@ -242,7 +233,7 @@ impl Relay {
         info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
     }
 
-    async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<Checkout> {
+    async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<(Term, Held)> {
         loop {
             let changed = self.lanes.changed();
             let current = self.lanes.term()?;

@@ -457,8 +457,8 @@ pub(crate) mod tests {
     #[test]
     fn a_look_is_a_checkout_of_every_lane_that_has_nothing_from_the_lowest_floor_on() {
         let (lanes, term) = idle_at(50, 3);
-        let first = lanes.checkout_one(1, Duration::ZERO).expect("idle");
-        lanes.lower_floor(&first.term, 1, Lowered { epoch: 2, floor: 10 }, false);
+        lanes.checkout_one(1, Duration::ZERO).expect("idle");
+        lanes.lower_floor(&term, 1, Lowered { epoch: 2, floor: 10 }, false);
         lanes.checkin(
             &term,
             vec![all_done(
@@ -471,7 +471,7 @@ pub(crate) mod tests {
             )],
         );
         let before = lanes.outstanding();
-        let busy = lanes.checkout_one(2, Duration::ZERO).expect("idle");
+        let (_, held) = lanes.checkout_one(2, Duration::ZERO).expect("idle");
         let lookout = lanes.checkout_idle(&APPETITE).expect("idle lanes");
         assert_eq!(numbers(&lookout), [0, 1]);
         assert_eq!((lookout.start, lookout.most), (20, APPETITE.rows));
@@ -480,8 +480,8 @@ pub(crate) mod tests {
             "a floor is changed by its holder only"
         );
         assert_eq!(lanes.outstanding(), before + 2);
-        lanes.checkin(&busy.term, vec![all_done(2, busy.settled)]);
-        lanes.put_back(&lookout);
+        lanes.put_back(&term, &[held]);
+        lanes.put_back(&lookout.term, &lookout.lanes);
         assert_eq!(lanes.outstanding(), before);
         assert!(take_lanes(&lanes).is_none(), "nothing was learned: none is ready");
         assert_eq!(

@@ -131,25 +131,20 @@ impl Lanes {
     }
 
     /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
-    pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<Checkout> {
+    pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<(Term, Held)> {
         let now = Instant::now();
         let mut inner = self.lock();
         let term = inner.term.filter(|term| now + lease_left < term.ends)?;
-        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
+        let settled = inner.horizon.settled();
         let lane_book = inner.lanes.get_mut(&lane)?;
         lane_book.wanted = lane_book.busy;
         if lane_book.busy {
             return None;
         }
         lane_book.busy = true;
-        let work = Work::Lanes(vec![lane_book.held(lane, 1, settled)]);
+        let held = lane_book.held(lane, 1, settled);
         self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some(Checkout {
-            term,
-            settled,
-            holders,
-            work,
-        })
+        Some((term, held))
     }
 
     /// Check out every lane that is not known to be ready. `None`: there is none.
@@ -209,12 +204,12 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// Give a checkout back of which nothing was learned.
-    pub fn put_back(&self, lookout: &Lookout) {
+    /// Give lanes of a checkout back as they were: nothing was learned of them.
+    pub fn put_back(&self, term: &Term, lanes: &[Held]) {
         self.outstanding.fetch_sub(1, Ordering::AcqRel);
         let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == lookout.term.worker) {
-            for held in &lookout.lanes {
+        if inner.term.is_some_and(|current| current.worker == term.worker) {
+            for held in lanes {
                 if let Some(lane) = inner.lanes.get_mut(&held.lane) {
                     lane.busy = false;
                 }

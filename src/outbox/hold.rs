@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join3;
+
+use super::param::Params;
 use super::{Outbox, Result, Transaction, row};
 use crate::lanes::{Lowered, Term};
 use crate::message::Row;
@@ -135,22 +138,18 @@ impl Outbox {
     ) -> Result<bool> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            let fence = transaction
-                .query(
-                    &self.statements.fence,
-                    &[&term.worker, &vec![hold.lane], &vec![epoch], &term.incarnation],
-                )
-                .await?;
+            let (lanes, epochs) = (vec![hold.lane], vec![epoch]);
+            let fence_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
+            let fence = transaction.query(&self.statements.fence, fence_params);
+            let refuse = self.refuse(&transaction, refused);
+            let wait = seconds_or_never(wait);
+            let postpone_params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &reason, &wait];
+            let postpone = transaction.execute(&self.statements.postpone, postpone_params);
+            // At once, as in `settle_lanes`.
+            let (fence, (), _) = try_join3(fence, refuse, postpone).await?;
             if fence.is_empty() {
                 return Ok(false);
             }
-            self.refuse(&transaction, refused).await?;
-            transaction
-                .execute(
-                    &self.statements.postpone,
-                    &[&hold.lane, &hold.topic, &hold.unit, &reason, &seconds_or_never(wait)],
-                )
-                .await?;
             transaction.commit().await?;
             Ok(true)
         })

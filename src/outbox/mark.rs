@@ -1,6 +1,9 @@
 //! What became of a batch, written behind the fence.
 
+use futures_util::future::try_join4;
+
 use super::hold::insert_holds;
+use super::param::Params;
 use super::{OnPublished, Outbox, Result, Transaction};
 use crate::lanes::Term;
 use crate::verdict::{HoldOrder, Refusal};
@@ -66,25 +69,17 @@ impl Outbox {
         let (lanes, epochs) = unzip2(held);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            let fence = transaction
-                .query(
-                    &self.statements.fence,
-                    &[&term.worker, &lanes, &epochs, &term.incarnation],
-                )
-                .await?;
+            let fence_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
+            let fence = transaction.query(&self.statements.fence, fence_params);
+            let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published];
+            let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
+            let refuse = self.refuse(&transaction, refused);
+            let hold = insert_holds(&transaction, &self.statements.hold, holds);
+            // Sent at once, run in this order: what was written behind a fence that did not hold is never committed.
+            let (fence, _, (), ()) = try_join4(fence, mark, refuse, hold).await?;
             if fence.len() < lanes.len() {
                 return Ok(false);
             }
-            if !published.is_empty() {
-                transaction
-                    .execute(
-                        self.mark_lanes_statement(),
-                        &[&term.worker, &lanes, &epochs, &term.incarnation, &published],
-                    )
-                    .await?;
-            }
-            self.refuse(&transaction, refused).await?;
-            insert_holds(&transaction, &self.statements.hold, holds).await?;
             transaction.commit().await?;
             Ok(true)
         })

@@ -24,7 +24,7 @@ impl Relay {
         let found = match self.found(&lookout).await {
             Ok(Some(found)) => found,
             Ok(None) => {
-                self.lanes.put_back(&lookout);
+                self.lanes.put_back(&lookout.term, &lookout.lanes);
                 return turn.over(Look::Something);
             }
             Err(error) => {
@@ -32,7 +32,7 @@ impl Relay {
                 if turn.is_first_failure() {
                     warn!(%error, "cannot look for rows; trying again");
                 }
-                self.lanes.put_back(&lookout);
+                self.lanes.put_back(&lookout.term, &lookout.lanes);
                 return turn.over(Look::Failed);
             }
         };
