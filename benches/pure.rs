@@ -1,5 +1,6 @@
 //! The parts of the hot path that do no I/O, a batch of the usual size at a time: `make bench-pure`.
 
+use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -78,7 +79,7 @@ fn all_lanes() -> Lanes {
         suspect_rows: 0,
         suspect_until: 0,
         recovered: false,
-        has_holds: false,
+        held_topics: BTreeSet::new(),
     };
     lanes.add(term.worker, &(0..LANES).map(taken).collect::<Vec<_>>());
     lanes

@@ -227,9 +227,9 @@ impl Relay {
             metrics::rows_marked(1);
             self.lanes.forget_unknown(hold.lane, id);
         }
-        // Unless we know that none is left, assume there is: it costs a little reading.
-        let has_holds = self.outbox.lane_has_holds(hold.lane).await.unwrap_or(true);
-        self.lanes.lower_floor(term, hold.lane, lowered, has_holds);
+        // Unless we know which are left, assume that all are: it costs a little reading.
+        let held_topics = self.outbox.held_topics(hold.lane).await.ok();
+        self.lanes.lower_floor(term, hold.lane, lowered, held_topics);
         info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
     }
 

@@ -13,7 +13,7 @@ pub mod keeper;
 mod keyless;
 pub mod share;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -40,7 +40,7 @@ pub struct Term {
 }
 
 /// A lane as taken from the database.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Taken {
     pub lane: i16,
     pub epoch: i64,
@@ -48,7 +48,8 @@ pub struct Taken {
     pub suspect_rows: i32,
     pub suspect_until: i64,
     pub recovered: bool,
-    pub has_holds: bool,
+    /// See [`Held::held_topics`].
+    pub held_topics: BTreeSet<String>,
 }
 
 /// Where a lane stands after a hold was released.
@@ -162,8 +163,9 @@ impl Lanes {
         self.changed.notify_waiters();
     }
 
-    /// A hold of a checked-out lane was released: look again from where it began.
-    pub fn lower_floor(&self, term: &Term, lane: i16, lowered: Lowered, has_holds: bool) {
+    /// A hold of a checked-out lane was released: look again from where it began. What it still holds is of `held_topics`; `None`: of
+    /// no others than before.
+    pub fn lower_floor(&self, term: &Term, lane: i16, lowered: Lowered, held_topics: Option<BTreeSet<String>>) {
         let mut inner = self.lock();
         if inner.term.is_none_or(|current| current.worker != term.worker) {
             return;
@@ -172,7 +174,7 @@ impl Lanes {
             book.epoch = lowered.epoch;
             book.floor.lower(lowered.floor);
             book.stored_floor = book.stored_floor.min(lowered.floor);
-            book.has_holds = has_holds;
+            book.held_topics = held_topics.unwrap_or_else(|| std::mem::take(&mut book.held_topics));
             book.ready = true;
         }
         drop(inner);
@@ -191,7 +193,7 @@ impl Lanes {
 
     pub fn has_holds(&self) -> bool {
         let inner = self.lock();
-        inner.keyless.stored.has_holds || inner.lanes.values().any(|lane| lane.has_holds)
+        inner.keyless.stored.has_holds || inner.lanes.values().any(|lane| !lane.held_topics.is_empty())
     }
 
     /// May a copy of this head of a hold have been sent before?
@@ -324,7 +326,7 @@ pub(crate) mod tests {
                 suspect_rows,
                 suspect_until: 0,
                 recovered: suspect_rows > 0,
-                has_holds: false,
+                held_topics: BTreeSet::new(),
             })
             .collect();
         lanes.add(term.worker, &taken);
@@ -458,7 +460,7 @@ pub(crate) mod tests {
     fn a_look_is_a_checkout_of_every_lane_that_has_nothing_from_the_lowest_floor_on() {
         let (lanes, term) = idle_at(50, 3);
         lanes.checkout_one(1, Duration::ZERO).expect("idle");
-        lanes.lower_floor(&term, 1, Lowered { epoch: 2, floor: 10 }, false);
+        lanes.lower_floor(&term, 1, Lowered { epoch: 2, floor: 10 }, None);
         lanes.checkin(
             &term,
             vec![all_done(

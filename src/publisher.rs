@@ -47,6 +47,9 @@ const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Thousands of keys of one topic may be tried again together: what was asked about it for one of them is fresh for the others.
+const JUST_NOW: Duration = Duration::from_secs(1);
+
 /// How long a publish can overrun its deadline: what the lease must allow for.
 pub const OVERRUN: Duration = Duration::from_secs(2);
 
@@ -173,7 +176,7 @@ impl Publisher {
 
     /// Sends one row alone, in quarantine, with fresh knowledge of its topic.
     pub async fn probe(self: &Arc<Self>, row: &Row, until: Until) -> Outcome {
-        self.topics.forget(&row.topic);
+        self.topics.forget(&row.topic, JUST_NOW);
         let mut outcomes = [Outcome::Unsent];
         let routes = self
             .route(std::slice::from_ref(row), &mut outcomes, until.answered)
@@ -329,7 +332,7 @@ impl Publisher {
         let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
         if reports.iter().flatten().any(is_uncounted) {
             // The client may be the one who is right: the topic was made anew with fewer partitions.
-            self.topics.forget(topic);
+            self.topics.forget(topic, Duration::ZERO);
         }
         let refused = reports.iter().filter(|report| outcome::is_refusal(**report)).count();
         if refused > 1 {

@@ -109,9 +109,22 @@ impl PostgresAlone {
         let floors: Vec<i64> = lanes.iter().map(|lane| lane.floor).collect();
         let limits = vec![limit as i32; lanes.len()];
         let most = BATCH as i64;
+        // Nothing is held.
+        let (no_lanes, no_topics): (&[i16], &[&str]) = (&[], &[]);
         let rows = self
             .db
-            .query(claim, &[&names, &floors, &limits, &false, &most, &self.incarnation])
+            .query(
+                claim,
+                &[
+                    &names,
+                    &floors,
+                    &limits,
+                    &no_lanes,
+                    &no_topics,
+                    &most,
+                    &self.incarnation,
+                ],
+            )
             .await?;
         if rows.is_empty() {
             return Ok((0, Vec::new()));

@@ -1,6 +1,6 @@
 //! What is remembered of one lane, and of the rows without one, between two batches.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Held, KeylessStored, Seen, Taken};
@@ -26,7 +26,8 @@ pub(super) struct Lane {
     /// A change of its holds waits for the batch to end: no new one before that.
     pub(super) wanted: bool,
     pub(super) leaving: bool,
-    pub(super) has_holds: bool,
+    /// See [`Held::held_topics`].
+    pub(super) held_topics: BTreeSet<String>,
     /// So many of the next rows may have been sent by the lane's last owner.
     pub(super) suspect_rows: usize,
     /// Up to this id any row may have been sent before a failover lost its mark.
@@ -62,7 +63,7 @@ impl From<&Taken> for Lane {
             busy: false,
             wanted: false,
             leaving: false,
-            has_holds: taken.has_holds,
+            held_topics: taken.held_topics.clone(),
             suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
             suspect_until: taken.suspect_until,
             unknown: HashSet::new(),
@@ -102,13 +103,13 @@ impl Lane {
             suspect_rows: self.suspect_rows,
             suspect_until: self.suspect_until,
             unknown: self.unknown.clone(),
-            has_holds: self.has_holds,
+            held_topics: self.held_topics.clone(),
         }
     }
 
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = false;
-        self.has_holds |= seen.holds_added;
+        self.held_topics.extend(seen.held_topics.iter().cloned());
         for id in &seen.published {
             self.unknown.remove(id);
         }
@@ -131,7 +132,7 @@ impl Lane {
         self.ready = seen.full || seen.overweight || sight.lowest_left.is_some();
         let all_done = !self.ready;
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
-        if !self.has_holds {
+        if self.held_topics.is_empty() {
             self.suspect_rows = if all_done {
                 0
             } else {
@@ -144,7 +145,7 @@ impl Lane {
 impl Keyless {
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = self.busy.saturating_sub(1);
-        self.stored.has_holds |= seen.holds_added;
+        self.stored.has_holds |= !seen.held_topics.is_empty();
         let in_vain = seen.rows == 0 && !seen.full && seen.sight.is_some();
         let rest = in_vain.then(|| IN_VAIN_REST * 2u32.pow(self.in_vain.min(IN_VAIN_DOUBLINGS)));
         self.in_vain = if in_vain { self.in_vain.saturating_add(1) } else { 0 };
@@ -194,11 +195,15 @@ mod tests {
             suspect_rows: 5,
             suspect_until: 20,
             recovered: false,
-            has_holds: false,
+            held_topics: BTreeSet::new(),
         });
         lane.busy = true;
         lane.unknown = HashSet::from([11, 12]);
         lane
+    }
+
+    fn one_topic() -> BTreeSet<String> {
+        BTreeSet::from(["orders".to_owned()])
     }
 
     fn after(seen: Seen) -> Lane {
@@ -270,7 +275,7 @@ mod tests {
         );
         assert_eq!((held.suspect_rows, held.suspect_until), (5, 20));
         assert_eq!(held.unknown, HashSet::from([11, 12]));
-        assert!(!held.has_holds);
+        assert!(held.held_topics.is_empty());
         let held = after(all_done()).held(7, 40, SETTLED);
         assert_eq!((held.floor, held.start), (50, 70), "soft while its holders live");
     }
@@ -315,15 +320,16 @@ mod tests {
     #[test]
     fn a_hold_keeps_the_doubt_about_what_it_keeps_back() {
         let lane = after(Seen {
-            holds_added: true,
+            held_topics: one_topic(),
             counted: 3,
             ..all_done()
         });
-        assert!(lane.has_holds);
+        assert_eq!(lane.held_topics, one_topic());
+        assert_eq!(lane.held(7, 40, SETTLED).held_topics, one_topic());
         assert_eq!(lane.suspect_rows, 5);
         let mut lane = lane;
         lane.checkin(&all_done(), Instant::now());
-        assert!(lane.has_holds, "only a release ends it");
+        assert_eq!(lane.held_topics, one_topic(), "only a release ends it");
     }
 
     #[test]
@@ -407,7 +413,7 @@ mod tests {
         assert!(paused.ready);
         assert_eq!(paused.not_before, Some(now + Duration::from_secs(1)));
         let mut held = checked_in(Seen {
-            holds_added: true,
+            held_topics: one_topic(),
             ..all_done()
         });
         held.checkin(&all_done(), now);

@@ -1,6 +1,6 @@
 //! What a batch takes of the book, and gives back: the lanes that are ready, those that seem to have nothing, the rows without one.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ pub struct Held {
     pub suspect_rows: usize,
     pub suspect_until: i64,
     pub unknown: HashSet<i64>,
-    pub has_holds: bool,
+    /// Of these some rows are held back, or all.
+    pub held_topics: BTreeSet<String>,
 }
 
 /// The rows without a lane, of which every task may claim some.
@@ -90,7 +91,8 @@ pub struct Seen {
     pub unknown: Vec<i64>,
     /// How many rows were not known by id: so far has the count of suspect rows come.
     pub counted: usize,
-    pub holds_added: bool,
+    /// Of these it now holds rows back.
+    pub held_topics: BTreeSet<String>,
     /// Look again only after this long.
     pub pause: Option<Duration>,
 }
@@ -173,7 +175,7 @@ impl Lanes {
             holders,
             start,
             most: appetite.rows,
-            has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| held.has_holds),
+            has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty()),
             lanes,
             claims_from: inner.keyless.claims_from,
         })

@@ -140,14 +140,23 @@ impl Outbox {
             .await
     }
 
-    pub async fn claim_lanes(&self, term: &Term, held: &[Held], most: usize, bytes: usize) -> Result<Claim> {
+    pub async fn claim_lanes<'a>(&self, term: &Term, held: &'a [Held], most: usize, bytes: usize) -> Result<Claim> {
         let lanes: Vec<i16> = held.iter().map(|h| h.lane).collect();
         let floors: Vec<i64> = held.iter().map(|h| h.start).collect();
         let limits: Vec<i32> = held.iter().map(|h| h.most as i32).collect();
-        let has_holds = held.iter().any(|h| h.has_holds);
+        let holding = |h: &'a Held| h.held_topics.iter().map(|topic| (h.lane, topic.as_str()));
+        let (holding_lanes, held_topics): (Vec<i16>, Vec<&str>) = held.iter().flat_map(holding).unzip();
         self.claim(
             &self.statements.claim_lanes,
-            &[&lanes, &floors, &limits, &has_holds, &(most as i64), &term.incarnation],
+            &[
+                &lanes,
+                &floors,
+                &limits,
+                &holding_lanes,
+                &held_topics,
+                &(most as i64),
+                &term.incarnation,
+            ],
             bytes,
             row::of_lane,
         )

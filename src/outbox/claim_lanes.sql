@@ -1,18 +1,20 @@
 -- One batch per lane we hold, all in one snapshot: what was delayed and is due, then everything pending above the lane's
 -- floor, oldest first. It writes nothing: the lane's lease is the claim. Who was delayed comes first, since the byte budget
--- may leave behind what comes last.
+-- may leave behind what comes last. What is held is read only for rows of a topic of which their lane holds some ($4, $5).
 SELECT * FROM (
     SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true AS delayed
     FROM outbox.message m
     -- coalesce: without statistics the planner would rather walk over whole lanes than use the index of delayed rows.
     WHERE m.available_at <= statement_timestamp() AND coalesce(m.lane, -1::smallint) = ANY ($1)
       AND m.published_at IS NULL AND m.dead_at IS NULL
-      AND (NOT $4::boolean OR NOT EXISTS (
-            SELECT FROM outbox.hold h
-            WHERE h.lane = m.lane AND h.topic = m.topic
-              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
-      AND (SELECT incarnation FROM outbox.server) = $6
-    ORDER BY m.available_at, m.id LIMIT $5
+      AND (cardinality($4::smallint[]) = 0
+           OR (m.lane, m.topic) NOT IN (SELECT * FROM unnest($4::smallint[], $5::text[]))
+           OR NOT EXISTS (
+               SELECT FROM outbox.hold h
+               WHERE h.lane = m.lane AND h.topic = m.topic
+                 AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
+      AND (SELECT incarnation FROM outbox.server) = $7
+    ORDER BY m.available_at, m.id LIMIT $6
 ) due
 UNION ALL
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, false
@@ -24,11 +26,12 @@ CROSS JOIN LATERAL (
     -- one lane has most of the rows, and then every other lane walks over all of them.
     WHERE (m.lane, m.id) > (own.lane, own.floor) AND m.lane <= own.lane
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
-      -- Evaluated only where this process knows of a hold.
-      AND (NOT $4::boolean OR NOT EXISTS (
-            SELECT FROM outbox.hold h
-            WHERE h.lane = m.lane AND h.topic = m.topic
-              AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
+      AND (cardinality($4::smallint[]) = 0
+           OR (m.lane, m.topic) NOT IN (SELECT * FROM unnest($4::smallint[], $5::text[]))
+           OR NOT EXISTS (
+               SELECT FROM outbox.hold h
+               WHERE h.lane = m.lane AND h.topic = m.topic
+                 AND (h.unit = '' OR h.unit = coalesce('k:' || m.key, 'p:' || m.partition))))
     ORDER BY m.lane, m.id LIMIT own.most
 ) m
-WHERE (SELECT incarnation FROM outbox.server) = $6
+WHERE (SELECT incarnation FROM outbox.server) = $7

@@ -1,5 +1,6 @@
 //! Held keys and parked topics, as stored.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::try_join3;
@@ -34,10 +35,10 @@ impl Outbox {
         rows.iter().map(stored_hold).collect()
     }
 
-    /// Does anything hold rows of this lane back, be it until an operator acts?
-    pub async fn lane_has_holds(&self, lane: i16) -> Result<bool> {
-        let row = self.query_one(&self.statements.lane_holds, &[&lane]).await?;
-        Ok(row.try_get("held")?)
+    /// Of which topics rows of this lane are held back, be it until an operator acts.
+    pub async fn held_topics(&self, lane: i16) -> Result<BTreeSet<String>> {
+        let row = self.query_one(&self.statements.held_topics, &[&lane]).await?;
+        held_topics(&row)
     }
 
     /// Parked topics of keyless rows that are due, reserved for us for `reserve`.
@@ -221,6 +222,11 @@ pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds
 /// How the statements spell "until an operator acts".
 fn seconds_or_never(wait: Option<Duration>) -> f64 {
     wait.map_or(-1.0, |wait| wait.as_secs_f64())
+}
+
+pub(super) fn held_topics(row: &tokio_postgres::Row) -> Result<BTreeSet<String>> {
+    let topics: Vec<String> = row.try_get("held_topics")?;
+    Ok(topics.into_iter().collect())
 }
 
 fn stored_hold(row: &tokio_postgres::Row) -> Result<StoredHold> {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
+use super::hold::held_topics;
 use super::{LEASE_SHARE, OnPublished, Outbox, Result};
 use crate::lanes::keeper::Lease;
 use crate::lanes::{KeylessStored, Taken, Term};
@@ -94,7 +95,7 @@ impl Outbox {
                     suspect_rows: row.try_get("suspect_rows")?,
                     suspect_until: row.try_get("suspect_until")?,
                     recovered: row.try_get("recovered")?,
-                    has_holds: row.try_get::<_, i64>("holds")? > 0,
+                    held_topics: held_topics(row)?,
                 })
             })
             .collect()

@@ -35,4 +35,4 @@ WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
 RETURNING l.lane, l.epoch, l.floor, l.suspect_rows,
           l.suspect_until,
           free.owner IS NOT NULL AS recovered,
-          (SELECT count(*) FROM outbox.hold h WHERE h.lane = l.lane) AS holds
+          ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics

@@ -132,10 +132,11 @@ impl Topics {
         self.describe_in_background(name);
     }
 
-    /// Ask anew next time; what was learned about its limit stays.
-    pub fn forget(&self, name: &str) {
+    /// Ask anew next time what was asked so long ago; what was learned about its limit stays.
+    pub fn forget(&self, name: &str, asked: Duration) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get_mut(name)
+            && entry.asked.elapsed() >= asked
             && let Some(past) = Instant::now().checked_sub(FRESH_FOR)
         {
             entry.asked = past;

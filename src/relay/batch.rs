@@ -1,6 +1,6 @@
 //! What a batch means for its lanes, before it is sent and after. It talks to no server: all of it is tested as it stands.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::breather;
 use crate::floor::{Settled, Sight};
@@ -147,11 +147,15 @@ pub fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Se
             .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
             .map(|row| row.id)
             .collect(),
-        holds_added: verdict.holds.iter().any(|hold| hold.lane == held.lane),
+        held_topics: topics(verdict.holds.iter().filter(|hold| hold.lane == held.lane)),
         pause: stuck.then(breather),
         published,
         ..Seen::default()
     }
+}
+
+fn topics<'a>(holds: impl IntoIterator<Item = &'a HoldOrder>) -> BTreeSet<String> {
+    holds.into_iter().map(|hold| hold.topic.clone()).collect()
 }
 
 /// Nothing about floors: others claim rows of these too.
@@ -165,7 +169,7 @@ pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdic
         overweight: !dropped.is_empty(),
         sight: all_done.then_some(Sight::of_everything(Settled::default())),
         highest_id: rows.last().map_or(0, |row| row.id),
-        holds_added: !verdict.holds.is_empty(),
+        held_topics: topics(&verdict.holds),
         pause: stuck.then(breather),
         ..Seen::default()
     }
@@ -212,7 +216,7 @@ mod tests {
             suspect_rows: 0,
             suspect_until: 0,
             unknown: HashSet::new(),
-            has_holds: false,
+            held_topics: BTreeSet::new(),
         }
     }
 
@@ -455,7 +459,7 @@ mod tests {
         assert_eq!(seen.sight, Some(Sight::of_everything(settled)));
         assert_eq!((seen.lane, seen.rows, seen.highest_id), (0, 2, 2));
         assert_eq!(seen.published, [1, 2]);
-        assert!(!seen.full && !seen.holds_added && seen.pause.is_none() && seen.unknown.is_empty());
+        assert!(!seen.full && seen.held_topics.is_empty() && seen.pause.is_none() && seen.unknown.is_empty());
         let cut = see_lane(&held(1), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
         assert!(cut.full);
         assert_eq!((cut.lane, cut.published), (1, vec![3]));
@@ -476,9 +480,9 @@ mod tests {
         };
         let seen = see(&held(0), &rows, &verdict);
         assert_eq!(seen.sight.and_then(|sight| sight.lowest_left), Some(5));
-        assert!(seen.holds_added);
+        assert_eq!(seen.held_topics, topics(&verdict.holds));
         assert_eq!(seen.pause, None, "something got through");
-        assert!(!see(&held(1), &rows, &verdict).holds_added);
+        assert!(see(&held(1), &rows, &verdict).held_topics.is_empty());
     }
 
     #[test]
@@ -526,7 +530,7 @@ mod tests {
         let done = see_keyless(&held, &rows, &[], &published);
         assert_eq!((done.lane, done.rows, done.highest_id), (KEYLESS, 2, 9));
         assert!(done.sight.is_some() && done.pause.is_none());
-        assert!(!done.full && !done.overweight && !done.holds_added);
+        assert!(!done.full && !done.overweight && done.held_topics.is_empty());
         let heavy = see_keyless(&held, &rows, &[dropped(10, KEYLESS)], &published);
         assert!(heavy.full && heavy.overweight && heavy.sight.is_none() && heavy.pause.is_none());
         let parked = Verdict {
@@ -535,7 +539,7 @@ mod tests {
             ..Verdict::default()
         };
         let stuck = see_keyless(&held, &rows, &[], &parked);
-        assert!(stuck.holds_added && stuck.sight.is_none() && stuck.pause.is_some());
+        assert!(!stuck.held_topics.is_empty() && stuck.sight.is_none() && stuck.pause.is_some());
         let partly = Verdict {
             published: vec![4],
             unsent: vec![9],

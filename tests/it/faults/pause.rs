@@ -326,3 +326,56 @@ async fn a_worker_paused_among_its_sends_sends_no_more_when_its_lease_is_over() 
     history.assert_repeats_at_most(11);
     history.assert_admitted_by(&[&paused, &successor]);
 }
+
+/// Wakes it up when a successor owns its lanes, and waits until it has learned that its lease is over.
+async fn wakes_up_succeeded(paused: &Relay, failpoint: &str) {
+    paused.continue_from(failpoint);
+    paused.signal("CONT");
+    eventually(SOON, "it to have learned that its lease is over", async || {
+        (paused.metric("outboxd_terms_lost_total")? == 1.0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_paused_past_its_lease_counts_no_refusal_and_holds_no_key() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let ids = world
+        .insert(&topic, &[(Some("good"), vec![1]), (Some("bad"), noise(20_000))])
+        .await;
+    let paused = world.relay().args(&["--tasks", "1"]).failpoint("after_publish").start();
+    paused.at_failpoint("after_publish").await;
+    paused.signal("STOP");
+    world.until(NO_LIVE_LEASE).await;
+    let successor = world.relay().args(&["--tasks", "1"]).failpoint("after_claim").start();
+    successor.at_failpoint("after_claim").await;
+    wakes_up_succeeded(&paused, "after_publish").await;
+    world.assert_nobody_blamed().await;
+    assert_eq!((world.holds().await, world.pending().await), (0, 2));
+    successor.continue_from("after_claim");
+    world.held(1).await;
+    world.published(ids[0]).await;
+}
+
+#[tokio::test]
+async fn a_worker_paused_past_its_lease_postpones_no_hold() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let often = ["--retry-backoff-min", "100ms", "--max-attempts", "1000"];
+    let paused = world.relay().args(&often).failpoint("after_head").start();
+    world.insert(&topic, &[(Some("bad"), noise(20_000))]).await;
+    paused.at_failpoint("after_head").await;
+    paused.signal("STOP");
+    world.until(NO_LIVE_LEASE).await;
+    // Its successor has no reason to try.
+    world.execute("UPDATE outbox.hold SET retry_at = 'infinity'").await;
+    let tries = "SELECT h.failures || ' ' || m.attempts || ' ' || h.retry_at FROM outbox.hold h, outbox.message m";
+    let before = world.text(tries).await;
+    let _successor = world.relay().start_ready().await;
+    world
+        .until("NOT EXISTS (SELECT FROM outbox.lane WHERE lane >= 0 AND owner IN (SELECT id FROM outbox.worker WHERE stopped_at IS NOT NULL))")
+        .await;
+    wakes_up_succeeded(&paused, "after_head").await;
+    assert_eq!(world.text(tries).await, before);
+}

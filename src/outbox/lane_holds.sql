@@ -1,1 +1,0 @@
-SELECT EXISTS (SELECT FROM outbox.hold WHERE lane = $1) AS held
