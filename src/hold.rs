@@ -184,6 +184,7 @@ impl Relay {
         let Some((term, held)) = self.lane_between_batches(term, hold.lane).await else {
             return Ok(());
         };
+        failpoint::hit("before_change").await;
         let changed = self
             .while_term_lasts(&term, || async {
                 self.change_checked_out(&term, held.epoch, hold, &change)

@@ -363,9 +363,9 @@ async fn a_worker_paused_past_its_lease_postpones_no_hold() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     let often = ["--retry-backoff-min", "100ms", "--max-attempts", "1000"];
-    let paused = world.relay().args(&often).failpoint("after_head").start();
+    let paused = world.relay().args(&often).failpoint("before_change").start();
     world.insert(&topic, &[(Some("bad"), noise(20_000))]).await;
-    paused.at_failpoint("after_head").await;
+    paused.at_failpoint("before_change").await;
     paused.signal("STOP");
     world.until(NO_LIVE_LEASE).await;
     // Its successor has no reason to try.
@@ -373,9 +373,9 @@ async fn a_worker_paused_past_its_lease_postpones_no_hold() {
     let tries = "SELECT h.failures || ' ' || m.attempts || ' ' || h.retry_at FROM outbox.hold h, outbox.message m";
     let before = world.text(tries).await;
     let _successor = world.relay().start_ready().await;
-    world
-        .until("NOT EXISTS (SELECT FROM outbox.lane WHERE lane >= 0 AND owner IN (SELECT id FROM outbox.worker WHERE stopped_at IS NOT NULL))")
-        .await;
-    wakes_up_succeeded(&paused, "after_head").await;
+    let expired =
+        "SELECT FROM outbox.lane l JOIN outbox.worker w ON w.id = l.owner WHERE w.lease_until <= clock_timestamp()";
+    world.until(&format!("NOT EXISTS ({expired})")).await;
+    wakes_up_succeeded(&paused, "before_change").await;
     assert_eq!(world.text(tries).await, before);
 }
