@@ -192,11 +192,12 @@ impl Relay {
                     .map(Some)
             })
             .await;
-        self.lanes.put_back(&term, &[held]);
         if changed != Some(true) {
-            // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again.
+            // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again. Ended before the lane is
+            // given back, or somebody claims from where it stood.
             self.fenced(&term, 0);
         }
+        self.lanes.put_back(&term, &[held]);
         Ok(())
     }
 

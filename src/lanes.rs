@@ -174,7 +174,9 @@ impl Lanes {
             book.epoch = lowered.epoch;
             book.floor.lower(lowered.floor);
             book.stored_floor = book.stored_floor.min(lowered.floor);
-            book.held_topics = held_topics.unwrap_or_else(|| std::mem::take(&mut book.held_topics));
+            if let Some(topics) = held_topics {
+                book.held_topics = Arc::new(topics);
+            }
             book.ready = true;
         }
         drop(inner);

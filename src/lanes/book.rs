@@ -1,6 +1,7 @@
 //! What is remembered of one lane, and of the rows without one, between two batches.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Held, KeylessStored, Seen, Taken};
@@ -27,7 +28,7 @@ pub(super) struct Lane {
     pub(super) wanted: bool,
     pub(super) leaving: bool,
     /// See [`Held::held_topics`].
-    pub(super) held_topics: BTreeSet<String>,
+    pub(super) held_topics: Arc<BTreeSet<String>>,
     /// So many of the next rows may have been sent by the lane's last owner.
     pub(super) suspect_rows: usize,
     /// Up to this id any row may have been sent before a failover lost its mark.
@@ -63,7 +64,7 @@ impl From<&Taken> for Lane {
             busy: false,
             wanted: false,
             leaving: false,
-            held_topics: taken.held_topics.clone(),
+            held_topics: Arc::new(taken.held_topics.clone()),
             suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
             suspect_until: taken.suspect_until,
             unknown: HashSet::new(),
@@ -109,7 +110,9 @@ impl Lane {
 
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = false;
-        self.held_topics.extend(seen.held_topics.iter().cloned());
+        if !seen.held_topics.is_empty() {
+            Arc::make_mut(&mut self.held_topics).extend(seen.held_topics.iter().cloned());
+        }
         for id in &seen.published {
             self.unknown.remove(id);
         }
@@ -324,12 +327,11 @@ mod tests {
             counted: 3,
             ..all_done()
         });
-        assert_eq!(lane.held_topics, one_topic());
-        assert_eq!(lane.held(7, 40, SETTLED).held_topics, one_topic());
+        assert_eq!(*lane.held(7, 40, SETTLED).held_topics, one_topic());
         assert_eq!(lane.suspect_rows, 5);
         let mut lane = lane;
         lane.checkin(&all_done(), Instant::now());
-        assert_eq!(lane.held_topics, one_topic(), "only a release ends it");
+        assert_eq!(*lane.held_topics, one_topic(), "only a release ends it");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a batch takes of the book, and gives back: the lanes that are ready, those that seem to have nothing, the rows without one.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ pub struct Held {
     pub suspect_until: i64,
     pub unknown: HashSet<i64>,
     /// Of these some rows are held back, or all.
-    pub held_topics: BTreeSet<String>,
+    pub held_topics: Arc<BTreeSet<String>>,
 }
 
 /// The rows without a lane, of which every task may claim some.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use futures_util::future::try_join3;
+use futures_util::future::try_join;
 
 use super::param::Params;
 use super::{Outbox, Result, Transaction, row};
@@ -141,16 +141,15 @@ impl Outbox {
             let transaction = session.transaction().await?;
             let (lanes, epochs) = (vec![hold.lane], vec![epoch]);
             let fence_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
-            let fence = transaction.query(&self.statements.fence, fence_params);
+            let fence = transaction.query(&self.statements.fence, fence_params).await?;
+            if fence.is_empty() {
+                return Ok(false);
+            }
             let refuse = self.refuse(&transaction, refused);
             let wait = seconds_or_never(wait);
             let postpone_params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &reason, &wait];
             let postpone = transaction.execute(&self.statements.postpone, postpone_params);
-            // At once, as in `settle_lanes`.
-            let (fence, (), _) = try_join3(fence, refuse, postpone).await?;
-            if fence.is_empty() {
-                return Ok(false);
-            }
+            try_join(refuse, postpone).await?;
             transaction.commit().await?;
             Ok(true)
         })

@@ -1,6 +1,6 @@
 //! What became of a batch, written behind the fence.
 
-use futures_util::future::try_join4;
+use futures_util::future::try_join3;
 
 use super::hold::insert_holds;
 use super::param::Params;
@@ -57,7 +57,7 @@ impl Outbox {
     }
 
     /// The verdict on a batch that was not all acknowledged: refusals and holds in one fenced transaction.
-    /// `floors` are the lanes' floors, where a later release resumes. False: fenced, nothing was written.
+    /// Beside each hold the lane's floor, where its release resumes. False: fenced, nothing was written.
     pub async fn settle_lanes(
         &self,
         term: &Term,
@@ -70,16 +70,15 @@ impl Outbox {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             let fence_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
-            let fence = transaction.query(&self.statements.fence, fence_params);
+            let fence = transaction.query(&self.statements.fence, fence_params).await?;
+            if fence.len() < lanes.len() {
+                return Ok(false);
+            }
             let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published];
             let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
             let refuse = self.refuse(&transaction, refused);
             let hold = insert_holds(&transaction, &self.statements.hold, holds);
-            // Sent at once, run in this order: what was written behind a fence that did not hold is never committed.
-            let (fence, _, (), ()) = try_join4(fence, mark, refuse, hold).await?;
-            if fence.len() < lanes.len() {
-                return Ok(false);
-            }
+            try_join3(mark, refuse, hold).await?;
             transaction.commit().await?;
             Ok(true)
         })

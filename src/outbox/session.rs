@@ -119,7 +119,8 @@ impl Session {
     }
 }
 
-/// Its statements are run once, so none is prepared: each is one round trip. Rolled back when dropped.
+/// Its statements are run once, so none is prepared: each is one round trip, as are several that are awaited together, which run in
+/// the order they are polled in. Rolled back when dropped.
 pub struct Transaction<'a>(deadpool_postgres::Transaction<'a>);
 
 impl Transaction<'_> {

@@ -177,6 +177,7 @@ pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdic
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use proptest::prelude::*;
@@ -216,7 +217,7 @@ mod tests {
             suspect_rows: 0,
             suspect_until: 0,
             unknown: HashSet::new(),
-            held_topics: BTreeSet::new(),
+            held_topics: Arc::default(),
         }
     }
 
