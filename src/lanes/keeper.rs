@@ -11,6 +11,7 @@ use super::{KeylessStored, Lanes, Term, share::fair_share};
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::jitter::jittered;
+use crate::message::LANE_COUNT;
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
 use crate::published::Published;
@@ -299,13 +300,20 @@ async fn balance(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term, pee
     }
     lanes.set_leaving(owned.saturating_sub(share));
     metrics::lanes_owned(lanes.owned());
-    let short = lanes.owned() < share;
-    Ok(soonest_expiry(peers, term.worker, short))
+    Ok(next_look(peers, term.worker, lanes.owned(), share))
 }
 
-fn soonest_expiry(peers: &[Peer], me: Uuid, short: bool) -> Duration {
-    // Lanes we are owed become free as their owners finish their batches: ask again soon.
-    let again = if short { 0.2 } else { f64::MAX };
+/// When to see to the lanes again, as long as we own so many and our share was this.
+fn next_look(peers: &[Peer], me: Uuid, owned: usize, share: usize) -> Duration {
+    let live_others = peers.iter().filter(|peer| peer.worker != me && peer.lease_left > 0.0);
+    let held = owned + live_others.map(|peer| peer.lanes).sum::<usize>();
+    // Lanes we are owed become free as their owners finish their batches. And of lanes that nobody holds the last one may be ours as
+    // soon as others have taken theirs: who has most is owed the remainder.
+    let again = if owned < share || held < LANE_COUNT {
+        0.2
+    } else {
+        f64::MAX
+    };
     let soonest = peers
         .iter()
         .filter(|peer| peer.worker != me && peer.lease_left > 0.0)
@@ -399,5 +407,40 @@ async fn pause(duration: Duration, stop: &CancellationToken) {
     tokio::select! {
         () = sleep(duration) => {}
         () = stop.cancelled() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: Uuid = Uuid::from_u128(1);
+
+    fn peer(worker: u128, lanes: usize, lease_left: f64) -> Peer {
+        Peer {
+            worker: Uuid::from_u128(worker),
+            lease_left,
+            lanes,
+            now: std::time::SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn lanes_are_looked_for_again_soon_while_we_are_owed_some_or_nobody_holds_them() {
+        let next = |peers: &[Peer], owned, share| next_look(peers, ME, owned, share).as_secs_f64();
+        let two = [peer(1, 16, 15.0), peer(2, 32, 12.0)];
+        assert_eq!(
+            next(&two, 32, 32),
+            12.02,
+            "all are held: when the other's lease may end"
+        );
+        assert_eq!(next(&two, 31, 32), 0.2, "one is still to come");
+        let dead = [peer(1, 16, 15.0), peer(2, 21, 12.0), peer(3, 27, -0.1)];
+        assert_eq!(
+            next(&dead, 21, 21),
+            0.2,
+            "nobody else may be owed the last ones of who died"
+        );
+        assert_eq!(next(&two[..1], 64, 64), 3600.0, "alone");
     }
 }
