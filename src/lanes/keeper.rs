@@ -306,7 +306,7 @@ async fn balance(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term, pee
 /// When to see to the lanes again, as long as we own so many and our share was this.
 fn next_look(peers: &[Peer], me: Uuid, owned: usize, share: usize) -> Duration {
     let live_others = peers.iter().filter(|peer| peer.worker != me && peer.lease_left > 0.0);
-    let held = owned + live_others.map(|peer| peer.lanes).sum::<usize>();
+    let held = owned + live_others.clone().map(|peer| peer.lanes).sum::<usize>();
     // Lanes we are owed become free as their owners finish their batches. And of lanes that nobody holds the last one may be ours as
     // soon as others have taken theirs: who has most is owed the remainder.
     let again = if owned < share || held < LANE_COUNT {
@@ -314,11 +314,7 @@ fn next_look(peers: &[Peer], me: Uuid, owned: usize, share: usize) -> Duration {
     } else {
         f64::MAX
     };
-    let soonest = peers
-        .iter()
-        .filter(|peer| peer.worker != me && peer.lease_left > 0.0)
-        .map(|peer| peer.lease_left + 0.02)
-        .fold(again, f64::min);
+    let soonest = live_others.map(|peer| peer.lease_left + 0.02).fold(again, f64::min);
     Duration::try_from_secs_f64(soonest.min(3600.0)).unwrap_or(Duration::from_secs(1))
 }
 

@@ -139,10 +139,7 @@ impl Outbox {
     ) -> Result<bool> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            let (lanes, epochs) = (vec![hold.lane], vec![epoch]);
-            let fence_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
-            let fence = transaction.query(&self.statements.fence, fence_params).await?;
-            if fence.is_empty() {
+            if !self.fence(&transaction, term, &[hold.lane], &[epoch]).await? {
                 return Ok(false);
             }
             let refuse = self.refuse(&transaction, refused);

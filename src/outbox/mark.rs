@@ -69,9 +69,7 @@ impl Outbox {
         let (lanes, epochs) = unzip2(held);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            let fence_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
-            let fence = transaction.query(&self.statements.fence, fence_params).await?;
-            if fence.len() < lanes.len() {
+            if !self.fence(&transaction, term, &lanes, &epochs).await? {
                 return Ok(false);
             }
             let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published];
@@ -121,6 +119,19 @@ impl Outbox {
             Ok(marked)
         })
         .await
+    }
+
+    /// Locks lanes of ours for what is written behind it; false: not all of them are ours any more.
+    pub(super) async fn fence(
+        &self,
+        transaction: &Transaction<'_>,
+        term: &Term,
+        lanes: &[i16],
+        epochs: &[i64],
+    ) -> Result<bool> {
+        let params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
+        let fenced = transaction.query(&self.statements.fence, params).await?;
+        Ok(fenced.len() == lanes.len())
     }
 
     async fn refuse_keyless(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {

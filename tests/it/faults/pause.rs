@@ -56,8 +56,7 @@ impl Paused {
     async fn resume_and_be_refused(&self) {
         let marks = self.world.marks().await;
         let resumed = self.world.text("SELECT clock_timestamp()::text").await;
-        self.relay.continue_from(self.failpoint);
-        self.relay.signal("CONT");
+        resume(&self.relay, self.failpoint);
         eventually(SOON, "the late mark to be refused", async || {
             let fenced = self.relay.metric("outboxd_rows_fenced_total");
             (fenced == Some(self.in_flight as f64)).then_some(())
@@ -106,6 +105,11 @@ impl Paused {
         assert_eq!(marked.expect("answered"), 30);
         session
     }
+}
+
+fn resume(paused: &Relay, failpoint: &str) {
+    paused.continue_from(failpoint);
+    paused.signal("CONT");
 }
 
 /// It wakes up when its successor has claimed the rows and marked none of them.
@@ -226,8 +230,7 @@ async fn share_the_lanes(world: &World) {
 
 /// It goes on where it fell asleep, and shares the lanes with its successor.
 async fn wakes_up(world: &World, paused: &Relay, failpoint: &str) {
-    paused.continue_from(failpoint);
-    paused.signal("CONT");
+    resume(paused, failpoint);
     share_the_lanes(world).await;
 }
 
@@ -329,8 +332,7 @@ async fn a_worker_paused_among_its_sends_sends_no_more_when_its_lease_is_over() 
 
 /// Wakes it up when a successor owns its lanes, and waits until what it then wrote was refused.
 async fn wakes_up_succeeded(paused: &Relay, failpoint: &str) {
-    paused.continue_from(failpoint);
-    paused.signal("CONT");
+    resume(paused, failpoint);
     eventually(SOON, "its late write to be refused", async || {
         paused.logged("the lease had gone to another worker").then_some(())
     })
