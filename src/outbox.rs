@@ -23,7 +23,7 @@ pub use claim::{Claim, Dropped, Found, Free, Recorded};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
-pub use lease::Peer;
+pub use lease::{Peer, Renewal};
 pub use sweep::{Commands, Counted, InboxSample, Purge, Purged, Retention, Sample, Table};
 
 use param::Params;

@@ -58,9 +58,15 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
 
 async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
     let place = Place::new(&bench.stack, Shape::Keyed).await?;
-    let processes: Vec<Process> = (0..count)
-        .map(|_| Process::start(&place, &[]))
-        .collect::<Outcome<_>>()?;
+    place.set_autovacuum(false).await?;
+    let idle = watch_at(&place, bench, count).await;
+    place.set_autovacuum(true).await?;
+    place.remove().await?;
+    idle
+}
+
+async fn watch_at(place: &Place, bench: &Bench, count: usize) -> Outcome<Idle> {
+    let processes: Vec<Process> = (0..count).map(|_| Process::start(place, &[])).collect::<Outcome<_>>()?;
     for process in &processes {
         process.ready().await?;
     }
@@ -71,15 +77,12 @@ async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
     sleep(bench.size.idle).await;
     let seconds = began.elapsed().as_secs_f64();
     let each = count as f64 * seconds;
-    let idle = Idle {
+    Ok(Idle {
         relay_percent: (cpu() - before.1) / each * 100.0,
         postgres_percent: (place.postgres.cpu_seconds() - before.2) / seconds * 100.0,
         statements_per_second: (place.transactions().await? - before.0) as f64 / each,
         memory_mib: processes.iter().map(Process::memory_mib).fold(0.0, f64::max),
-    };
-    drop(processes);
-    place.remove().await?;
-    Ok(idle)
+    })
 }
 
 async fn start(bench: &Bench) -> Outcome<Start> {
@@ -119,8 +122,9 @@ fn section(fleets: &[Fleet], starts: &[Start]) -> Outcome<Section> {
         name: "idle",
         title: "Idle",
         note: "Processes with nothing to do and default settings. Statements and processor time of each process; PostgreSQL's is \
-               that of the whole server, its own background work included. Then a start with a backlog waiting: the time until the \
-               first claim had been answered, and the memory while it was drained."
+               that of the whole server, its own background work included but for autovacuum, which is off meanwhile: its visits would \
+               count as statements. Then a start with a backlog waiting: the time until the first claim had been answered, and the \
+               memory while it was drained."
             .to_owned(),
         tables: vec![
             Table {

@@ -112,6 +112,16 @@ impl Place {
         Ok(())
     }
 
+    /// Where transactions are counted, autovacuum must not add its own. It is off for the whole server.
+    pub async fn set_autovacuum(&self, on: bool) -> Outcome<()> {
+        let value = if on { "DEFAULT" } else { "off" };
+        self.db
+            .execute(&format!("ALTER SYSTEM SET autovacuum = {value}"), &[])
+            .await?;
+        self.db.execute("SELECT pg_reload_conf()", &[]).await?;
+        Ok(())
+    }
+
     /// How many transactions PostgreSQL has counted here.
     pub async fn transactions(&self) -> Outcome<i64> {
         let count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";

@@ -27,8 +27,6 @@ pub struct Lease {
 
 /// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
 const STORE_FLOORS_EVERY: Duration = Duration::from_secs(10);
-/// What another process has changed about the rows without a lane is noticed at most this much later.
-const READ_KEYLESS_EVERY: Duration = Duration::from_secs(20);
 
 /// Before registration is tried again.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
@@ -174,7 +172,6 @@ async fn hold_term(
     stop: &CancellationToken,
 ) {
     let mut floors_stored = Instant::now();
-    let mut keyless_read = Instant::now();
     let mut renew_at = Instant::now();
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
@@ -201,10 +198,7 @@ async fn hold_term(
         if floors_stored.elapsed() >= STORE_FLOORS_EVERY {
             floors_stored = Instant::now();
             store_floors(lanes, outbox, &term).await;
-            if lanes.keyless_moved() || keyless_read.elapsed() >= READ_KEYLESS_EVERY {
-                keyless_read = Instant::now();
-                refresh_keyless(lanes, outbox, &term).await;
-            }
+            store_floor_keyless(lanes, outbox, &term).await;
         }
         let next = renew_at.saturating_duration_since(Instant::now());
         let next = if lanes.any_leaving() {
@@ -258,17 +252,18 @@ async fn tend(
     Ok(Some(wait))
 }
 
-/// Answers who is here; `None`: we are not, any more.
+/// Answers who is here; `None`: we are not, any more. What others have changed about the rows without a lane is known then.
 async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Option<Vec<Peer>>> {
     let asked = Instant::now();
     failpoint::hit("before_renew").await;
-    let peers = outbox.renew(term, lease.duration).await?;
+    let renewal = outbox.renew(term, lease.duration).await?;
     // An answer that comes after expiry is not ownership.
-    if peers.is_empty() || Instant::now() >= term.ends {
+    let Some(renewal) = renewal.filter(|_| Instant::now() < term.ends) else {
         return Ok(None);
-    }
+    };
     lanes.renewed(asked + lease.duration);
-    Ok(Some(peers))
+    lanes.keyless_read(term.worker, renewal.keyless);
+    Ok(Some(renewal.peers))
 }
 
 /// Take what we are short of, mark what is too much. Answers when the next lease of a peer may run out.
@@ -362,22 +357,15 @@ async fn store_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) {
     }
 }
 
-async fn refresh_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) {
-    if let Err(error) = exchange_keyless(lanes, outbox, term).await {
+/// One that others have lowered meanwhile is not raised again: its epoch is another.
+async fn store_floor_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) {
+    if !lanes.keyless_moved() {
+        return;
+    }
+    let (floor, epoch) = lanes.keyless_floor();
+    if let Err(error) = outbox.store_floor_keyless(term, floor.hard(), epoch).await {
         warn!(%error, "cannot store the floor of keyless rows; it will be stored later");
     }
-}
-
-async fn exchange_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
-    let (floor, epoch) = lanes.keyless_floor();
-    let Some(stored) = outbox.keyless(term.incarnation).await? else {
-        return Ok(());
-    };
-    if floor.hard() > stored.floor && epoch == stored.epoch {
-        outbox.store_floor_keyless(term, floor.hard(), epoch).await?;
-    }
-    lanes.keyless_read(term.worker, stored);
-    Ok(())
 }
 
 /// Leave in order: stamp ourselves stopped, free every lane without a batch in flight, in one transaction.

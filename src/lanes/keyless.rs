@@ -40,6 +40,10 @@ impl Lanes {
         if inner.term.is_none_or(|term| term.worker != worker) {
             return;
         }
+        // Read before what is known already: its floor may be above rows that have come free since.
+        if stored.epoch < inner.keyless.stored.epoch {
+            return;
+        }
         if inner.keyless.stored.epoch != stored.epoch {
             inner.keyless.floor = Floor::at(stored.floor);
             inner.keyless.ready = true;

@@ -38,8 +38,10 @@ pub enum Pooler {
 /// Longest wait for a TCP connect, and for a session on it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for a lock; less where a statement has less.
+/// Longest wait for a lock; less where a statement has less: of its patience this share, since what is sent at once may wait twice,
+/// first for its turn and then for the table.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(4);
+const LOCK_SHARE: u32 = 3;
 
 /// Plans do not flip to a walk over the whole table because statistics were taken while it was empty. A statement is planned
 /// once a session: for the few lanes of a small batch the planner expects a plan of its own to be the cheaper one, and making it
@@ -55,7 +57,7 @@ pub const PLANS: [(&str, &str); 4] = [
 /// a statement up before we do (`patience`), so that none runs on for nobody.
 fn settings(patience: Duration, write: impl Fn(&str, &str) -> String) -> Vec<String> {
     let statement_ms = patience.mul_f64(0.8).as_millis().to_string();
-    let lock_ms = LOCK_TIMEOUT.min(patience / 2).as_millis().to_string();
+    let lock_ms = LOCK_TIMEOUT.min(patience / LOCK_SHARE).as_millis().to_string();
     let waits = [
         ("lock_timeout", lock_ms.as_str()),
         ("statement_timeout", &statement_ms),

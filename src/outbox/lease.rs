@@ -19,6 +19,14 @@ pub struct Peer {
     pub now: SystemTime,
 }
 
+/// What a renewal answers.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// Who is here, ourselves among them.
+    pub peers: Vec<Peer>,
+    pub keyless: KeylessStored,
+}
+
 impl Outbox {
     /// Registers a worker; answers the server incarnation its term belongs to, and the server's clock.
     pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<(SystemTime, SystemTime)> {
@@ -37,8 +45,8 @@ impl Outbox {
         Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
-    /// Answers who is here, ourselves among them; nobody: the lease was not renewed.
-    pub async fn renew(&self, term: &Term, lease: Duration) -> Result<Vec<Peer>> {
+    /// `None`: the lease was not renewed.
+    pub async fn renew(&self, term: &Term, lease: Duration) -> Result<Option<Renewal>> {
         let rows = self
             .query_within(
                 self.lease_patience(),
@@ -46,16 +54,11 @@ impl Outbox {
                 &[&term.worker, &lease.as_secs_f64(), &term.incarnation],
             )
             .await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Peer {
-                    worker: row.try_get("id")?,
-                    lease_left: row.try_get("lease_left")?,
-                    lanes: row.try_get::<_, i64>("lanes")? as usize,
-                    now: row.try_get("now")?,
-                })
-            })
-            .collect()
+        let Some(first) = rows.first() else { return Ok(None) };
+        Ok(Some(Renewal {
+            peers: rows.iter().map(peer).collect::<Result<_>>()?,
+            keyless: keyless_stored(first)?,
+        }))
     }
 
     fn lease_patience(&self) -> Duration {
@@ -159,16 +162,7 @@ impl Outbox {
         let rows = self
             .query_within(self.lease_patience(), &self.statements.keyless, &[&incarnation])
             .await?;
-        rows.first()
-            .map(|row| {
-                Ok(KeylessStored {
-                    floor: row.try_get("floor")?,
-                    epoch: row.try_get("epoch")?,
-                    suspect_until: row.try_get("suspect_until")?,
-                    has_holds: row.try_get::<_, i64>("holds")? > 0,
-                })
-            })
-            .transpose()
+        rows.first().map(keyless_stored).transpose()
     }
 
     pub async fn store_floor_keyless(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
@@ -188,6 +182,24 @@ impl Outbox {
             .await?;
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
+}
+
+fn peer(row: &tokio_postgres::Row) -> Result<Peer> {
+    Ok(Peer {
+        worker: row.try_get("id")?,
+        lease_left: row.try_get("lease_left")?,
+        lanes: row.try_get::<_, i64>("lanes")? as usize,
+        now: row.try_get("now")?,
+    })
+}
+
+fn keyless_stored(row: &tokio_postgres::Row) -> Result<KeylessStored> {
+    Ok(KeylessStored {
+        floor: row.try_get("floor")?,
+        epoch: row.try_get("epoch")?,
+        suspect_until: row.try_get("suspect_until")?,
+        has_holds: row.try_get::<_, i64>("holds")? > 0,
+    })
 }
 
 fn unzip4(given: &[(i16, i64, i64, i32)]) -> (Vec<i16>, Vec<i64>, Vec<i64>, Vec<i32>) {

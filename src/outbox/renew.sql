@@ -1,4 +1,5 @@
 -- Renews our lease and answers who is here and how many lanes each holds: the input of the sharing rule. No answer: not renewed.
+-- Beside each the same: what is stored of the rows without a lane, which any other worker may have changed.
 -- Touches a live row only: a worker that expired, or was stamped stopped, is never revived.
 WITH renewed AS (
     UPDATE outbox.worker
@@ -8,6 +9,7 @@ WITH renewed AS (
     RETURNING id
 )
 SELECT w.id, extract(epoch FROM w.lease_until - clock_timestamp())::float8 AS lease_left,
-       (SELECT count(*) FROM outbox.lane l WHERE l.owner = w.id) AS lanes, clock_timestamp() AS now
-FROM outbox.worker w
+       (SELECT count(*) FROM outbox.lane l WHERE l.owner = w.id) AS lanes, clock_timestamp() AS now,
+       k.floor, k.epoch, k.suspect_until, (SELECT count(*) FROM outbox.hold h WHERE h.lane = -1) AS holds
+FROM outbox.worker w JOIN outbox.lane k ON k.lane = -1
 WHERE w.stopped_at IS NULL AND EXISTS (SELECT FROM renewed)

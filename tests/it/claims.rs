@@ -132,3 +132,26 @@ async fn claims_do_not_walk_over_all_that_are_over() {
     let late: i64 = reads[ROUNDS - 10..].iter().sum();
     assert!(early > 0 && late < 2 * early, "claims read more and more: {reads:?}");
 }
+
+/// As where another worker has released a parked topic: rows below a floor that this one has in mind come free.
+#[tokio::test]
+async fn what_another_worker_has_lowered_is_known_at_the_next_renewal() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 2, 0).await;
+    world.drained(SOON).await;
+    world.until("SELECT floor >= 2 FROM outbox.lane WHERE lane = -1").await;
+    world
+        .execute("UPDATE outbox.message SET published_at = NULL WHERE id = 1")
+        .await;
+    world
+        .execute("UPDATE outbox.lane SET floor = 0, epoch = epoch + 1 WHERE lane = -1")
+        .await;
+    world.drained(SOON).await;
+    assert_eq!(
+        relay.metric("outboxd_rows_forgotten_total").unwrap_or(0.0),
+        0.0,
+        "not by the safety net"
+    );
+}

@@ -38,6 +38,12 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     owner.kill();
     let over = fault.over();
     assert_eq!(world.pending().await, 50, "only the head went out");
+    // A look from the floor of another lane might find them as well, for as long as that one is lower.
+    let lowered = format!(
+        "SELECT floor < {0} FROM outbox.lane WHERE lane = (SELECT lane FROM outbox.message WHERE id = {0})",
+        ids[1]
+    );
+    assert!(world.is_true(&lowered).await, "its lane's floor went back with the release");
 
     let successor = world.relay().start_ready().await;
     let recovered = over.until_drained(&world).await;
