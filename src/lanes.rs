@@ -366,8 +366,12 @@ pub(crate) mod tests {
             (Floor::at(10), 2),
             "an older answer that comes late"
         );
+        lanes.keyless_floor_read(term.worker, 90, 1);
         lanes.keyless_read(Uuid::from_u128(2), stored(3, 0));
-        assert_eq!(lanes.keyless_floor(), (Floor::at(10), 2), "of another term");
+        lanes.keyless_floor_read(Uuid::from_u128(2), 0, 3);
+        assert_eq!(lanes.keyless_floor(), (Floor::at(10), 2), "nor of another term");
+        lanes.keyless_floor_read(term.worker, 5, 3);
+        assert_eq!(lanes.keyless_floor(), (Floor::at(5), 3), "lowered again");
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub struct Lease {
 
 /// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
 const STORE_FLOORS_EVERY: Duration = Duration::from_secs(10);
+/// That another process has parked a topic of rows without a key is noticed at most this much later; until then their next batch is
+/// refused here as well.
+const READ_KEYLESS_EVERY: Duration = Duration::from_secs(60);
 
 /// Before registration is tried again.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
@@ -172,6 +175,7 @@ async fn hold_term(
     stop: &CancellationToken,
 ) {
     let mut floors_stored = Instant::now();
+    let mut keyless_read = Instant::now();
     let mut renew_at = Instant::now();
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
@@ -199,6 +203,10 @@ async fn hold_term(
             floors_stored = Instant::now();
             store_floors(lanes, outbox, &term).await;
             store_floor_keyless(lanes, outbox, &term).await;
+        }
+        if keyless_read.elapsed() >= READ_KEYLESS_EVERY {
+            keyless_read = Instant::now();
+            read_keyless(lanes, outbox, &term).await;
         }
         let next = renew_at.saturating_duration_since(Instant::now());
         let next = if lanes.any_leaving() {
@@ -252,7 +260,7 @@ async fn tend(
     Ok(Some(wait))
 }
 
-/// Answers who is here; `None`: we are not, any more. What others have changed about the rows without a lane is known then.
+/// Answers who is here; `None`: we are not, any more. What others have lowered is known then.
 async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Option<Vec<Peer>>> {
     let asked = Instant::now();
     failpoint::hit("before_renew").await;
@@ -262,7 +270,8 @@ async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Re
         return Ok(None);
     };
     lanes.renewed(asked + lease.duration);
-    lanes.keyless_read(term.worker, renewal.keyless);
+    let (floor, epoch) = renewal.keyless;
+    lanes.keyless_floor_read(term.worker, floor, epoch);
     Ok(Some(renewal.peers))
 }
 
@@ -365,6 +374,14 @@ async fn store_floor_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) {
     let (floor, epoch) = lanes.keyless_floor();
     if let Err(error) = outbox.store_floor_keyless(term, floor.hard(), epoch).await {
         warn!(%error, "cannot store the floor of keyless rows; it will be stored later");
+    }
+}
+
+async fn read_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) {
+    match outbox.keyless(term.incarnation).await {
+        Ok(Some(stored)) => lanes.keyless_read(term.worker, stored),
+        Ok(None) => {}
+        Err(error) => warn!(%error, "cannot read what is parked of rows without a key; trying again later"),
     }
 }
 

@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use super::Lanes;
+use super::book::Keyless;
 use crate::floor::{Floor, Sight};
 
 /// The stored state of the rows without a lane.
@@ -13,6 +14,21 @@ pub struct KeylessStored {
     /// Up to this id any row may have been sent before a failover lost its mark.
     pub suspect_until: i64,
     pub has_holds: bool,
+}
+
+impl Keyless {
+    /// This is the stored floor. False: it was, before what is known already, and may be above rows that have come free since.
+    fn note_stored(&mut self, floor: i64, epoch: i64) -> bool {
+        if epoch < self.stored.epoch {
+            return false;
+        }
+        if epoch > self.stored.epoch {
+            self.floor = Floor::at(floor);
+            self.ready = true;
+        }
+        (self.stored.floor, self.stored.epoch) = (floor, epoch);
+        true
+    }
 }
 
 impl Lanes {
@@ -40,15 +56,17 @@ impl Lanes {
         if inner.term.is_none_or(|term| term.worker != worker) {
             return;
         }
-        // Read before what is known already: its floor may be above rows that have come free since.
-        if stored.epoch < inner.keyless.stored.epoch {
-            return;
+        if inner.keyless.note_stored(stored.floor, stored.epoch) {
+            inner.keyless.stored = stored;
         }
-        if inner.keyless.stored.epoch != stored.epoch {
-            inner.keyless.floor = Floor::at(stored.floor);
-            inner.keyless.ready = true;
+    }
+
+    /// The same of the floor alone.
+    pub fn keyless_floor_read(&self, worker: Uuid, floor: i64, epoch: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            inner.keyless.note_stored(floor, epoch);
         }
-        inner.keyless.stored = stored;
     }
 
     /// Raise the keyless floor by what its own look at the table saw, under `epoch`.

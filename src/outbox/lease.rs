@@ -24,7 +24,8 @@ pub struct Peer {
 pub struct Renewal {
     /// Who is here, ourselves among them.
     pub peers: Vec<Peer>,
-    pub keyless: KeylessStored,
+    /// Of the rows without a lane: the stored floor and its epoch.
+    pub keyless: (i64, i64),
 }
 
 impl Outbox {
@@ -57,7 +58,7 @@ impl Outbox {
         let Some(first) = rows.first() else { return Ok(None) };
         Ok(Some(Renewal {
             peers: rows.iter().map(peer).collect::<Result<_>>()?,
-            keyless: keyless_stored(first)?,
+            keyless: (first.try_get("floor")?, first.try_get("epoch")?),
         }))
     }
 
@@ -162,7 +163,16 @@ impl Outbox {
         let rows = self
             .query_within(self.lease_patience(), &self.statements.keyless, &[&incarnation])
             .await?;
-        rows.first().map(keyless_stored).transpose()
+        rows.first()
+            .map(|row| {
+                Ok(KeylessStored {
+                    floor: row.try_get("floor")?,
+                    epoch: row.try_get("epoch")?,
+                    suspect_until: row.try_get("suspect_until")?,
+                    has_holds: row.try_get::<_, i64>("holds")? > 0,
+                })
+            })
+            .transpose()
     }
 
     pub async fn store_floor_keyless(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
@@ -190,15 +200,6 @@ fn peer(row: &tokio_postgres::Row) -> Result<Peer> {
         lease_left: row.try_get("lease_left")?,
         lanes: row.try_get::<_, i64>("lanes")? as usize,
         now: row.try_get("now")?,
-    })
-}
-
-fn keyless_stored(row: &tokio_postgres::Row) -> Result<KeylessStored> {
-    Ok(KeylessStored {
-        floor: row.try_get("floor")?,
-        epoch: row.try_get("epoch")?,
-        suspect_until: row.try_get("suspect_until")?,
-        has_holds: row.try_get::<_, i64>("holds")? > 0,
     })
 }
 

@@ -1,5 +1,6 @@
 -- Renews our lease and answers who is here and how many lanes each holds: the input of the sharing rule. No answer: not renewed.
--- Beside each the same: what is stored of the rows without a lane, which any other worker may have changed.
+-- Beside each the same: the floor of the rows without a lane, which any other worker may have lowered. Not whether topics are parked
+-- there: a lease must not wait for the table of holds.
 -- Touches a live row only: a worker that expired, or was stamped stopped, is never revived.
 WITH renewed AS (
     UPDATE outbox.worker
@@ -10,6 +11,6 @@ WITH renewed AS (
 )
 SELECT w.id, extract(epoch FROM w.lease_until - clock_timestamp())::float8 AS lease_left,
        (SELECT count(*) FROM outbox.lane l WHERE l.owner = w.id) AS lanes, clock_timestamp() AS now,
-       k.floor, k.epoch, k.suspect_until, (SELECT count(*) FROM outbox.hold h WHERE h.lane = -1) AS holds
+       k.floor, k.epoch
 FROM outbox.worker w JOIN outbox.lane k ON k.lane = -1
 WHERE w.stopped_at IS NULL AND EXISTS (SELECT FROM renewed)

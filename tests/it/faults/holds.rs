@@ -43,7 +43,10 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
         "SELECT floor < {0} FROM outbox.lane WHERE lane = (SELECT lane FROM outbox.message WHERE id = {0})",
         ids[1]
     );
-    assert!(world.is_true(&lowered).await, "its lane's floor went back with the release");
+    assert!(
+        world.is_true(&lowered).await,
+        "its lane's floor went back with the release"
+    );
 
     let successor = world.relay().start_ready().await;
     let recovered = over.until_drained(&world).await;
