@@ -232,8 +232,8 @@ impl State {
 
     fn send_store(&mut self, worker: usize) -> bool {
         let worker = &mut self.workers[worker];
-        // Without a look at what is stored meanwhile: that is for the statement to compare.
-        let may = worker.floor > 0 && worker.store.is_none();
+        // One that its statement would refuse now it would refuse later as well: epochs only grow, and a floor is lowered under a new one.
+        let may = worker.floor > self.stored_floor && worker.epoch == self.epoch && worker.store.is_none();
         worker.store = Some((worker.floor, worker.epoch));
         may
     }
