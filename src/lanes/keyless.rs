@@ -90,3 +90,33 @@ impl Lanes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::tests::owning_suspect;
+
+    #[test]
+    fn what_is_stored_of_the_rows_without_a_lane_is_never_replaced_by_what_was_before() {
+        let (lanes, term) = owning_suspect(1, 0);
+        let stored = |epoch, floor| KeylessStored {
+            epoch,
+            floor,
+            ..KeylessStored::default()
+        };
+        lanes.keyless_read(term.worker, stored(2, 10));
+        assert_eq!(lanes.keyless_floor(), (Floor::at(10), 2), "lowered by another worker");
+        lanes.keyless_read(term.worker, stored(1, 90));
+        assert_eq!(
+            lanes.keyless_floor(),
+            (Floor::at(10), 2),
+            "an older answer that comes late"
+        );
+        lanes.keyless_floor_read(term.worker, 90, 1);
+        lanes.keyless_read(Uuid::from_u128(2), stored(3, 0));
+        lanes.keyless_floor_read(Uuid::from_u128(2), 0, 3);
+        assert_eq!(lanes.keyless_floor(), (Floor::at(10), 2), "nor of another term");
+        lanes.keyless_floor_read(term.worker, 5, 3);
+        assert_eq!(lanes.keyless_floor(), (Floor::at(5), 3), "lowered again");
+    }
+}
