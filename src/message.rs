@@ -18,7 +18,7 @@ pub const MESSAGE_ID: &str = "message-id";
 /// Header on copies that may repeat one already sent.
 pub const POSSIBLE_DUPLICATE: &str = "possible-duplicate";
 
-/// Where a row of `outbox.message` is in its life. The schema's CHECKs allow no other.
+/// Where a row of `outbox.message` is in its life. The schema allows no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Committed, not yet acknowledged by Kafka. It may be delayed, claimed or held meanwhile.

@@ -1,10 +1,10 @@
-//! What a row may be: the CHECKs, the lane of a key, one row per idempotency key, enqueue.
+//! What a row may be: the rules of a message, the CHECKs, the lane of a key, one row per idempotency key, enqueue.
 
 use tokio_postgres::error::SqlState;
 
 use crate::support::*;
 
-/// Each CHECK of the tables, with statements it must refuse. `message` rows are given as a column list and values.
+/// Each rule of a message and each CHECK of the tables, with statements it must refuse. `message` rows are given as a column list and values.
 const REFUSED: &[(&str, &[&str])] = &[
     (
         "message_topic_is_a_legal_kafka_name",
@@ -68,22 +68,17 @@ const REFUSED: &[(&str, &[&str])] = &[
         &["(topic, key, attempts) VALUES ('t', 'k', -1)"],
     ),
     (
-        "message_is_not_both_published_and_dead",
-        &["(topic, key, published_at, dead_at) VALUES ('t', 'k', now(), now())"],
-    ),
-    (
-        "message_that_is_published_or_dead_waits_for_nothing",
+        "message_is_not_two_of_delayed_published_and_dead",
         &[
+            "(topic, key, published_at, dead_at) VALUES ('t', 'k', now(), now())",
             "(topic, key, published_at, available_at) VALUES ('t', 'k', now(), now())",
             "(topic, payload, dead_at, available_at) VALUES ('t', '1', now(), now())",
         ],
     ),
     (
-        "message_is_claimed_by_a_record",
-        &[
-            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
-            "(topic, payload, lease_until) VALUES ('t', '1', now())",
-        ],
+        "message_with_a_key_or_a_partition_has_a_lane",
+        // Not by a plain INSERT: its trigger sees to that.
+        &[],
     ),
     (
         "claim_names_rows",
@@ -219,23 +214,76 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
             world.execute("ROLLBACK").await;
         }
     }
-    // That of a lawful state is refused by one of the rules of that state.
-    let named = "SELECT string_agg(conname, ' ' ORDER BY conname) FROM pg_constraint
-                 WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace
-                   AND conname !~ '^idempotency_|_is_of_a_lawful_state$'";
+    let named = "SELECT string_agg(name, ' ' ORDER BY name) FROM (
+                     SELECT conname::text FROM pg_constraint
+                     WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname !~ '^idempotency_'
+                     UNION ALL
+                     SELECT (regexp_matches(prosrc, 'THEN ''(\\w+)''', 'g'))[1] FROM pg_proc
+                     WHERE oid = 'outbox.message_enters'::regproc
+                 ) AS rule (name)";
     let mut tried: Vec<&str> = REFUSED.iter().map(|(constraint, _)| *constraint).collect();
     tried.sort_unstable();
     assert_eq!(
         world.text(named).await,
         tried.join(" "),
-        "every CHECK of the relay's tables is tried here"
+        "every rule of the relay's tables is tried here"
     );
-    let held_against_them = "SELECT true FROM pg_constraint
-                             WHERE conrelid = 'outbox.message'::regclass AND conname = 'message_is_of_a_lawful_state'";
-    assert!(
-        world.is_true(held_against_them).await,
-        "and each row is held against them"
-    );
+}
+
+#[tokio::test]
+async fn a_row_that_comes_in_past_the_trigger_is_refused_rather_than_sent_out_of_line() {
+    let world = World::new().await;
+    world
+        .execute("ALTER TABLE outbox.message DISABLE TRIGGER message_enters")
+        .await;
+    for values in [
+        "(topic, key) VALUES ('t', 'k')",
+        "(topic, partition, payload) VALUES ('t', 0, '1')",
+    ] {
+        let insert = format!("INSERT INTO outbox.message {values}");
+        let error = world.db.batch_execute(&insert).await.expect_err(&insert);
+        assert_eq!(
+            error.as_db_error().and_then(|e| e.constraint()),
+            Some("message_with_a_key_or_a_partition_has_a_lane"),
+            "{insert}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_lane_is_that_of_the_key_whatever_the_session_has_set() {
+    let world = World::new().await;
+    world
+        .execute(
+            "CREATE SCHEMA shadow;
+             CREATE FUNCTION shadow.hashtextextended(text, bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 7';
+             CREATE FUNCTION shadow.other(bigint, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 7';
+             CREATE OPERATOR shadow.& (LEFTARG = bigint, RIGHTARG = integer, FUNCTION = shadow.other);",
+        )
+        .await;
+    for setting in ["session_replication_role = replica", "search_path = shadow, pg_catalog"] {
+        let session = world.session().await;
+        session.batch_execute(&format!("SET {setting}")).await.expect(setting);
+        let insert = "INSERT INTO outbox.message (topic, key) VALUES ('t', 'order-1') RETURNING lane";
+        let row = session.query_one(insert, &[]).await.expect(setting);
+        assert_eq!(row.get::<_, i16>(0), 11, "{setting}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_order_of_a_key_depends_on_never_changes() {
+    let world = World::new().await;
+    world.execute("SELECT outbox.enqueue('t', 'k', '1')").await;
+    for change in ["topic = 'u'", "key = 'l'", "partition = 1", "lane = 0"] {
+        let update = format!("UPDATE outbox.message SET {change}");
+        let error = world.db.batch_execute(&update).await.expect_err(&update);
+        let error = error.as_db_error().expect("from the server");
+        assert_eq!(*error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{update}");
+        assert!(
+            error.hint().is_some_and(|hint| hint.contains("insert a new message")),
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]
