@@ -425,7 +425,7 @@ mod tests {
     }
 
     impl Transaction {
-        /// It has an id of its own only from its second row on: a COPY draws ids before it writes.
+        /// It has an id of its own only from its second row on: a row's id is drawn before the row is written.
         fn id(&self) -> Option<i64> {
             (self.ids.len() > 1).then_some(self.number)
         }

@@ -125,6 +125,37 @@ async fn a_look_that_sees_more_than_it_takes_answers_only_that() {
 }
 
 #[tokio::test]
+async fn a_look_leaves_a_delayed_row_that_is_held_or_in_a_lane_it_does_not_ask_for() {
+    let (world, [first, _, third]) = three_rows().await;
+    world
+        .execute("UPDATE outbox.message SET available_at = now() - interval '1 s'")
+        .await;
+    let due = Answer {
+        rows: vec![(first, true), (third, true)],
+        ..Answer::default()
+    };
+    let lane = world
+        .count("SELECT max(lane)::bigint FROM outbox.message WHERE key = 'a'")
+        .await as i16;
+    let one = Look {
+        lanes: vec![lane],
+        ..Look::default()
+    };
+    assert_eq!(one.answer(&world).await, due);
+    world
+        .execute(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT lane, topic, 'k:b', 0, 'sick', now() FROM outbox.message WHERE key = 'b'",
+        )
+        .await;
+    let holding = Look {
+        has_holds: true,
+        ..Look::default()
+    };
+    assert_eq!(holding.answer(&world).await, due);
+}
+
+#[tokio::test]
 async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a_lane() {
     let (world, [first, second, third]) = three_rows().await;
     world

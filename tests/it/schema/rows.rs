@@ -76,6 +76,13 @@ const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "message_is_claimed_by_a_record",
+        &[
+            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
+            "(topic, payload, lease_until) VALUES ('t', '1', now())",
+        ],
+    ),
+    (
         "message_with_a_key_or_a_partition_has_a_lane",
         // Not by a plain INSERT: its trigger sees to that.
         &[],
@@ -209,7 +216,11 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
             let insert = format!("BEGIN; INSERT INTO {table}{values}");
             let error = world.db.batch_execute(&insert).await.expect_err(&insert);
             let error = error.as_db_error().expect("from the server");
+            assert_eq!(*error.code(), SqlState::CHECK_VIOLATION, "{insert}: {error}");
             assert_eq!(error.constraint(), Some(*constraint), "{insert}: {error}");
+            if !table.is_empty() {
+                assert_eq!((error.schema(), error.table()), (Some("outbox"), Some("message")));
+            }
             assert!(error.message().contains(constraint), "{error}");
             world.execute("ROLLBACK").await;
         }
@@ -234,7 +245,7 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
 async fn a_row_that_comes_in_past_the_trigger_is_refused_rather_than_sent_out_of_line() {
     let world = World::new().await;
     world
-        .execute("ALTER TABLE outbox.message DISABLE TRIGGER message_enters")
+        .execute("ALTER TABLE outbox.message DISABLE TRIGGER zz_message_enters")
         .await;
     for values in [
         "(topic, key) VALUES ('t', 'k')",
@@ -250,39 +261,91 @@ async fn a_row_that_comes_in_past_the_trigger_is_refused_rather_than_sent_out_of
     }
 }
 
+/// What an application may have put before the names of PostgreSQL itself, by chance or on purpose.
+const SHADOW: &str = "
+    CREATE SCHEMA shadow;
+    CREATE FUNCTION shadow.hashtextextended(text, bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 7';
+    CREATE FUNCTION shadow.seven(bigint, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 7';
+    CREATE OPERATOR shadow.& (LEFTARG = bigint, RIGHTARG = integer, FUNCTION = shadow.seven);
+    CREATE FUNCTION shadow.never(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE OPERATOR shadow.~ (LEFTARG = text, RIGHTARG = text, FUNCTION = shadow.never);
+    CREATE OPERATOR shadow.= (LEFTARG = text, RIGHTARG = text, FUNCTION = shadow.never);
+    CREATE OPERATOR shadow.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = shadow.never);
+    CREATE FUNCTION shadow.never(jsonb, text[]) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE OPERATOR shadow.?| (LEFTARG = jsonb, RIGHTARG = text[], FUNCTION = shadow.never);
+    CREATE FUNCTION shadow.never(integer, integer) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE OPERATOR shadow.< (LEFTARG = integer, RIGHTARG = integer, FUNCTION = shadow.never);
+    CREATE OPERATOR shadow.> (LEFTARG = integer, RIGHTARG = integer, FUNCTION = shadow.never);
+    CREATE FUNCTION shadow.never(smallint, integer) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE OPERATOR shadow.< (LEFTARG = smallint, RIGHTARG = integer, FUNCTION = shadow.never);
+    CREATE FUNCTION shadow.octet_length(text) RETURNS integer LANGUAGE sql AS 'SELECT 1';
+    CREATE FUNCTION shadow.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql AS 'SELECT ''object''::text';
+    CREATE FUNCTION shadow.format(text, text) RETURNS text LANGUAGE sql AS 'SELECT ''nothing''::text';";
+
 #[tokio::test]
-async fn the_lane_is_that_of_the_key_whatever_the_session_has_set() {
+async fn lanes_and_rules_are_the_same_whatever_the_session_has_set() {
     let world = World::new().await;
-    world
-        .execute(
-            "CREATE SCHEMA shadow;
-             CREATE FUNCTION shadow.hashtextextended(text, bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 7';
-             CREATE FUNCTION shadow.other(bigint, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 7';
-             CREATE OPERATOR shadow.& (LEFTARG = bigint, RIGHTARG = integer, FUNCTION = shadow.other);",
-        )
-        .await;
+    world.execute(SHADOW).await;
     for setting in ["session_replication_role = replica", "search_path = shadow, pg_catalog"] {
         let session = world.session().await;
         session.batch_execute(&format!("SET {setting}")).await.expect(setting);
-        let insert = "INSERT INTO outbox.message (topic, key) VALUES ('t', 'order-1') RETURNING lane";
-        let row = session.query_one(insert, &[]).await.expect(setting);
-        assert_eq!(row.get::<_, i16>(0), 11, "{setting}");
+        for (values, lane) in [
+            ("(topic, key) VALUES ('t', 'order-1')", 11),
+            ("(topic, partition, payload) VALUES ('orders', 1, '1')", 24),
+        ] {
+            let insert = format!("INSERT INTO outbox.message {values} RETURNING lane");
+            let row = session.query_one(&insert, &[]).await.expect(setting);
+            assert_eq!(row.get::<_, i16>(0), lane, "{setting}: {insert}");
+        }
+        for (constraint, statements) in REFUSED {
+            for values in statements.iter().filter(|values| values.starts_with('(')) {
+                let insert = format!("INSERT INTO outbox.message {values}");
+                let error = session.batch_execute(&insert).await.expect_err(&insert);
+                let error = error.as_db_error().expect("from the server");
+                assert_eq!(error.constraint(), Some(*constraint), "{setting}: {insert}: {error}");
+                assert!(error.message().contains(constraint), "{setting}: {error}");
+            }
+        }
     }
 }
 
 #[tokio::test]
-async fn what_the_order_of_a_key_depends_on_never_changes() {
+async fn a_trigger_of_the_applications_that_changes_the_key_comes_first() {
+    let world = World::new().await;
+    world
+        .execute(
+            "CREATE FUNCTION lower_key() RETURNS trigger LANGUAGE plpgsql AS
+                 'BEGIN NEW.key := lower(NEW.key); RETURN NEW; END';
+             CREATE TRIGGER normalize_key BEFORE INSERT ON outbox.message FOR EACH ROW EXECUTE FUNCTION lower_key();
+             INSERT INTO outbox.message (topic, key) VALUES ('t', 'ORDER-1')",
+        )
+        .await;
+    assert_eq!(world.count("SELECT lane::bigint FROM outbox.message").await, 11);
+}
+
+#[tokio::test]
+async fn where_a_message_stands_never_changes() {
     let world = World::new().await;
     world.execute("SELECT outbox.enqueue('t', 'k', '1')").await;
-    for change in ["topic = 'u'", "key = 'l'", "partition = 1", "lane = 0"] {
-        let update = format!("UPDATE outbox.message SET {change}");
-        let error = world.db.batch_execute(&update).await.expect_err(&update);
-        let error = error.as_db_error().expect("from the server");
-        assert_eq!(*error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{update}");
-        assert!(
-            error.hint().is_some_and(|hint| hint.contains("insert a new message")),
-            "{error}"
-        );
+    for role in ["origin", "replica"] {
+        world.execute(&format!("SET session_replication_role = {role}")).await;
+        for change in [
+            "topic = 'u'",
+            "key = 'l'",
+            "partition = 1",
+            "lane = 0",
+            "claim_token = gen_random_uuid()",
+            "lease_until = now()",
+        ] {
+            let update = format!("UPDATE outbox.message SET {change}");
+            let error = world.db.batch_execute(&update).await.expect_err(&update);
+            let error = error.as_db_error().expect("from the server");
+            assert_eq!(*error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{update}");
+            assert!(
+                error.hint().is_some_and(|hint| hint.contains("insert a new message")),
+                "{error}"
+            );
+        }
     }
 }
 
