@@ -17,8 +17,7 @@ use crate::support::*;
 
 /// The SQLSTATE a statement is refused with. The server must explain itself, and give nothing away.
 async fn refusal(client: &Client, sql: &str) -> String {
-    let error = client.batch_execute(sql).await.expect_err(sql);
-    let error = error.as_db_error().expect("from the server");
+    let error = refusal_of(client, sql).await;
     let code = error.code().code().to_owned();
     if code.starts_with("P4") {
         assert!(error.detail().is_some() && error.hint().is_some(), "{sql}: {error:?}");

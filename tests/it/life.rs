@@ -46,8 +46,7 @@ async fn keep_stamps_the_row_and_its_idempotency_key_stays_taken() {
                 AND attempts = 0 AND last_error IS NULL";
     assert_eq!(world.count(kept).await, 2, "one by lane, one by lease of its own");
     assert_eq!(world.count("SELECT count(*) FROM outbox.history").await, 0);
-    let again = world.db.batch_execute(&insert).await.expect_err("taken");
-    let again = again.as_db_error().expect("from the server");
+    let again = refusal_of(&world.db, &insert).await;
     assert_eq!(again.constraint(), Some("message_idempotency"));
 }
 
@@ -393,9 +392,9 @@ async fn no_update_reaches_an_impossible_state() {
     ];
     for (change, id) in impossible {
         let update = format!("UPDATE outbox.message SET {change} WHERE id = {id}");
-        let error = world.db.batch_execute(&update).await.expect_err(&update);
+        let error = refusal_of(&world.db, &update).await;
         assert_eq!(
-            error.as_db_error().and_then(|e| e.constraint()),
+            error.constraint(),
             Some("message_is_not_two_of_delayed_published_and_dead"),
             "{update}"
         );

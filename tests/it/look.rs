@@ -69,6 +69,29 @@ async fn three_rows() -> (World, [i64; 3]) {
     (world, [ids[0], ids[1], ids[2]])
 }
 
+/// Holds the key b; a look that knows of it.
+async fn with_b_held(world: &World) -> Look {
+    world
+        .execute(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT lane, topic, 'k:b', 0, 'sick', now() FROM outbox.message WHERE key = 'b'",
+        )
+        .await;
+    Look {
+        has_holds: true,
+        ..Look::default()
+    }
+}
+
+/// A look that asks for the lane of `key` alone.
+async fn in_lane_of(world: &World, key: &str) -> Look {
+    let lane = format!("SELECT max(lane)::bigint FROM outbox.message WHERE key = '{key}'");
+    Look {
+        lanes: vec![world.count(&lane).await as i16],
+        ..Look::default()
+    }
+}
+
 fn fresh(ids: &[i64]) -> Answer {
     Answer {
         rows: ids.iter().map(|id| (*id, false)).collect(),
@@ -85,14 +108,7 @@ async fn a_look_takes_along_what_is_pending_above_its_start_in_the_lanes_it_asks
         ..Look::default()
     };
     assert_eq!(above.answer(&world).await, fresh(&[second, third]));
-    let lane = world
-        .count("SELECT lane::bigint FROM outbox.message WHERE key = 'b'")
-        .await as i16;
-    let one = Look {
-        lanes: vec![lane],
-        ..Look::default()
-    };
-    assert_eq!(one.answer(&world).await, fresh(&[second]));
+    assert_eq!(in_lane_of(&world, "b").await.answer(&world).await, fresh(&[second]));
     world
         .execute(&format!(
             "UPDATE outbox.message SET published_at = now() WHERE id = {second}"
@@ -134,40 +150,15 @@ async fn a_look_leaves_a_delayed_row_that_is_held_or_in_a_lane_it_does_not_ask_f
         rows: vec![(first, true), (third, true)],
         ..Answer::default()
     };
-    let lane = world
-        .count("SELECT max(lane)::bigint FROM outbox.message WHERE key = 'a'")
-        .await as i16;
-    let one = Look {
-        lanes: vec![lane],
-        ..Look::default()
-    };
-    assert_eq!(one.answer(&world).await, due);
-    world
-        .execute(
-            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
-             SELECT lane, topic, 'k:b', 0, 'sick', now() FROM outbox.message WHERE key = 'b'",
-        )
-        .await;
-    let holding = Look {
-        has_holds: true,
-        ..Look::default()
-    };
+    assert_eq!(in_lane_of(&world, "a").await.answer(&world).await, due);
+    let holding = with_b_held(&world).await;
     assert_eq!(holding.answer(&world).await, due);
 }
 
 #[tokio::test]
 async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a_lane() {
     let (world, [first, second, third]) = three_rows().await;
-    world
-        .execute(
-            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
-             SELECT lane, topic, 'k:b', 0, 'sick', now() FROM outbox.message WHERE key = 'b'",
-        )
-        .await;
-    let holding = Look {
-        has_holds: true,
-        ..Look::default()
-    };
+    let holding = with_b_held(&world).await;
     assert_eq!(holding.answer(&world).await, fresh(&[first, third]));
     assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
     let delay = |id, when| format!("UPDATE outbox.message SET available_at = now() {when} WHERE id = {id}");

@@ -223,8 +223,7 @@ async fn every_rule_of_a_record_refuses_what_no_function_would_write() {
     for (constraint, changes) in RULES {
         for change in *changes {
             let update = format!("UPDATE outbox.idempotency_request SET {change}");
-            let error = world.db.batch_execute(&update).await.expect_err(&update);
-            let error = error.as_db_error().expect("from the server");
+            let error = refusal_of(&world.db, &update).await;
             assert_eq!(error.constraint(), Some(*constraint), "{update}: {error}");
         }
     }

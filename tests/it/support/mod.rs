@@ -26,6 +26,9 @@ mod world;
 
 use std::time::{Duration, Instant};
 
+use tokio_postgres::Client;
+use tokio_postgres::error::DbError;
+
 pub use allocations::Allocations;
 pub use consumer::{Record, plant, read_topic, read_until};
 pub use cost::cost;
@@ -50,6 +53,12 @@ pub const SOON: Duration = Duration::from_secs(30);
 
 /// The lease of every relay a world starts.
 pub const LEASE: Duration = Duration::from_secs(5);
+
+/// With what the server refuses the statement.
+pub async fn refusal_of(client: &Client, sql: &str) -> DbError {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    error.as_db_error().expect("from the server").clone()
+}
 
 /// Waits until `holds` answers something, or fails with `what` was waited for.
 pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> Option<T>) -> T {
