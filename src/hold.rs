@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::failpoint;
-use crate::lanes::{Held, Lowered, Term};
+use crate::lanes::{Held, Lowered, Share, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Free, Result, StoredHold};
@@ -294,6 +294,7 @@ impl Relay {
             most_in_all: 1,
             topic: Some(&hold.topic),
             skip_held: false,
+            share: Share::ALL,
         };
         let claimed = self.claim_free(term, &free, self.settings.bytes_per_task()).await?;
         let Some((claim, mut claimed)) = claimed else {

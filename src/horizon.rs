@@ -11,7 +11,7 @@ use crate::floor::{Horizon, Sight};
 use crate::jitter::jittered;
 use crate::lanes::{Lanes, Term};
 use crate::metrics;
-use crate::outbox::{Outbox, Result};
+use crate::outbox::{Error, Outbox, Result};
 
 /// A gap of so many ids is worth closing at once; a smaller one after a while.
 const GAP_WORTH: i64 = 100;
@@ -19,8 +19,9 @@ const GAP_SOME: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// While there is no gap and no change.
 const NOTHING_TO_DO: Duration = Duration::from_secs(1);
-/// The keyless floor costs a query of its own.
+/// The keyless floor costs a query of its own; where so many rows were relayed, claims cost more without it.
 const KEYLESS_EVERY: Duration = Duration::from_millis(100);
+const KEYLESS_LAG_WORTH: usize = 1000;
 /// Of its time, at most one part in this many.
 const SHARE_OF_TIME: u32 = 20;
 
@@ -78,7 +79,7 @@ impl Watch<'_> {
         if gap <= 0 && !has_holders {
             self.settled_at = Instant::now();
             self.holder_is_gone();
-            return None;
+            return self.follow(&term).await;
         }
         if gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
             return Some(LOOK_EVERY);
@@ -86,9 +87,7 @@ impl Watch<'_> {
         let began = Instant::now();
         let before = self.lanes.settled();
         if let Err(error) = self.step(&term).await {
-            metrics::database_error();
-            warn!(%error, "cannot move the scan floor; claims read more than they need to");
-            return Some(jittered(Duration::from_secs(1)));
+            return Some(cannot_move(&error));
         }
         if self.lanes.settled().hard > before.hard {
             self.settled_at = Instant::now();
@@ -100,6 +99,19 @@ impl Watch<'_> {
             LOOK_EVERY
         };
         Some(rest.max(began.elapsed() * SHARE_OF_TIME))
+    }
+
+    /// Where the horizon is ahead of all that was claimed, as in a backlog that was there before, the floor of the rows without a
+    /// lane has still to follow.
+    async fn follow(&mut self, term: &Term) -> Option<Duration> {
+        if self.lanes.keyless_lag() < KEYLESS_LAG_WORTH {
+            return None;
+        }
+        match self.raise_keyless(term).await {
+            // Reads only what was relayed since, so it may come as often as there is something.
+            Ok(()) => Some(LOOK_EVERY),
+            Err(error) => Some(cannot_move(&error)),
+        }
     }
 
     async fn step(&mut self, term: &Term) -> Result<()> {
@@ -115,17 +127,17 @@ impl Watch<'_> {
         } else {
             self.name_the_holder().await?;
         }
-        if self.keyless_at.elapsed() >= KEYLESS_EVERY {
-            self.keyless_at = Instant::now();
+        if self.keyless_at.elapsed() >= KEYLESS_EVERY || self.lanes.keyless_lag() >= KEYLESS_LAG_WORTH {
             self.raise_keyless(term).await?;
         }
         Ok(())
     }
 
     /// Rows without a lane are claimed by anyone, so their floor comes from a look at the table, not from our claims.
-    async fn raise_keyless(&self, term: &Term) -> Result<()> {
+    async fn raise_keyless(&mut self, term: &Term) -> Result<()> {
+        self.keyless_at = Instant::now();
         let (settled, holders) = self.lanes.horizon();
-        let (floor, epoch) = self.lanes.keyless_floor();
+        let (floor, epoch) = self.lanes.keyless_floor_to_raise();
         let start = floor.start(settled);
         if start >= settled.soft {
             return Ok(());
@@ -176,4 +188,10 @@ impl Watch<'_> {
         metrics::floor_holder(0);
         self.named_at = None;
     }
+}
+
+fn cannot_move(error: &Error) -> Duration {
+    metrics::database_error();
+    warn!(%error, "cannot move the scan floor; claims read more than they need to");
+    jittered(Duration::from_secs(1))
 }

@@ -26,7 +26,7 @@ use crate::floor::{Floor, Horizon};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 
-pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Seen, Work};
+pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Seen, Share, Work};
 pub use keyless::KeylessStored;
 
 /// One lease of this process: see the module's doc.
@@ -308,6 +308,7 @@ pub(crate) mod tests {
     const APPETITE: Appetite = Appetite {
         rows: 1000,
         tasks: 2,
+        shares: 1,
         lease_left: Duration::ZERO,
     };
 
@@ -391,6 +392,34 @@ pub(crate) mod tests {
             .collect();
         lanes.checkin(&term, seen);
         assert_eq!(lanes_of(&take_lanes(&lanes).expect("back")), a);
+    }
+
+    #[test]
+    fn a_deep_backlog_without_keys_is_taken_share_by_share_until_one_comes_short() {
+        let (lanes, term) = owning_suspect(0, 0);
+        let appetite = Appetite {
+            rows: 2 * WINDOW_MIN,
+            shares: 4,
+            ..APPETITE
+        };
+        let claim = |full| {
+            let work = lanes.checkout(&appetite).expect("ready").work;
+            let Work::Keyless(held) = work else { panic!("{work:?}") };
+            let seen = Seen {
+                lane: KEYLESS,
+                rows: held.most,
+                full,
+                ..Seen::default()
+            };
+            lanes.checkin(&term, vec![seen]);
+            held.share
+        };
+        assert_eq!(claim(true), Share::ALL, "nothing is known yet");
+        let shares: Vec<_> = (0..4).map(|_| claim(true)).collect();
+        let whiches: BTreeSet<_> = shares.iter().map(|share| (share.of, share.which)).collect();
+        assert_eq!(whiches, BTreeSet::from([(4, 0), (4, 1), (4, 2), (4, 3)]));
+        claim(false);
+        assert_eq!(claim(true), Share::ALL);
     }
 
     #[test]

@@ -122,6 +122,7 @@ impl Relay {
         Appetite {
             rows: self.settings.batch_rows.min(self.pace.rows()),
             tasks: self.settings.tasks,
+            shares: self.outbox.shares(),
             lease_left: self.settings.lease_needed(),
         }
     }
@@ -299,6 +300,7 @@ impl Relay {
             most_in_all: 2 * held.most,
             topic: None,
             skip_held: held.has_holds,
+            share: held.share,
         };
         self.claim_free(term, &free, self.pace.bytes()).await
     }

@@ -183,6 +183,8 @@ impl PostgresAlone {
             &self.worker,
             &LEASE_SECONDS,
             &self.incarnation,
+            &1_i32,
+            &0_i32,
         ];
         let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{CLAIM_TURN}");
         let ((), row, ()) = tokio::try_join!(

@@ -51,6 +51,12 @@ pub(super) struct Keyless {
     pub(super) in_vain: u32,
     /// See [`super::Lanes::claims_from`].
     pub(super) claims_from: i64,
+    /// The last claim was full.
+    pub(super) full: bool,
+    /// So many checkouts there were.
+    pub(super) served: i32,
+    /// So many rows have been relayed since its floor was last raised.
+    pub(super) lag: usize,
 }
 
 impl From<&Taken> for Lane {
@@ -148,6 +154,8 @@ impl Lane {
 impl Keyless {
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = self.busy.saturating_sub(1);
+        self.full = seen.full;
+        self.lag += seen.rows;
         self.stored.has_holds |= !seen.held_topics.is_empty();
         let in_vain = seen.rows == 0 && !seen.full && seen.sight.is_some();
         let rest = in_vain.then(|| IN_VAIN_REST * 2u32.pow(self.in_vain.min(IN_VAIN_DOUBLINGS)));

@@ -36,6 +36,19 @@ pub struct HeldKeyless {
     pub has_holds: bool,
     /// See [`Lanes::claims_from`].
     pub claims_from: i64,
+    pub share: Share,
+}
+
+/// Which rows without a lane a claim takes: one of so many shares, over which rows are spread evenly.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// A power of two.
+    pub of: i32,
+    pub which: i32,
+}
+
+impl Share {
+    pub const ALL: Share = Share { of: 1, which: 0 };
 }
 
 /// What a task may claim now.
@@ -103,6 +116,8 @@ pub struct Seen {
 pub struct Appetite {
     pub rows: usize,
     pub tasks: usize,
+    /// Into so many shares a deep backlog of rows without a lane is divided.
+    pub shares: i32,
     /// The lease must last at least this much longer, or publishing could outlive it.
     pub lease_left: Duration,
 }
@@ -269,6 +284,12 @@ impl Inner {
             return None;
         }
         keyless.busy += 1;
+        keyless.served = keyless.served.wrapping_add(1);
+        let deep = keyless.full && keyless.window >= appetite.rows;
+        let share = Share {
+            of: appetite.shares,
+            which: keyless.served & (appetite.shares - 1),
+        };
         Some(Work::Keyless(HeldKeyless {
             floor: keyless.floor.hard(),
             start: keyless.floor.start(self.horizon.settled()),
@@ -276,6 +297,7 @@ impl Inner {
             suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,
             claims_from: keyless.claims_from,
+            share: if deep { share } else { Share::ALL },
         }))
     }
 }

@@ -44,6 +44,18 @@ impl Lanes {
         (inner.keyless.floor, inner.keyless.stored.epoch)
     }
 
+    /// The same, about to be raised.
+    pub fn keyless_floor_to_raise(&self) -> (Floor, i64) {
+        let mut inner = self.lock();
+        inner.keyless.lag = 0;
+        (inner.keyless.floor, inner.keyless.stored.epoch)
+    }
+
+    /// How many rows without a lane have been relayed since their floor was last raised: every claim reads them again.
+    pub fn keyless_lag(&self) -> usize {
+        self.lock().keyless.lag
+    }
+
     /// Has the floor of the rows without a lane moved since it was read?
     pub fn keyless_moved(&self) -> bool {
         let inner = self.lock();

@@ -7,7 +7,7 @@ use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, row};
 use crate::floor::Writers;
-use crate::lanes::{Held, Lookout, Term};
+use crate::lanes::{Held, Lookout, Share, Term};
 use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
@@ -93,6 +93,7 @@ pub struct Free<'a> {
     pub topic: Option<&'a str>,
     /// Not of topics that are parked.
     pub skip_held: bool,
+    pub share: Share,
 }
 
 /// What was written down of a claim of rows without a lane.
@@ -175,6 +176,8 @@ impl Outbox {
             &term.worker,
             &lease.as_secs_f64(),
             &term.incarnation,
+            &free.share.of,
+            &free.share.which,
         ];
         let (turn, claim) = (&self.statements.claim_turn, &self.statements.claim_keyless);
         let rows = self

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::breather;
 use crate::floor::{Settled, Sight};
-use crate::lanes::{Held, HeldKeyless, Seen};
+use crate::lanes::{Held, HeldKeyless, Seen, Share};
 use crate::message::{KEYLESS, Row};
 use crate::outbox::{Claim, Dropped};
 use crate::verdict::{HoldOrder, Verdict};
@@ -167,7 +167,8 @@ pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdic
         rows: rows.len(),
         full: rows.len() + dropped.len() >= held.most,
         overweight: !dropped.is_empty(),
-        sight: all_done.then_some(Sight::of_everything(Settled::default())),
+        // Of a share alone nothing is learned about the others.
+        sight: (all_done && held.share == Share::ALL).then_some(Sight::of_everything(Settled::default())),
         highest_id: rows.last().map_or(0, |row| row.id),
         held_topics: topics(&verdict.holds),
         pause: stuck.then(breather),
@@ -522,6 +523,7 @@ mod tests {
             suspect_until: 0,
             has_holds: false,
             claims_from: 0,
+            share: Share::ALL,
         };
         let rows = [row(4), row(9)];
         let published = Verdict {
@@ -549,6 +551,12 @@ mod tests {
         let partly = see_keyless(&held, &rows, &[], &partly);
         assert!(partly.sight.is_none() && partly.pause.is_none());
         assert_eq!(see_keyless(&held, &[], &[], &Verdict::default()).highest_id, 0);
+        let of_a_share = HeldKeyless {
+            share: Share { of: 8, which: 3 },
+            ..held
+        };
+        let other_shares = see_keyless(&of_a_share, &rows, &[], &published);
+        assert!(other_shares.sight.is_none(), "may have more");
     }
 
     // ── a lane from batch to batch ─────────────────────────────────────────────────────────────
@@ -569,6 +577,7 @@ mod tests {
             let appetite = Appetite {
                 rows: 1000,
                 tasks: 1,
+                shares: 1,
                 lease_left: Duration::ZERO,
             };
             let work = std::iter::repeat_with(|| self.lanes.checkout(&appetite).expect("ready").work);

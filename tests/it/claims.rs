@@ -133,6 +133,25 @@ async fn claims_do_not_walk_over_all_that_are_over() {
     assert!(early > 0 && late < 2 * early, "claims read more and more: {reads:?}");
 }
 
+/// A backlog that was there before: nobody writes, so nothing but the claims themselves says that the floor should follow.
+#[tokio::test]
+async fn claims_do_not_walk_over_what_is_published_of_a_standing_backlog() {
+    const BACKLOG: usize = 120_000;
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, BACKLOG, 0).await;
+    world.execute("VACUUM ANALYZE outbox.message").await;
+    let mut relay = world.relay().start();
+    world.drained(SOON).await;
+    relay.stop();
+    let walked = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'message'";
+    let a_row = world.count(walked).await as f64 / BACKLOG as f64;
+    println!("{a_row:.1} index entries read for each row");
+    assert!(a_row > 1.0, "they are counted");
+    assert!(a_row < 30.0, "{a_row:.1} index entries read for each row");
+    world.history(&topic).await.assert_exact();
+}
+
 /// As where another worker has released a parked topic: rows below a floor that this one has in mind come free.
 #[tokio::test]
 async fn what_another_worker_has_lowered_is_known_at_the_next_renewal() {
