@@ -1,5 +1,5 @@
 //! The task that moves the horizon: see `floor` for the rule. The gap between floor and tail triggers it, since every
-//! claim reads that gap again; it takes at most a twentieth of its own time.
+//! claim reads that gap again; it takes at most a twentieth of its own time. The floor of the rows without a lane follows here, too.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const GAP_SOME: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// While there is no gap and no change.
 const NOTHING_TO_DO: Duration = Duration::from_secs(1);
-/// The keyless floor costs a query of its own; where so many rows were relayed, claims cost more without it.
+/// The keyless floor costs a query of its own; where so many rows were claimed since, claims cost more without it.
 const KEYLESS_EVERY: Duration = Duration::from_millis(100);
 const KEYLESS_LAG_WORTH: usize = 1000;
 /// Of its time, at most one part in this many.
@@ -82,7 +82,7 @@ impl Watch<'_> {
             return self.follow(&term).await;
         }
         if gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
-            return Some(LOOK_EVERY);
+            return self.follow(&term).await.or(Some(LOOK_EVERY));
         }
         let began = Instant::now();
         let before = self.lanes.settled();
@@ -101,14 +101,15 @@ impl Watch<'_> {
         Some(rest.max(began.elapsed() * SHARE_OF_TIME))
     }
 
-    /// Where the horizon is ahead of all that was claimed, as in a backlog that was there before, the floor of the rows without a
-    /// lane has still to follow.
+    /// Where the horizon has no reason to move, as in a backlog that was there before, the floor of the rows without a lane has still
+    /// to follow what was claimed of them: at once if it is much, some time after the last of it otherwise.
     async fn follow(&mut self, term: &Term) -> Option<Duration> {
-        if self.lanes.keyless_lag() < KEYLESS_LAG_WORTH {
+        let lag = self.lanes.keyless_lag();
+        if lag == 0 || (lag < KEYLESS_LAG_WORTH && self.keyless_at.elapsed() < NOTHING_TO_DO) {
             return None;
         }
         match self.raise_keyless(term).await {
-            // Reads only what was relayed since, so it may come as often as there is something.
+            // Reads only what was claimed since, so it may come as often as there is something.
             Ok(()) => Some(LOOK_EVERY),
             Err(error) => Some(cannot_move(&error)),
         }

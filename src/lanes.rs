@@ -396,30 +396,58 @@ pub(crate) mod tests {
 
     #[test]
     fn a_deep_backlog_without_keys_is_taken_share_by_share_until_one_comes_short() {
+        const SHARES: i32 = 4;
         let (lanes, term) = owning_suspect(0, 0);
         let appetite = Appetite {
             rows: 2 * WINDOW_MIN,
-            shares: 4,
+            shares: SHARES,
             ..APPETITE
         };
+        // Answers which share was asked for, and how much of it.
         let claim = |full| {
             let work = lanes.checkout(&appetite).expect("ready").work;
             let Work::Keyless(held) = work else { panic!("{work:?}") };
             let seen = Seen {
                 lane: KEYLESS,
-                rows: held.most,
+                rows: if full { held.most } else { 1 },
                 full,
+                of_a_share: held.share != Share::ALL,
                 ..Seen::default()
             };
             lanes.checkin(&term, vec![seen]);
-            held.share
+            (held.share, held.most)
         };
-        assert_eq!(claim(true), Share::ALL, "nothing is known yet");
-        let shares: Vec<_> = (0..4).map(|_| claim(true)).collect();
-        let whiches: BTreeSet<_> = shares.iter().map(|share| (share.of, share.which)).collect();
-        assert_eq!(whiches, BTreeSet::from([(4, 0), (4, 1), (4, 2), (4, 3)]));
-        claim(false);
-        assert_eq!(claim(true), Share::ALL);
+        for _ in 0..SHARES {
+            assert_eq!(claim(true).0, Share::ALL, "it may not be deep");
+        }
+        let shares: BTreeSet<i32> = (0..SHARES)
+            .map(|_| claim(true).0)
+            .map(|Share { of, which }| if of == SHARES { which } else { -1 })
+            .collect();
+        assert_eq!(shares, (0..SHARES).collect());
+        assert_ne!(claim(false).0, Share::ALL);
+        assert_eq!(claim(true), (Share::ALL, appetite.rows), "as many as before");
+        assert_eq!(claim(true).0, Share::ALL);
+    }
+
+    #[test]
+    fn what_is_claimed_of_the_rows_without_a_lane_is_counted_until_their_floor_is_raised() {
+        let (lanes, term) = owning_suspect(0, 0);
+        let claim = |rows| {
+            lanes.checkout(&APPETITE).expect("ready");
+            let seen = Seen {
+                lane: KEYLESS,
+                rows,
+                full: true,
+                ..Seen::default()
+            };
+            lanes.checkin(&term, vec![seen]);
+        };
+        claim(600);
+        claim(500);
+        assert_eq!(lanes.keyless_lag(), 1100);
+        lanes.keyless_floor_to_raise();
+        assert_eq!(lanes.keyless_lag(), 0);
     }
 
     #[test]

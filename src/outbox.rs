@@ -68,6 +68,7 @@ statements!(
     history_prepare,
     hold,
     hold_head,
+    hold_resume,
     holder,
     holders_ended,
     holds,

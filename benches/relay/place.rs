@@ -122,7 +122,7 @@ impl Place {
         Ok(())
     }
 
-    /// How many transactions PostgreSQL has counted here. Asked from another database, so that asking does not count.
+    /// How many transactions PostgreSQL has counted here. Asked from another database, so that this question does not count.
     pub async fn transactions(&self) -> Outcome<i64> {
         let count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1";
         let server = connect(&self.stack.database_url).await?;

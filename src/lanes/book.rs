@@ -51,11 +51,10 @@ pub(super) struct Keyless {
     pub(super) in_vain: u32,
     /// See [`super::Lanes::claims_from`].
     pub(super) claims_from: i64,
-    /// The last claim was full.
-    pub(super) full: bool,
+    pub(super) full_in_a_row: i32,
     /// So many checkouts there were.
     pub(super) served: i32,
-    /// So many rows have been relayed since its floor was last raised.
+    /// So many rows have been claimed since its floor was last raised.
     pub(super) lag: usize,
 }
 
@@ -89,6 +88,8 @@ fn next_window(window: usize, seen: &Seen) -> usize {
         (seen.rows * 2).clamp(1, window)
     } else if seen.full {
         (window * 2).min(1 << 16)
+    } else if seen.of_a_share {
+        window
     } else {
         window.min(seen.rows.next_power_of_two().max(WINDOW_MIN))
     }
@@ -154,15 +155,19 @@ impl Lane {
 impl Keyless {
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = self.busy.saturating_sub(1);
-        self.full = seen.full;
+        self.full_in_a_row = if seen.full {
+            self.full_in_a_row.saturating_add(1)
+        } else {
+            0
+        };
         self.lag += seen.rows;
         self.stored.has_holds |= !seen.held_topics.is_empty();
-        let in_vain = seen.rows == 0 && !seen.full && seen.sight.is_some();
+        let in_vain = seen.rows == 0 && !seen.full && !seen.of_a_share && seen.sight.is_some();
         let rest = in_vain.then(|| IN_VAIN_REST * 2u32.pow(self.in_vain.min(IN_VAIN_DOUBLINGS)));
         self.in_vain = if in_vain { self.in_vain.saturating_add(1) } else { 0 };
         self.not_before = seen.pause.or(rest).map(|pause| now + pause);
         self.window = next_window(self.window, seen);
-        self.ready = seen.full || seen.sight.is_none() || seen.pause.is_some();
+        self.ready = seen.full || seen.of_a_share || seen.sight.is_none() || seen.pause.is_some();
     }
 }
 
@@ -230,6 +235,11 @@ mod tests {
         assert_eq!(next(1024, 100, &plain), 128);
         assert_eq!(next(1024, 3, &plain), WINDOW_MIN);
         assert_eq!(next(8, 3, &plain), 8, "it grows by full claims only");
+        let share = Seen {
+            of_a_share: true,
+            ..Seen::default()
+        };
+        assert_eq!(next(1024, 3, &share), 1024, "there may be more in the others");
         let full = Seen {
             full: true,
             ..Seen::default()
@@ -419,6 +429,14 @@ mod tests {
             .ready
         );
         assert!(checked_in(Seen::default()).ready, "nothing was learned");
+        let empty_share = checked_in(Seen {
+            of_a_share: true,
+            ..all_done()
+        });
+        assert!(
+            empty_share.ready && empty_share.not_before.is_none(),
+            "others may have some"
+        );
         let paused = checked_in(Seen { pause, ..all_done() });
         assert!(paused.ready);
         assert_eq!(paused.not_before, Some(now + Duration::from_secs(1)));

@@ -93,6 +93,8 @@ pub struct Seen {
     pub lane: i16,
     pub rows: usize,
     pub full: bool,
+    /// Of a share: nothing was learned about the others.
+    pub of_a_share: bool,
     /// The byte budget left some of its rows behind.
     pub overweight: bool,
     /// Reading it took so long that publishing it in time was at risk.
@@ -285,7 +287,8 @@ impl Inner {
         }
         keyless.busy += 1;
         keyless.served = keyless.served.wrapping_add(1);
-        let deep = keyless.full && keyless.window >= appetite.rows;
+        // As many full claims in a row: there is enough for each share.
+        let deep = keyless.full_in_a_row >= appetite.shares && keyless.window >= appetite.rows;
         let share = Share {
             of: appetite.shares,
             which: keyless.served & (appetite.shares - 1),

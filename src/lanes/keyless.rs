@@ -51,7 +51,7 @@ impl Lanes {
         (inner.keyless.floor, inner.keyless.stored.epoch)
     }
 
-    /// How many rows without a lane have been relayed since their floor was last raised: every claim reads them again.
+    /// How many rows without a lane have been claimed since their floor was last raised: every claim reads them again.
     pub fn keyless_lag(&self) -> usize {
         self.lock().keyless.lag
     }

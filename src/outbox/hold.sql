@@ -1,9 +1,6 @@
 -- Keep a key, a partition or a topic back. Precedes the floor that passes its rows. Run behind the fence.
 INSERT INTO outbox.hold (lane, topic, unit, head_id, resume_floor, reason, failures, retry_at)
-SELECT held.lane, held.topic, held.unit, held.head_id,
-       -- Rows without a lane: another process may have lowered the floor since we read it, and then knows of more.
-       CASE WHEN held.lane = -1 THEN least(held.floor, (SELECT l.floor FROM outbox.lane l WHERE l.lane = -1)) ELSE held.floor END,
-       held.reason, 1,
+SELECT held.lane, held.topic, held.unit, held.head_id, held.floor, held.reason, 1,
        CASE WHEN held.wait < 0 THEN 'infinity' ELSE clock_timestamp() + held.wait * interval '1 second' END
 FROM unnest($1::smallint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::float8[])
      AS held (lane, topic, unit, head_id, floor, reason, wait)

@@ -115,6 +115,10 @@ impl Outbox {
                     .await?;
             }
             insert_holds(&transaction, &self.statements.hold, holds).await?;
+            if !holds.is_empty() {
+                let topics: Vec<&str> = holds.iter().map(|(hold, _)| hold.topic.as_str()).collect();
+                transaction.execute(&self.statements.hold_resume, &[&topics]).await?;
+            }
             transaction.commit().await?;
             Ok(marked)
         })

@@ -50,6 +50,50 @@ async fn a_missing_topic_is_parked_and_its_rows_arrive_in_order_once_it_exists()
     recovered.record(0);
 }
 
+/// As where a topic comes and goes: one process lets go of it while another is about to park it.
+#[tokio::test]
+async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() {
+    let world = World::new().await;
+    let healthy = world.topic("healthy", 1, &[]).await;
+    let missing = format!("{}.missing", world.name);
+    let mut before = world.relay().start_ready().await;
+    eventually(SOON, "a floor that is not where it began", async || {
+        world.fill(&healthy, 10, 0).await;
+        let passed = "SELECT floor > 10 FROM outbox.lane WHERE lane = -1";
+        world.is_true(passed).await.then_some(())
+    })
+    .await;
+    world.drained(SOON).await;
+    before.stop();
+    let relay = world.relay().failpoint("after_publish_keyless").start_ready().await;
+    world.insert(&missing, &[(None, b"parks".to_vec())]).await;
+    relay.at_failpoint("after_publish_keyless").await;
+
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, failures, retry_at)
+             VALUES (-1, '{missing}', '', 5, 'missing', 1, 'infinity')"
+        ))
+        .await;
+    let release = world.session().await;
+    release
+        .batch_execute(
+            "BEGIN; DELETE FROM outbox.hold; UPDATE outbox.lane SET floor = 5, epoch = epoch + 1 WHERE lane = -1",
+        )
+        .await
+        .expect("as a release does");
+    relay.continue_from("after_publish_keyless");
+    world
+        .until(
+            "SELECT count(*) > 0 FROM pg_stat_activity
+             WHERE query LIKE '%INSERT INTO outbox.hold%' AND wait_event_type = 'Lock' AND datname = current_database()",
+        )
+        .await;
+    release.batch_execute("COMMIT").await.expect("committed");
+    world.held(1).await;
+    assert_eq!(world.count("SELECT resume_floor FROM outbox.hold").await, 5);
+}
+
 #[tokio::test]
 async fn a_forbidden_topic_is_parked_and_its_rows_arrive_in_order_once_writing_is_granted() {
     let kafka = OwnKafka::guarded();
