@@ -1,12 +1,14 @@
 //! A plain consumer: reads what is in a topic, and nothing of outboxd.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{Offset, TopicPartitionList};
+
+use super::Patience;
 
 /// A record as read back.
 #[derive(Clone, Debug, Default)]
@@ -68,9 +70,12 @@ pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
         return records;
     }
     consumer.assign(&assignment).expect("assigned");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let patience = Patience::begin();
     while left > 0 {
-        assert!(Instant::now() < deadline, "{left} records of {topic} are still unread");
+        assert!(
+            patience.spent() < Duration::from_secs(60),
+            "{left} records of {topic} are still unread"
+        );
         if let Some(message) = consumer.poll(Duration::from_millis(200)) {
             records.push(record(&message.expect("a record")));
             left -= 1;

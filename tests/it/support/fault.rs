@@ -5,10 +5,10 @@
 //! `recovered.record(duplicates)`, which fails where the document tells another story.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs};
 
-use super::{LEASE, World};
+use super::{LEASE, Patience, World};
 
 /// What every fault is promised: the backlog is drained so long after the lease would have ended.
 const GRACE: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ pub struct Fault {
 /// The fault has ended; the recovery is being timed.
 pub struct Over {
     fault: Fault,
-    since: Instant,
+    since: Patience,
 }
 
 impl Fault {
@@ -46,7 +46,7 @@ impl Fault {
     pub fn over(self) -> Over {
         Over {
             fault: self,
-            since: Instant::now(),
+            since: Patience::begin(),
         }
     }
 }
@@ -60,9 +60,7 @@ pub struct Recovered {
 impl Over {
     /// Waits until nothing is pending, for as long as the promise allows.
     pub async fn until_drained(self, world: &World) -> Recovered {
-        world
-            .drained(self.patience().saturating_sub(self.since.elapsed()))
-            .await;
+        world.drained(self.patience().saturating_sub(self.since.spent())).await;
         self.recovered()
     }
 
@@ -73,7 +71,7 @@ impl Over {
 
     /// The backlog is drained now, as the test has seen by other means.
     pub fn recovered(self) -> Recovered {
-        let (took, patience) = (self.since.elapsed(), self.patience());
+        let (took, patience) = (self.since.spent(), self.patience());
         assert!(took <= patience, "recovery took {took:?}, promised were {patience:?}");
         Recovered {
             fault: self.fault,

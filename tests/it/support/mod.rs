@@ -10,6 +10,7 @@ mod fault;
 mod frames;
 mod history;
 mod pair;
+mod patience;
 mod pooler;
 mod preload;
 mod promises;
@@ -24,7 +25,7 @@ mod waking;
 mod wiretap;
 mod world;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_postgres::Client;
 use tokio_postgres::error::DbError;
@@ -38,6 +39,7 @@ pub use disk::SmallDisk;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::History;
 pub use pair::Pair;
+pub use patience::Patience;
 pub use preload::Preload;
 pub use proxy::{Answer, Line, Proxy};
 pub use relay::{Relay, RelayBuilder};
@@ -62,12 +64,12 @@ pub async fn refusal_of(client: &Client, sql: &str) -> DbError {
 
 /// Waits until `holds` answers something, or fails with `what` was waited for.
 pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + within;
+    let patience = Patience::begin();
     loop {
         if let Some(found) = holds().await {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited {within:?} in vain for: {what}");
+        assert!(patience.spent() < within, "waited {within:?} in vain for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

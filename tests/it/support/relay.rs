@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use outboxd::http::ask;
 
+use super::Patience;
 use super::world::outboxd;
 
 pub struct RelayBuilder {
@@ -175,13 +176,13 @@ impl Relay {
 
     /// Waits for the process to end by itself.
     pub fn wait(&mut self, within: Duration) -> ExitStatus {
-        let deadline = Instant::now() + within;
+        let patience = Patience::begin();
         loop {
             if let Some(status) = self.ended() {
                 return status;
             }
             assert!(
-                Instant::now() < deadline,
+                patience.spent() < within,
                 "it did not end within {within:?}:\n{}",
                 self.log()
             );
