@@ -183,6 +183,7 @@ impl PostgresAlone {
             &self.worker,
             &LEASE_SECONDS,
             &self.incarnation,
+            // Rows without a key are only deleted here, and those are not divided into shares.
             &1_i32,
             &0_i32,
         ];
