@@ -9,6 +9,8 @@
 //! - a producer's first record to a partition goes alone and is waited for, since a broker takes any first sequence
 //!   number from a producer it does not know, and would accept row 2 after refusing row 1;
 //! - after that, the gapless guarantee: behind a refused record nothing of that producer gets through;
+//! - an acknowledgement has an offset: one without is the client's own conclusion, and several tasks may send their first
+//!   record at once;
 //! - a deadline of our own, inside the lease and shorter than the client's timeout: an expired record could be
 //!   overtaken by the one behind it.
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
+use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tokio::sync::Notify;
@@ -177,6 +177,9 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let code = match result {
+            // Said by no broker: the client concludes it from a later record that was taken. A broker that does not know the producer
+            // takes that one without this one.
+            Ok(message) if message.offset() < 0 => Code::Unknown,
             Ok(_) => Code::NoError,
             Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
         };

@@ -130,7 +130,7 @@ async fn order_holds_through_restarts_of_kafka_under_load() {
 /// takes that for a record that is not there.
 #[tokio::test]
 async fn records_written_by_a_leader_that_stepped_down_say_so_when_they_are_sent_again() {
-    let broker = DemotedBroker::start().await;
+    let broker = FickleBroker::start().await;
     let world = World::on(&Stack::get().database_url, &broker.address).await;
     let topic = world.topic("orders", 2, &[]).await;
     let relay = world.relay().start_ready().await;
@@ -147,6 +147,24 @@ async fn records_written_by_a_leader_that_stepped_down_say_so_when_they_are_sent
     world.drained(SOON).await;
     let repeats = assert_recovered(&world, &relay, &topic).await;
     assert!(repeats > 0, "they were written");
+}
+
+/// A broker takes any first sequence number from a producer it does not know. Where it did not take the first request of one, it
+/// takes the second, and the client concludes that the first is there as well.
+#[tokio::test]
+async fn a_record_that_only_the_client_says_is_there_is_sent_again() {
+    let broker = FickleBroker::start().await;
+    let world = World::on(&Stack::get().database_url, &broker.address).await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let relay = world.relay().start_ready().await;
+    broker.garble_next();
+    world.insert(&topic, &[(Some("a"), vec![1])]).await;
+    broker.garbled().await;
+    // Of another lane: another task sends it meanwhile.
+    world.insert(&topic, &[(Some("b"), vec![2])]).await;
+    world.drained(SOON).await;
+    assert_recovered(&world, &relay, &topic).await;
+    assert_eq!(world.records(&topic).await.len(), 2);
 }
 
 #[tokio::test]
