@@ -305,7 +305,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::floor::{Settled, Sight, Writers};
 
-    const APPETITE: Appetite = Appetite {
+    pub(crate) const APPETITE: Appetite = Appetite {
         rows: 1000,
         tasks: 2,
         shares: 1,
@@ -392,62 +392,6 @@ pub(crate) mod tests {
             .collect();
         lanes.checkin(&term, seen);
         assert_eq!(lanes_of(&take_lanes(&lanes).expect("back")), a);
-    }
-
-    #[test]
-    fn a_deep_backlog_without_keys_is_taken_share_by_share_until_one_comes_short() {
-        const SHARES: i32 = 4;
-        let (lanes, term) = owning_suspect(0, 0);
-        let appetite = Appetite {
-            rows: 2 * WINDOW_MIN,
-            shares: SHARES,
-            ..APPETITE
-        };
-        // Answers which share was asked for, and how much of it.
-        let claim = |full| {
-            let work = lanes.checkout(&appetite).expect("ready").work;
-            let Work::Keyless(held) = work else { panic!("{work:?}") };
-            let seen = Seen {
-                lane: KEYLESS,
-                rows: if full { held.most } else { 1 },
-                full,
-                of_a_share: held.share != Share::ALL,
-                ..Seen::default()
-            };
-            lanes.checkin(&term, vec![seen]);
-            (held.share, held.most)
-        };
-        for _ in 0..SHARES {
-            assert_eq!(claim(true).0, Share::ALL, "it may not be deep");
-        }
-        let shares: BTreeSet<i32> = (0..SHARES)
-            .map(|_| claim(true).0)
-            .map(|Share { of, which }| if of == SHARES { which } else { -1 })
-            .collect();
-        assert_eq!(shares, (0..SHARES).collect());
-        assert_ne!(claim(false).0, Share::ALL);
-        assert_eq!(claim(true), (Share::ALL, appetite.rows), "as many as before");
-        assert_eq!(claim(true).0, Share::ALL);
-    }
-
-    #[test]
-    fn what_is_claimed_of_the_rows_without_a_lane_is_counted_until_their_floor_is_raised() {
-        let (lanes, term) = owning_suspect(0, 0);
-        let claim = |rows| {
-            lanes.checkout(&APPETITE).expect("ready");
-            let seen = Seen {
-                lane: KEYLESS,
-                rows,
-                full: true,
-                ..Seen::default()
-            };
-            lanes.checkin(&term, vec![seen]);
-        };
-        claim(600);
-        claim(500);
-        assert_eq!(lanes.keyless_lag(), 1100);
-        lanes.keyless_floor_to_raise();
-        assert_eq!(lanes.keyless_lag(), 0);
     }
 
     #[test]

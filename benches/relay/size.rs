@@ -16,8 +16,8 @@ pub struct Size {
     /// How long a load lasts, and how long an idle process is watched.
     pub load: Duration,
     pub idle: Duration,
-    /// Before that: until wake-ups have slowed down, and sessions have told what they counted while starting; PostgreSQL lets an
-    /// idle one take ten seconds for it.
+    /// Before that: until wake-ups have slowed down, what is asked once a minute has been asked once, since preparing a statement
+    /// counts as one, and sessions have told what they counted; PostgreSQL lets an idle one take ten seconds for it.
     pub settle: Duration,
     pub lease: Lease,
     pub growth: Growth,
@@ -64,7 +64,7 @@ impl Size {
             load: Duration::from_secs(15),
             // What a daemon does once a minute is in it once.
             idle: Duration::from_secs(60),
-            settle: Duration::from_secs(25),
+            settle: Duration::from_secs(75),
             // The default.
             lease: Lease {
                 lasts: Duration::from_secs(15),

@@ -46,9 +46,8 @@ impl Lanes {
 
     /// The same, about to be raised.
     pub fn keyless_floor_to_raise(&self) -> (Floor, i64) {
-        let mut inner = self.lock();
-        inner.keyless.lag = 0;
-        (inner.keyless.floor, inner.keyless.stored.epoch)
+        self.lock().keyless.lag = 0;
+        self.keyless_floor()
     }
 
     /// How many rows without a lane have been claimed since their floor was last raised: every claim reads them again.
@@ -105,8 +104,13 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::lanes::tests::owning_suspect;
+    use crate::lanes::book::WINDOW_MIN;
+    use crate::lanes::tests::{APPETITE, owning_suspect};
+    use crate::lanes::{Appetite, Seen, Share, Work};
+    use crate::message::KEYLESS;
 
     #[test]
     fn what_is_stored_of_the_rows_without_a_lane_is_never_replaced_by_what_was_before() {
@@ -130,5 +134,61 @@ mod tests {
         assert_eq!(lanes.keyless_floor(), (Floor::at(10), 2), "nor of another term");
         lanes.keyless_floor_read(term.worker, 5, 3);
         assert_eq!(lanes.keyless_floor(), (Floor::at(5), 3), "lowered again");
+    }
+
+    #[test]
+    fn a_deep_backlog_without_keys_is_taken_share_by_share_until_one_comes_short() {
+        const SHARES: i32 = 4;
+        let (lanes, term) = owning_suspect(0, 0);
+        let appetite = Appetite {
+            rows: 2 * WINDOW_MIN,
+            shares: SHARES,
+            ..APPETITE
+        };
+        // Answers which share was asked for, and how much of it.
+        let claim = |full| {
+            let work = lanes.checkout(&appetite).expect("ready").work;
+            let Work::Keyless(held) = work else { panic!("{work:?}") };
+            let seen = Seen {
+                lane: KEYLESS,
+                rows: if full { held.most } else { 1 },
+                full,
+                of_a_share: held.share != Share::ALL,
+                ..Seen::default()
+            };
+            lanes.checkin(&term, vec![seen]);
+            (held.share, held.most)
+        };
+        for _ in 0..SHARES {
+            assert_eq!(claim(true).0, Share::ALL, "it may not be deep");
+        }
+        let shares: BTreeSet<i32> = (0..SHARES)
+            .map(|_| claim(true).0)
+            .map(|Share { of, which }| if of == SHARES { which } else { -1 })
+            .collect();
+        assert_eq!(shares, (0..SHARES).collect());
+        assert_ne!(claim(false).0, Share::ALL);
+        assert_eq!(claim(true), (Share::ALL, appetite.rows), "as many as before");
+        assert_eq!(claim(true).0, Share::ALL);
+    }
+
+    #[test]
+    fn what_is_claimed_of_the_rows_without_a_lane_is_counted_until_their_floor_is_raised() {
+        let (lanes, term) = owning_suspect(0, 0);
+        let claim = |rows| {
+            lanes.checkout(&APPETITE).expect("ready");
+            let seen = Seen {
+                lane: KEYLESS,
+                rows,
+                full: true,
+                ..Seen::default()
+            };
+            lanes.checkin(&term, vec![seen]);
+        };
+        claim(600);
+        claim(500);
+        assert_eq!(lanes.keyless_lag(), 1100);
+        lanes.keyless_floor_to_raise();
+        assert_eq!(lanes.keyless_lag(), 0);
     }
 }

@@ -37,8 +37,6 @@ async fn world_with_effects() -> World {
 }
 
 const EFFECTS: &str = "SELECT count(*) FROM effect";
-const BLOCKED: &str =
-    "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 /// What a claim answered: message id → (id, token).
 type Claimed = BTreeMap<String, (i64, i32)>;

@@ -166,13 +166,4 @@ impl World {
         ))
         .await;
     }
-
-    /// Waits until so many sessions wait for another one.
-    async fn blocked(&self, sessions: usize) {
-        self.until(&format!(
-            "SELECT count(*) = {sessions} FROM pg_stat_activity
-             WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        ))
-        .await;
-    }
 }

@@ -107,7 +107,7 @@ async fn a_worker_that_meets_its_successor_in_the_act_waits_and_is_refused() {
     world.execute("BEGIN").await;
     assert_eq!(claim(&world.db, 1, "1 minute").await["m1"].1, old.1 + 1);
     let waiting = tokio::spawn(async move { refusal(&zombie, &done(old)).await });
-    world.until(BLOCKED).await;
+    world.blocked(1).await;
     world.execute("COMMIT").await;
     assert_eq!(waiting.await.expect("ran"), "P4010");
 }

@@ -76,7 +76,7 @@ async fn whoever_finishes_a_head_waits_for_a_message_being_stored_behind_it_and_
     receive(&world, "2", ", key => 'k'").await;
     receive(&world, "3", ", key => 'k'").await;
     let finishing = tokio::spawn(async move { worker.batch_execute(&done(head)).await });
-    world.until(BLOCKED).await;
+    world.blocked(1).await;
     assert_eq!(
         world
             .count("SELECT count(*) FROM outbox.inbox_message WHERE behind")

@@ -87,7 +87,7 @@ async fn the_second_of_two(world: &World, end: &str) -> bool {
     world.execute("BEGIN").await;
     assert!(consume_with_effect(&world.db, "m1", "1").await.expect("consumed"));
     let waiting = tokio::spawn(async move { consume_with_effect(&second, "m1", "1").await });
-    world.until(BLOCKED).await;
+    world.blocked(1).await;
     world.execute(end).await;
     waiting.await.expect("ran").expect("answered")
 }
@@ -164,7 +164,7 @@ async fn the_loser_of_a_race_with_another_payload_is_refused() {
     world.execute(&format!("BEGIN; SELECT {}", consume("m1", "1"))).await;
     let other = format!("SELECT {}", consume("m1", "2"));
     let waiting = tokio::spawn(async move { refusal(&second, &other).await });
-    world.until(BLOCKED).await;
+    world.blocked(1).await;
     world.execute("COMMIT").await;
     assert_eq!(waiting.await.expect("ran"), "P4050");
 }

@@ -118,13 +118,7 @@ async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_rep
 
 /// Index entries and rows of the outbox read so far, by sessions that have ended.
 async fn rows_read_in_the_end(world: &World) -> i64 {
-    eventually(SOON, "the relay's sessions to end", async || {
-        // A pooler keeps them open.
-        let sessions = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                        WHERE datname = current_database() AND application_name = 'outboxd'";
-        (world.count(sessions).await == 0).then_some(())
-    })
-    .await;
+    world.relays_sessions_end().await;
     world.rows_read().await
 }
 

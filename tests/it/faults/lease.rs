@@ -172,14 +172,9 @@ async fn a_mark_that_meets_a_take_waits_for_it_and_then_touches_nothing() {
     expired(&world, &old).await;
     new.db.batch_execute("BEGIN").await.expect("begun");
     assert_eq!(new.take(64).await.len(), 64);
-    let waiting =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let late_mark = old.mark(&held);
     let commit = async {
-        eventually(SOON, "the mark to wait", async || {
-            (world.count(waiting).await == 1).then_some(())
-        })
-        .await;
+        world.blocked(1).await;
         new.db.batch_execute("COMMIT").await.expect("committed");
     };
     let (marked, ()) = tokio::join!(late_mark, commit);

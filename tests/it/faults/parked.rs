@@ -57,12 +57,7 @@ async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() 
     let healthy = world.topic("healthy", 1, &[]).await;
     let missing = format!("{}.missing", world.name);
     let mut before = world.relay().start_ready().await;
-    eventually(SOON, "a floor that is not where it began", async || {
-        world.fill(&healthy, 10, 0).await;
-        let passed = "SELECT floor > 10 FROM outbox.lane WHERE lane = -1";
-        world.is_true(passed).await.then_some(())
-    })
-    .await;
+    world.keyless_floor_passes(&healthy, 11).await;
     world.drained(SOON).await;
     before.stop();
     let relay = world.relay().failpoint("after_publish_keyless").start_ready().await;
@@ -83,6 +78,7 @@ async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() 
         .await
         .expect("as a release does");
     relay.continue_from("after_publish_keyless");
+    // Whoever claims waits as well, for its turn.
     world
         .until(
             "SELECT count(*) > 0 FROM pg_stat_activity

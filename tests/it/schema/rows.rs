@@ -444,9 +444,7 @@ async fn of_two_transactions_with_the_same_idempotency_key_the_second_waits_and_
     let second = world.session().await;
     world.execute(&format!("BEGIN; {}", idempotent("s", "i", "E"))).await;
     let waiting = tokio::spawn(async move { second.batch_execute(&idempotent("s", "i", "E")).await });
-    let blocked =
-        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    world.until(blocked).await;
+    world.blocked(1).await;
     world.execute("COMMIT").await;
     let refused = waiting.await.expect("ran").expect_err("taken");
     assert_eq!(refused.code(), Some(&SqlState::UNIQUE_VIOLATION));

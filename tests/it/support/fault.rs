@@ -71,8 +71,11 @@ impl Over {
 
     /// The backlog is drained now, as the test has seen by other means.
     pub fn recovered(self) -> Recovered {
-        let (took, patience) = (self.since.spent(), self.patience());
-        assert!(took <= patience, "recovery took {took:?}, promised were {patience:?}");
+        let (took, patience) = (self.since.elapsed(), self.patience());
+        assert!(
+            self.since.spent() <= patience,
+            "recovery took {took:?}, promised were {patience:?}"
+        );
         Recovered {
             fault: self.fault,
             took,

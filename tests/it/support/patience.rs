@@ -21,11 +21,16 @@ impl Patience {
         }
     }
 
+    /// By the clock.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// The time since, times the share that this machine got of the processor time it wanted.
     pub fn spent(&self) -> Duration {
         let now = Ticks::so_far();
         let (run, stolen) = (now.run - self.ticks.run, now.stolen - self.ticks.stolen);
-        self.began.elapsed().mul_f64(share(run, stolen))
+        self.elapsed().mul_f64(share(run, stolen))
     }
 }
 

@@ -51,6 +51,17 @@ impl World {
         .await
     }
 
+    /// Waits until no relay has a session any more: one tells what it has read when it ends.
+    pub async fn relays_sessions_end(&self) {
+        super::eventually(super::SOON, "the relay's sessions to end", async || {
+            // A pooler keeps them open.
+            let sessions = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                            WHERE datname = current_database() AND application_name = 'outboxd'";
+            (self.count(sessions).await == 0).then_some(())
+        })
+        .await;
+    }
+
     /// What is in the topic now.
     pub async fn records(&self, topic: &str) -> Vec<Record> {
         let (kafka, topic) = (self.kafka.clone(), topic.to_owned());
@@ -132,6 +143,16 @@ impl World {
         );
         super::eventually(super::SOON, "the stored floor to pass the row", async || {
             (self.count(&sql).await == 1).then_some(())
+        })
+        .await;
+    }
+
+    /// Relays rows without a key until their stored floor has passed this id: where nothing happens, nothing moves it.
+    pub async fn keyless_floor_passes(&self, topic: &str, id: i64) {
+        let passed = format!("SELECT floor >= {id} FROM outbox.lane WHERE lane = -1");
+        super::eventually(super::SOON, "the floor of rows without a key to pass", async || {
+            self.fill(topic, 1, 0).await;
+            self.is_true(&passed).await.then_some(())
         })
         .await;
     }

@@ -157,6 +157,15 @@ impl World {
         .await;
     }
 
+    /// Waits until so many sessions wait for another one.
+    pub async fn blocked(&self, sessions: usize) {
+        self.until(&format!(
+            "SELECT count(*) = {sessions} FROM pg_stat_activity
+             WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ))
+        .await;
+    }
+
     pub async fn execute(&self, sql: &str) {
         self.db.batch_execute(sql).await.expect(sql);
     }
