@@ -46,6 +46,9 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
 const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
+/// The producer of single records is replaced after so many that were not acknowledged. Each makes the client count its epoch up, and
+/// after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
+const FAILURES_ALONE_MOST: u32 = 1000;
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -418,18 +421,20 @@ impl Publisher {
             return Outcome::Unsent;
         }
         let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)], until.handed_over);
-        if !wave.done_by(until.answered, || false).await {
+        let overdue = !wave.done_by(until.answered, || false).await;
+        if overdue {
             if !quarantine.answered_since(sent) {
                 quarantine.retire();
             }
             quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
-            return outcome::of_report(wave.reported(0), &row.topic, true);
         }
-        let outcome = outcome::of_report(wave.reported(0), &row.topic, false);
+        let outcome = outcome::of_report(wave.reported(0), &row.topic, overdue);
         if outcome == Outcome::Acked {
             quarantine.acknowledged(&row.topic, partition);
             self.acknowledged();
+        } else if quarantine.count_failure() >= FAILURES_ALONE_MOST {
+            quarantine.retire();
         }
         outcome
     }
@@ -445,8 +450,8 @@ impl Publisher {
         self.main.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The producer for single records. One with a fatal error would refuse every record it is given from then on, and
-    /// one that gave no answer may never give one again.
+    /// The producer for single records. One with a fatal error would refuse every record it is given from then on, one that
+    /// gave no answer may never give one again, and one that failed often would begin its epochs again.
     async fn quarantine(&self) -> Arc<Producer> {
         let current = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if !current.is_fatal() && !current.is_retired() {
@@ -460,7 +465,9 @@ impl Publisher {
                 Ok(Ok(next)) => {
                     *quarantine = next;
                     metrics::producer_rebuilt();
-                    warn!("replaced the Kafka producer for single records: a fatal error, or no answer at all");
+                    warn!(
+                        "replaced the Kafka producer for single records: a fatal error, no answer at all, or many refusals"
+                    );
                 }
                 Ok(Err(error)) => warn!(%error, "cannot build a producer; keeping the old one"),
                 Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),

@@ -198,6 +198,7 @@ pub struct Producer {
     clock: Arc<Clock>,
     /// Partitions that have acknowledged something from this very producer, and when last.
     known: Mutex<HashMap<String, HashMap<i32, Instant>>>,
+    failures: AtomicU32,
     retired: AtomicBool,
 }
 
@@ -216,6 +217,7 @@ impl Producer {
             reports,
             clock: clock.clone(),
             known: Mutex::default(),
+            failures: AtomicU32::new(0),
             retired: AtomicBool::new(false),
         }))
     }
@@ -300,6 +302,11 @@ impl Producer {
     pub fn answered_since(&self, then: Instant) -> bool {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.values().flat_map(HashMap::values).any(|at| *at >= then)
+    }
+
+    /// A record of ours was not acknowledged. Answers how many that makes.
+    pub fn count_failure(&self) -> u32 {
+        self.failures.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub fn is_fatal(&self) -> bool {
