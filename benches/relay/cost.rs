@@ -52,11 +52,13 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     for round in 1..=bench.rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.contestant.name()));
-            entry.costs.push(measure(bench, entry.contestant, entry.rows).await?);
+            let run = async || measure(bench, entry.contestant, entry.rows).await;
+            entry.costs.push(bench.quiet.run(run).await?);
             progress.done();
         }
         progress.step(&format!("round {round}, single-row commits"));
-        commits.push(application::measure(&bench.stack, bench.size.commits).await?);
+        let run = async || application::measure(&bench.stack, bench.size.commits).await;
+        commits.push(bench.quiet.run(run).await?);
         progress.done();
     }
     for entry in &mut entries {

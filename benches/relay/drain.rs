@@ -78,9 +78,8 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
                 entry.shape.name(),
                 entry.contestant.name()
             ));
-            entry
-                .runs
-                .push(measure(bench, entry.shape, entry.contestant, entry.rows).await?);
+            let run = async || measure(bench, entry.shape, entry.contestant, entry.rows).await;
+            entry.runs.push(bench.quiet.run(run).await?);
             progress.done();
         }
     }

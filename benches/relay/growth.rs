@@ -51,7 +51,8 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     for round in 1..=bench.rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.case.name()));
-            entry.runs.push(measure(bench, entry).await?);
+            let run = bench.quiet.run(async || measure(bench, entry).await).await?;
+            entry.runs.push(run);
             progress.done();
         }
     }

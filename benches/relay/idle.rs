@@ -46,11 +46,12 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     for round in 1..=bench.rounds {
         for fleet in &mut fleets {
             progress.step(&format!("round {round}, {} idle", fleet.processes));
+            // Counts, and processor time: the host does not change them.
             fleet.runs.push(watch(bench, fleet.processes).await?);
             progress.done();
         }
         progress.step(&format!("round {round}, start and load"));
-        starts.push(start(bench).await?);
+        starts.push(bench.quiet.run(async || start(bench).await).await?);
         progress.done();
     }
     section(&fleets, &starts)

@@ -72,7 +72,8 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
                 entry.rate,
                 entry.contestant.name()
             ));
-            entry.runs.push(measure(bench, entry.rate, entry.contestant).await?);
+            let run = async || measure(bench, entry.rate, entry.contestant).await;
+            entry.runs.push(bench.quiet.run(run).await?);
             progress.done();
         }
     }

@@ -27,6 +27,7 @@ mod preload;
 mod process;
 mod producer_alone;
 mod progress;
+mod quiet;
 mod report;
 mod scale;
 mod size;
@@ -36,6 +37,8 @@ mod stack;
 mod svg;
 mod target;
 mod textbook;
+#[path = "../../tests/it/support/ticks.rs"]
+mod ticks;
 mod wal;
 mod warm_up;
 
@@ -47,6 +50,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 
+use crate::quiet::Quiet;
 use crate::report::{Report, Section};
 use crate::size::Size;
 use crate::stack::Stack;
@@ -87,6 +91,7 @@ struct Bench {
     stack: Stack,
     size: Size,
     rounds: usize,
+    quiet: Quiet,
 }
 
 #[tokio::main]
@@ -111,12 +116,14 @@ async fn bench(args: Args) -> Outcome<()> {
     let bench = Bench {
         stack: Stack::running()?,
         rounds: args.rounds.unwrap_or(size.rounds).max(1),
+        quiet: Quiet::new(size.patience),
         size,
     };
+    let machine = machine::facts(&bench.stack).await?;
     let mut report = Report {
         title: bench.size.title,
         rounds: bench.rounds,
-        machine: machine::facts(&bench.stack).await?,
+        machine: Vec::new(),
         sections: Vec::new(),
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
@@ -126,6 +133,8 @@ async fn bench(args: Args) -> Outcome<()> {
     for scenario in Scenario::value_variants() {
         if args.only.is_empty() || args.only.contains(scenario) {
             report.sections.push(scenario.run(&bench).await?);
+            report.machine.clone_from(&machine);
+            report.machine.push(bench.quiet.fact());
             // After each: a long run that fails late has not been for nothing.
             report.write(&folder)?;
         }

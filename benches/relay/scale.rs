@@ -53,14 +53,15 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     for round in 1..=bench.rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {} processes drain", entry.processes));
-            entry.rates.push(drain(bench, entry.processes).await?);
+            let run = async || drain(bench, entry.processes).await;
+            entry.rates.push(bench.quiet.run(run).await?);
             progress.done();
         }
         progress.step(&format!("round {round}, one joins, one is killed under load"));
-        changes.push(change(bench).await?);
+        changes.push(bench.quiet.run(async || change(bench).await).await?);
         progress.done();
         progress.step(&format!("round {round}, one is killed in a drain"));
-        crashes.push(crash(bench).await?);
+        crashes.push(bench.quiet.run(async || crash(bench).await).await?);
         progress.done();
     }
     Ok(section(bench, &entries, &changes, &crashes))

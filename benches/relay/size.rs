@@ -19,6 +19,8 @@ pub struct Size {
     /// Before that: until wake-ups have slowed down, what is asked once a minute has been asked once, since preparing a statement
     /// counts as one, and sessions have told what they counted; PostgreSQL lets an idle one take ten seconds for it.
     pub settle: Duration,
+    /// How long the whole may last longer to have the processors to itself.
+    pub patience: Duration,
     pub lease: Lease,
     pub growth: Growth,
     pub warm_up: WarmUp,
@@ -65,6 +67,7 @@ impl Size {
             // What a daemon does once a minute is in it once.
             idle: Duration::from_secs(60),
             settle: Duration::from_secs(75),
+            patience: Duration::from_secs(30 * 60),
             // The default.
             lease: Lease {
                 lasts: Duration::from_secs(15),
@@ -96,6 +99,7 @@ impl Size {
             load: Duration::from_secs(1),
             idle: Duration::from_secs(2),
             settle: Duration::from_secs(1),
+            patience: Duration::ZERO,
             lease: Lease {
                 lasts: Duration::from_secs(5),
                 flags: &["--lease", "5s", "--batch-deadline", "1s"],

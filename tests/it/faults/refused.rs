@@ -190,6 +190,20 @@ async fn a_refused_row_whose_topic_is_mended_in_time_arrives_before_the_rows_beh
     world.held(0).await;
 }
 
+/// With each refusal the client counts the producer's epoch up, until it begins again.
+#[tokio::test]
+async fn the_producer_of_single_records_is_replaced_after_a_thousand_refusals() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 8, &[("max.message.bytes", "2000")]).await;
+    let relay = world.relay().args(&["--max-attempts", "1"]).start_ready().await;
+    let rows = vec![(None, noise(3_000)); 1_100];
+    world.insert(&topic, &rows).await;
+    world.drained(SOON).await;
+    assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(1_100.0));
+    let replaced = "replaced the Kafka producer for single records";
+    assert!(relay.log().contains(replaced), "{replaced}");
+}
+
 #[tokio::test]
 async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_else() {
     let fault = Fault::new(

@@ -19,6 +19,7 @@ mod relay;
 mod rows;
 mod stack;
 mod template;
+mod ticks;
 mod topics;
 mod trickle;
 mod waking;
