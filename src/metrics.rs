@@ -137,7 +137,7 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "outboxd_producer_rebuilds_total",
         Counter,
         Unit::Count,
-        "Times a Kafka producer was replaced: after a fatal error, or because it gave no answer.",
+        "Times a Kafka producer was replaced: after a fatal error, no answer, or a thousand refusals of single records.",
     ),
     (
         "outboxd_lookup_client_rebuilds_total",

@@ -46,8 +46,8 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
 const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
-/// The producer of single records is replaced after so many that were not acknowledged. Each makes the client count its epoch up, and
-/// after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
+/// The producer of single records is replaced after so many that were not acknowledged. With each that was refused the client counts
+/// its epoch up, and after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
 const FAILURES_ALONE_MOST: u32 = 1000;
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ pub struct Publisher {
     clock: Arc<Clock>,
     main: RwLock<Arc<Producer>>,
     spare: Mutex<Option<Arc<Producer>>>,
-    quarantine: Mutex<Arc<Producer>>,
+    quarantine: tokio::sync::Mutex<Arc<Producer>>,
     /// Per topic and partition, whose turn it is to send there alone.
     alone: Mutex<HashMap<(String, i32), Turn>>,
     topics: Topics,
@@ -119,7 +119,7 @@ impl Publisher {
             main: RwLock::new(main),
             spare: Mutex::new(Some(spare)),
             topics: Topics::new(config)?,
-            quarantine: Mutex::new(quarantine),
+            quarantine: tokio::sync::Mutex::new(quarantine),
             alone: Mutex::default(),
             paused: watch::channel(false).0,
             started: Instant::now(),
@@ -433,8 +433,8 @@ impl Publisher {
         if outcome == Outcome::Acked {
             quarantine.acknowledged(&row.topic, partition);
             self.acknowledged();
-        } else if quarantine.count_failure() >= FAILURES_ALONE_MOST {
-            quarantine.retire();
+        } else {
+            quarantine.count_failure();
         }
         outcome
     }
@@ -453,25 +453,27 @@ impl Publisher {
     /// The producer for single records. One with a fatal error would refuse every record it is given from then on, one that
     /// gave no answer may never give one again, and one that failed often would begin its epochs again.
     async fn quarantine(&self) -> Arc<Producer> {
-        let current = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if !current.is_fatal() && !current.is_retired() {
-            return current;
-        }
+        // Held while another is built: one is enough for all who wait.
+        let mut quarantine = self.quarantine.lock().await;
+        let why = if quarantine.is_fatal() {
+            "a fatal error"
+        } else if quarantine.is_retired() {
+            "no answer at all"
+        } else if quarantine.failures() >= FAILURES_ALONE_MOST {
+            "many records that were not acknowledged"
+        } else {
+            return quarantine.clone();
+        };
         let (config, clock) = (self.config.clone(), self.clock.clone());
         let built = tokio::task::spawn_blocking(move || Producer::new(&config, false, &clock)).await;
-        let mut quarantine = self.quarantine.lock().unwrap_or_else(PoisonError::into_inner);
-        if Arc::ptr_eq(&quarantine, &current) {
-            match built {
-                Ok(Ok(next)) => {
-                    *quarantine = next;
-                    metrics::producer_rebuilt();
-                    warn!(
-                        "replaced the Kafka producer for single records: a fatal error, no answer at all, or many refusals"
-                    );
-                }
-                Ok(Err(error)) => warn!(%error, "cannot build a producer; keeping the old one"),
-                Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
+        match built {
+            Ok(Ok(next)) => {
+                *quarantine = next;
+                metrics::producer_rebuilt();
+                warn!(why, "replaced the Kafka producer for single records");
             }
+            Ok(Err(error)) => warn!(%error, "cannot build a producer; keeping the old one"),
+            Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
         }
         quarantine.clone()
     }

@@ -46,7 +46,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     for round in 1..=bench.rounds {
         for fleet in &mut fleets {
             progress.step(&format!("round {round}, {} idle", fleet.processes));
-            // Counts, and processor time: the host does not change them.
+            // An idle process hardly wants processors: what it lacks of them says nothing.
             fleet.runs.push(watch(bench, fleet.processes).await?);
             progress.done();
         }

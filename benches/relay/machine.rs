@@ -6,7 +6,6 @@ use crate::Outcome;
 use crate::stack::{Stack, connect};
 
 /// A name and its value, as they stand in the report.
-#[derive(Clone)]
 pub struct Fact {
     pub name: String,
     pub value: String,

@@ -119,11 +119,10 @@ async fn bench(args: Args) -> Outcome<()> {
         quiet: Quiet::new(size.patience),
         size,
     };
-    let machine = machine::facts(&bench.stack).await?;
     let mut report = Report {
         title: bench.size.title,
         rounds: bench.rounds,
-        machine: Vec::new(),
+        machine: machine::facts(&bench.stack).await?,
         sections: Vec::new(),
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
@@ -132,9 +131,9 @@ async fn bench(args: Args) -> Outcome<()> {
     warm_up::broker(&bench).await?;
     for scenario in Scenario::value_variants() {
         if args.only.is_empty() || args.only.contains(scenario) {
-            report.sections.push(scenario.run(&bench).await?);
-            report.machine.clone_from(&machine);
-            report.machine.push(bench.quiet.fact());
+            let section = scenario.run(&bench).await?;
+            report.machine.extend(bench.quiet.fact(section.name));
+            report.sections.push(section);
             // After each: a long run that fails late has not been for nothing.
             report.write(&folder)?;
         }

@@ -17,15 +17,22 @@ use crate::ticks::Ticks;
 /// A run, or a look, that lacked no more of the processor time it wanted is good enough.
 const LACKING_MOST: f64 = 0.05;
 const TRIES_MOST: usize = 3;
-/// For so long all processors are asked for, to see whether they are there; and so long is waited where they are not.
+/// For so long all processors are asked for, to see whether they are there; and so long is waited where they are not, so often.
 const LOOK: Duration = Duration::from_millis(500);
 const WAIT: Duration = Duration::from_secs(5);
+const WAITS_MOST: usize = 12;
 
 pub struct Quiet {
     /// How long all waiting and repeating together may still take.
     patience: Cell<Duration>,
     lacking: RefCell<Vec<f64>>,
     repeated: Cell<usize>,
+}
+
+struct Try<T> {
+    outcome: T,
+    took: Duration,
+    lacked: f64,
 }
 
 impl Quiet {
@@ -37,35 +44,41 @@ impl Quiet {
         }
     }
 
-    /// One run. Its tries must not differ.
+    /// One run. What a try leaves behind is what another round would leave.
     pub async fn run<T>(&self, run: impl AsyncFn() -> Outcome<T>) -> Outcome<T> {
-        let (mut best, mut lacked) = self.attempt(&run).await?;
+        let mut best = self.attempt(&run).await?;
         for _ in 1..TRIES_MOST {
-            if lacked <= LACKING_MOST || self.patience.get().is_zero() {
+            if best.lacked <= LACKING_MOST || self.patience.get().is_zero() {
                 break;
             }
-            let began = Instant::now();
             self.repeated.set(self.repeated.get() + 1);
-            let (other, lacking) = self.attempt(&run).await?;
-            if lacking < lacked {
-                (best, lacked) = (other, lacking);
+            let other = self.attempt(&run).await?;
+            self.spend(other.took);
+            if other.lacked < best.lacked {
+                best = other;
             }
-            self.spend(began.elapsed());
         }
-        self.lacking.borrow_mut().push(lacked);
-        Ok(best)
+        self.lacking.borrow_mut().push(best.lacked);
+        Ok(best.outcome)
     }
 
-    async fn attempt<T>(&self, run: &impl AsyncFn() -> Outcome<T>) -> Outcome<(T, f64)> {
+    async fn attempt<T>(&self, run: &impl AsyncFn() -> Outcome<T>) -> Outcome<Try<T>> {
         self.wait().await;
-        let ticks = Ticks::so_far();
+        let (ticks, began) = (Ticks::so_far(), Instant::now());
         let outcome = run().await?;
-        Ok((outcome, 1.0 - ticks.share_got()))
+        Ok(Try {
+            outcome,
+            took: began.elapsed(),
+            lacked: 1.0 - ticks.share_got(),
+        })
     }
 
     /// Until the processors are there.
     async fn wait(&self) {
-        while !self.patience.get().is_zero() && lacking_now() > LACKING_MOST {
+        for _ in 0..WAITS_MOST {
+            if self.patience.get().is_zero() || lacking_now() <= LACKING_MOST {
+                return;
+            }
             sleep(WAIT).await;
             self.spend(LOOK + WAIT);
         }
@@ -75,20 +88,17 @@ impl Quiet {
         self.patience.set(self.patience.get().saturating_sub(time));
     }
 
-    /// For the report.
-    pub fn fact(&self) -> Fact {
-        let repeated = match self.repeated.get() {
-            1 => "1 run was".to_owned(),
-            runs => format!("{runs} runs were"),
-        };
-        let lacking = Spread::of(self.lacking.borrow().iter().map(|share| share * 100.0));
-        let value = lacking.map_or_else(String::new, |lacking| {
-            format!(
-                "{:.0} % in the median run, at most {:.0} %; {repeated} repeated for it",
-                lacking.median, lacking.max
-            )
-        });
-        Fact::new("processor time withheld by the host", value)
+    /// For the report, of the runs since this was last asked. None: there was no such run.
+    pub fn fact(&self, scenario: &str) -> Option<Fact> {
+        let lacking = Spread::of(self.lacking.take().iter().map(|share| share * 100.0))?;
+        let value = format!(
+            "{:.0} % in the median run, {:.0} % at most; {} repetitions",
+            lacking.median,
+            lacking.max,
+            self.repeated.take()
+        );
+        let name = format!("processor time withheld by the host, {scenario}");
+        Some(Fact::new(name, value))
     }
 }
 

@@ -58,10 +58,10 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
             progress.done();
         }
         progress.step(&format!("round {round}, one joins, one is killed under load"));
-        changes.push(bench.quiet.run(async || change(bench).await).await?);
+        changes.push(change(bench).await?);
         progress.done();
         progress.step(&format!("round {round}, one is killed in a drain"));
-        crashes.push(bench.quiet.run(async || crash(bench).await).await?);
+        crashes.push(crash(bench).await?);
         progress.done();
     }
     Ok(section(bench, &entries, &changes, &crashes))

@@ -304,9 +304,13 @@ impl Producer {
         known.values().flat_map(HashMap::values).any(|at| *at >= then)
     }
 
-    /// A record of ours was not acknowledged. Answers how many that makes.
-    pub fn count_failure(&self) -> u32 {
-        self.failures.fetch_add(1, Ordering::Relaxed) + 1
+    /// A record of ours was not acknowledged.
+    pub fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn failures(&self) -> u32 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     pub fn is_fatal(&self) -> bool {
