@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,9 +36,9 @@ pub struct FickleBroker {
 #[derive(Default)]
 struct Shared {
     demoted: AtomicBool,
-    denied: AtomicUsize,
+    denied: AtomicBool,
     garbling: AtomicBool,
-    garbled: AtomicUsize,
+    garbled: AtomicBool,
 }
 
 /// What has come by on one connection.
@@ -77,10 +77,7 @@ impl FickleBroker {
 
     /// Waits until something was written and denied.
     pub async fn denied(&self) {
-        eventually(SOON, "an answer to be changed", async || {
-            (self.shared.denied.load(Ordering::Relaxed) > 0).then_some(())
-        })
-        .await;
+        happened(&self.shared.denied, "an answer to be changed").await;
     }
 
     /// The next produce request arrives garbled, and its answer not before the next request is under way, if there is one.
@@ -90,10 +87,7 @@ impl FickleBroker {
 
     /// Waits until that has happened.
     pub async fn garbled(&self) {
-        eventually(SOON, "a request to be garbled", async || {
-            (self.shared.garbled.load(Ordering::Relaxed) > 0).then_some(())
-        })
-        .await;
+        happened(&self.shared.garbled, "a request to be garbled").await;
     }
 }
 
@@ -101,6 +95,10 @@ impl Drop for FickleBroker {
     fn drop(&mut self) {
         self.serving.abort();
     }
+}
+
+async fn happened(what: &AtomicBool, said: &str) {
+    eventually(SOON, said, async || what.load(Ordering::Relaxed).then_some(())).await;
 }
 
 async fn serve(listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
@@ -135,7 +133,7 @@ impl Connection {
                 let garbled = shared.garbling.swap(false, Ordering::Relaxed);
                 if garbled {
                     garble(&mut frame);
-                    shared.garbled.fetch_add(1, Ordering::Relaxed);
+                    shared.garbled.store(true, Ordering::Relaxed);
                 }
                 let correlation = frame[4..8].try_into().expect("four bytes");
                 let number = *self.requests.borrow() + 1;
@@ -162,7 +160,7 @@ impl Connection {
                     let _ = tokio::time::timeout(OTHER_REQUEST, another).await;
                 } else if shared.demoted.load(Ordering::Relaxed) {
                     deny(&mut frame);
-                    shared.denied.fetch_add(1, Ordering::Relaxed);
+                    shared.denied.store(true, Ordering::Relaxed);
                 }
             }
             write_frame(&mut to, &frame).await?;
