@@ -22,6 +22,7 @@ mod template;
 mod ticks;
 mod topics;
 mod trickle;
+mod turns;
 mod waking;
 mod wiretap;
 mod world;

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use super::SmallDisk;
+use super::turns::take_turn;
 
 /// Where the shared PostgreSQL and Kafka are.
 pub struct Stack {
@@ -49,6 +50,7 @@ fn running_stack() -> Option<Stack> {
 
 /// Runs the stack script; panics with its words if it fails.
 pub fn stack(args: &[&str]) -> String {
+    take_turn();
     let output = Command::new(script())
         .args(args)
         .stdin(Stdio::null())

@@ -13,6 +13,7 @@ use super::relay::RelayBuilder;
 use super::stack::Stack;
 use super::template;
 use super::topics::create_topic;
+use super::turns::take_turn;
 
 pub struct World {
     pub database_url: String,
@@ -58,6 +59,7 @@ impl World {
     }
 
     async fn copied(server_url: &str, kafka: &str, template: &str) -> Self {
+        take_turn();
         let name = format!("t{}", &Uuid::new_v4().simple().to_string()[..12]);
         let server = connect(server_url).await;
         server
