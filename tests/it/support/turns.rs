@@ -2,14 +2,15 @@
 //! there: the less the machine gets, the fewer run at once.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use super::ticks::Ticks;
 
-/// So many tests at once the machine bears, if it gets all its processors.
-const AT_ONCE: f64 = 4.0;
+/// A machine that gets so much of its processors has as many tests at once as were asked for.
+const NEARLY_ALL: f64 = 0.9;
 
-/// Over how long it is looked what it gets.
+/// Over how long at least it is looked what it gets.
 const WINDOW: Duration = Duration::from_secs(5);
 
 static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(|| Mutex::new(Table::new()));
@@ -19,7 +20,7 @@ thread_local! {
     static TURN: Turn = Turn::wait_for();
 }
 
-/// Waits until this test may begin; at once if it has begun.
+/// Waits until this test may begin; at once if it has begun. Only on the test's own thread: another would wait for a turn of its own.
 pub fn take_turn() {
     TURN.with(|_taken| ());
 }
@@ -56,7 +57,7 @@ impl Table {
     fn new() -> Self {
         Table {
             seated: 0,
-            seats: seats(1.0),
+            seats: usize::MAX,
             looked: Instant::now(),
             ticks: Ticks::so_far(),
         }
@@ -72,17 +73,29 @@ impl Table {
 
     fn look(&mut self) {
         if self.looked.elapsed() >= WINDOW {
-            self.seats = seats(self.ticks.share_got());
+            self.seats = seats(self.ticks.share_got(), threads());
             (self.looked, self.ticks) = (Instant::now(), Ticks::so_far());
         }
     }
 }
 
-fn seats(share: f64) -> usize {
-    ((share * AT_ONCE).round() as usize).max(1)
+fn seats(share: f64, threads: usize) -> usize {
+    match share {
+        NEARLY_ALL.. => usize::MAX,
+        _ => ((share * threads as f64).round() as usize).max(1),
+    }
+}
+
+/// How many tests there are at once, unless a flag says otherwise.
+fn threads() -> usize {
+    let asked = std::env::var("RUST_TEST_THREADS")
+        .ok()
+        .and_then(|threads| threads.parse().ok());
+    asked.unwrap_or_else(|| available_parallelism().map_or(1, usize::from))
 }
 
 #[test]
 fn the_less_the_machine_gets_the_fewer_tests_run_at_once_and_one_always_does() {
-    assert_eq!([1.0, 0.7, 0.5, 0.3, 0.0].map(seats), [4, 3, 2, 1, 1]);
+    let of_four = [1.0, 0.8, 0.5, 0.3, 0.0].map(|share| seats(share, 4));
+    assert_eq!(of_four, [usize::MAX, 3, 2, 1, 1]);
 }
