@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::ticks::Ticks;
 
 /// However busy the host is, nobody waits for more than so many times as long.
-const STRETCH_MOST: f64 = 5.0;
+const STRETCH_MOST: f64 = 4.0;
 
 /// Since when something is waited for.
 pub struct Patience {
@@ -41,5 +41,5 @@ fn counted(share: f64) -> f64 {
 fn what_the_host_took_away_stretches_a_wait_within_bounds() {
     assert_eq!(counted(1.0), 1.0);
     assert_eq!(counted(0.75), 0.75);
-    assert_eq!(counted(0.01), 0.2);
+    assert_eq!(counted(0.01), 0.25);
 }
