@@ -48,7 +48,7 @@ bench: setup ## Measure everything beside its limits: make bench ARGS="--only dr
 	@cargo bench --quiet --locked --bench relay --no-run
 	@deploy/dev/with-stack cargo bench --quiet --locked --bench relay -- $(ARGS)
 
-bench-quick: ## The same in small, in under three minutes
+bench-quick: ## The same in small, in a few minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
 
 bench-keep: ## Put the last report of make bench into the README and docs/performance.md

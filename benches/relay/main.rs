@@ -59,7 +59,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 #[derive(Parser)]
 struct Args {
-    /// Everything in small, in under three minutes
+    /// Everything in small, in a few minutes
     #[arg(long)]
     quick: bool,
     /// Only these scenarios, in their usual order
