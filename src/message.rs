@@ -82,6 +82,11 @@ impl Row {
         }
     }
 
+    /// It came in past the trigger that assigns lanes: sent among the rows that stand in none, it would overtake its key.
+    pub fn has_lost_its_line(&self) -> bool {
+        self.lane.is_none() && (self.key.is_some() || self.partition.is_some())
+    }
+
     /// The record's key: the row's own, else its message id, so that keyless rows spread evenly.
     pub fn record_key(&self) -> RecordKey<'_> {
         match &self.key {

@@ -517,6 +517,14 @@ fn purge_later(producer: Arc<Producer>) {
 }
 
 fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
+    if row.has_lost_its_line() {
+        return Err(Outcome::Refused {
+            reason: "it has a key or a partition but no lane, so its place in line is not known: it was inserted while the trigger \
+                     zz_message_enters of outbox.message was disabled. Enable the trigger (ENABLE ALWAYS), insert the \
+                     message again, delete this row"
+                .into(),
+        });
+    }
     let partition = row
         .place()
         .partition(topic.partitions)

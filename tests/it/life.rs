@@ -303,6 +303,39 @@ async fn a_row_without_a_key_is_refused_alone_and_nobody_waits_for_it() {
 }
 
 #[tokio::test]
+async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_line() {
+    let world = World::new().await;
+    let topic = world.topic("past", 1, &[]).await;
+    world
+        .execute(&format!(
+            "ALTER TABLE outbox.message DISABLE TRIGGER zz_message_enters;
+             INSERT INTO outbox.message (topic, key, payload) VALUES ('{topic}', 'k', '1');
+             INSERT INTO outbox.message (topic, partition, payload) VALUES ('{topic}', 0, '2');
+             ALTER TABLE outbox.message ENABLE ALWAYS TRIGGER zz_message_enters;
+             SELECT outbox.enqueue('{topic}', 'k', '3');
+             SELECT outbox.enqueue('{topic}', payload => '4');"
+        ))
+        .await;
+    let _relay = world
+        .relay()
+        .args(&["--max-attempts", "1"])
+        .args(&IMPATIENT)
+        .start_ready()
+        .await;
+    world.drained(SOON).await;
+    let refused = "SELECT array_agg(id ORDER BY id) = '{1,2}' FROM outbox.message
+                   WHERE dead_at IS NOT NULL AND last_error LIKE '%zz_message_enters%'";
+    assert!(world.is_true(refused).await, "with what to do about it");
+    let mut sent: Vec<_> = read_until(&world.kafka, &topic, 2, SOON)
+        .await
+        .into_iter()
+        .map(|record| record.payload.unwrap_or_default())
+        .collect();
+    sent.sort();
+    assert_eq!(sent, [b"3".to_vec(), b"4".to_vec()], "the others went on");
+}
+
+#[tokio::test]
 async fn a_delayed_row_holds_nobody_back_and_joins_the_line_when_due() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;

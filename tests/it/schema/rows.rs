@@ -84,11 +84,6 @@ const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "message_with_a_key_or_a_partition_has_a_lane",
-        // By none that the trigger sees: a test of its own goes past it.
-        &[],
-    ),
-    (
         "claim_names_rows",
         &[
             "outbox.claim (lease_until, ids) VALUES (now(), '{}')",
@@ -239,26 +234,6 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
         tried.join(" "),
         "every rule of the relay's tables is tried here"
     );
-}
-
-#[tokio::test]
-async fn a_row_that_comes_in_past_the_trigger_is_refused_rather_than_sent_out_of_line() {
-    let world = World::new().await;
-    world
-        .execute("ALTER TABLE outbox.message DISABLE TRIGGER zz_message_enters")
-        .await;
-    for values in [
-        "(topic, key) VALUES ('t', 'k')",
-        "(topic, partition, payload) VALUES ('t', 0, '1')",
-    ] {
-        let insert = format!("INSERT INTO outbox.message {values}");
-        let error = refusal_of(&world.db, &insert).await;
-        assert_eq!(
-            error.constraint(),
-            Some("message_with_a_key_or_a_partition_has_a_lane"),
-            "{insert}"
-        );
-    }
 }
 
 /// What an application may have put before the names of PostgreSQL itself, by chance or on purpose.
