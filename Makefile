@@ -43,13 +43,10 @@ mutants-pure: ## Break the pure parts in every small way: their unit tests must 
 	@command -v cargo-mutants >/dev/null || cargo install cargo-mutants --locked
 	CARGO_TARGET_DIR=$(CURDIR)/target/mutants-pure cargo mutants -j1 --output target $(ARGS)
 
-# What PostgreSQL's manual advises for a server of its own.
-QUARTER_OF_MEMORY = $$(awk '/^MemTotal/ { printf "%dMB", $$2 / 4096 }' /proc/meminfo)
-
 # Built before the stack is up: a compiler beside it would be measured as well.
 bench: setup ## Measure everything beside its limits: make bench ARGS="--only drain,latency --rounds 3"
 	@cargo bench --quiet --locked --bench relay --no-run
-	@OUTBOXD_DEV_SHARED_BUFFERS=$(QUARTER_OF_MEMORY) deploy/dev/with-stack cargo bench --quiet --locked --bench relay -- $(ARGS)
+	@deploy/dev/with-stack cargo bench --quiet --locked --bench relay -- $(ARGS)
 
 bench-quick: ## The same in small, in a few minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"

@@ -4,11 +4,11 @@
 ALTER TABLE outbox.message DROP CONSTRAINT message_with_a_key_or_a_partition_has_a_lane;
 
 -- The rules of V9 and its lanes, for less: PL/pgSQL readies each expression that it comes to anew in every transaction, every function
--- in it, called or not. So what few messages have is asked of those only, and a lane is computed in the type of its column.
+-- in it, called or not. So what few messages have is asked of those only, and last; a lane is computed in the type of its column.
 CREATE OR REPLACE FUNCTION outbox.message_enters() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     broken text := CASE
-        -- Not '^[…]{1,249}$': a bounded repetition costs 35 µs a row, this 0.7.
+        -- Not '^[…]{1,249}$': a bounded repetition costs 35 µs a row.
         WHEN NEW.topic OPERATOR(pg_catalog.~) '[^a-zA-Z0-9._-]|^[.]?[.]?$'
                 OR pg_catalog.octet_length(NEW.topic) OPERATOR(pg_catalog.>) 249
             THEN 'message_topic_is_a_legal_kafka_name'

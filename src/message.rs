@@ -226,7 +226,7 @@ pub enum Outcome {
     Unsent,
     /// No answer. It may have landed: try again, flagged.
     Unknown,
-    /// Kafka refused this very record, sent alone.
+    /// Kafka refused this very record, sent alone; or it has nowhere to go: no such partition, no lane.
     Refused { reason: String },
     /// Nothing wrong with the record, but its topic cannot take it now.
     Sick {
@@ -268,6 +268,25 @@ pub(crate) mod tests {
             created_at: SystemTime::UNIX_EPOCH,
             delayed: false,
             suspect: false,
+        }
+    }
+
+    #[test]
+    fn a_row_with_a_key_or_a_partition_stands_in_line() {
+        for (lane, key, partition, lost) in [
+            (Some(0), Some("k"), None, false),
+            (Some(0), None, Some(1), false),
+            (None, None, None, false),
+            (None, Some("k"), None, true),
+            (None, None, Some(1), true),
+        ] {
+            let row = Row {
+                lane,
+                key: key.map(str::to_owned),
+                partition,
+                ..row(1)
+            };
+            assert_eq!(row.has_lost_its_line(), lost, "{row:?}");
         }
     }
 

@@ -234,6 +234,7 @@ impl Publisher {
         let mut stopped: HashSet<(&str, String)> = HashSet::new();
         for (index, row) in rows.iter().enumerate() {
             let behind = !stopped.is_empty()
+                && !row.has_lost_its_line()
                 && row
                     .unit()
                     .is_some_and(|unit| stopped.contains(&(row.topic.as_str(), unit)));
@@ -519,9 +520,9 @@ fn purge_later(producer: Arc<Producer>) {
 fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
     if row.has_lost_its_line() {
         return Err(Outcome::Refused {
-            reason: "it has a key or a partition but no lane, so its place in line is not known: it was inserted while the trigger \
-                     zz_message_enters of outbox.message was disabled. Enable the trigger (ENABLE ALWAYS), insert the \
-                     message again, delete this row"
+            reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
+                     zz_message_enters. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
+                     and insert its message again, in one transaction. Redriving it does not help"
                 .into(),
         });
     }

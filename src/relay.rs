@@ -476,7 +476,7 @@ pub(crate) fn report_refusal(refusal: &Refusal) {
         error!(
             id = refusal.id,
             reason = refusal.reason,
-            "dead letter: Kafka refused the row for good"
+            "dead letter: the row was refused for good"
         );
     }
 }

@@ -43,7 +43,8 @@ impl Policy {
             attempts: row.attempts,
             suspect: row.suspect,
             reason: reason.to_owned(),
-            dead: row.attempts.saturating_add(1) >= self.max_attempts,
+            // Without its line it will be refused for ever.
+            dead: row.attempts.saturating_add(1) >= self.max_attempts || row.has_lost_its_line(),
             wait: self.backoff(row.attempts as u32 + 1),
         }
     }
@@ -284,6 +285,11 @@ mod tests {
         assert!(first.wait <= POLICY.backoff_min, "{:?}", first.wait);
         assert!(second.wait >= POLICY.backoff_min, "{:?}", second.wait);
         assert!(refusal(i16::MAX, false).dead, "and no count overflows");
+        let astray = row(1, None, "t", Some("k"), 0);
+        assert!(
+            POLICY.refusal(&astray, "no lane").dead,
+            "another try would end in the same way"
+        );
     }
 
     #[test]

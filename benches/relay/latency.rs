@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::time::sleep;
 
@@ -20,7 +20,6 @@ use crate::target::{Others, Target};
 use crate::textbook::{self, Textbook};
 use crate::{Bench, Outcome};
 
-const WARM_UP: Duration = Duration::from_secs(1);
 const RATES: [u64; 3] = [100, 1_000, 5_000];
 const WARM_UP_RATE: u64 = 1_000;
 /// More than this the textbook does not carry, and a growing backlog is no latency.
@@ -109,7 +108,7 @@ async fn measure(bench: &Bench, rate: u64, contestant: Contestant) -> Outcome<Ru
     let relay = Relay::start(&place, contestant).await?;
     let listener = Listener::start(&place)?;
     let warm_up = Load::start(&place, insert, rate, 0).await?;
-    sleep(WARM_UP).await;
+    sleep(bench.size.load_warm_up).await;
     let early = warm_up.stop().await?.len();
     let (cpu, began) = (place.postgres.cpu_seconds(), Instant::now());
     let load = Load::start(&place, insert, rate, FIRST).await?;

@@ -13,8 +13,9 @@ pub struct Size {
     pub cost_rows: i64,
     /// Single-row commits in one round, of each table.
     pub commits: usize,
-    /// How long a load lasts, and how long an idle process is watched.
+    /// How long a load lasts, after how long a warm-up, and how long an idle process is watched.
     pub load: Duration,
+    pub load_warm_up: Duration,
     pub idle: Duration,
     /// Before that: until wake-ups have slowed down, what is asked once a minute has been asked once, since preparing a statement
     /// counts as one, and sessions have told what they counted; PostgreSQL lets an idle one take ten seconds for it.
@@ -64,6 +65,7 @@ impl Size {
             cost_rows: 200_000,
             commits: 4_000,
             load: Duration::from_secs(15),
+            load_warm_up: Duration::from_secs(1),
             // What a daemon does once a minute is in it once.
             idle: Duration::from_secs(60),
             settle: Duration::from_secs(75),
@@ -96,7 +98,8 @@ impl Size {
             textbook_rows: 2_000,
             cost_rows: 20_000,
             commits: 200,
-            load: Duration::from_secs(1),
+            load: Duration::from_millis(500),
+            load_warm_up: Duration::from_millis(200),
             idle: Duration::from_secs(2),
             settle: Duration::from_secs(1),
             patience: Duration::ZERO,
@@ -113,7 +116,7 @@ impl Size {
             },
             warm_up: WarmUp {
                 rows: 50_000,
-                rounds: 6,
+                rounds: 3,
             },
         }
     }

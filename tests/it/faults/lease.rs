@@ -12,6 +12,8 @@ const REGISTER: &str = include_str!("../../../src/outbox/register.sql");
 const RENEW: &str = include_str!("../../../src/outbox/renew.sql");
 const TAKE: &str = include_str!("../../../src/outbox/take.sql");
 const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
+const MARK_ARCHIVE: &str = include_str!("../../../src/outbox/mark_lanes_archive.sql");
+const MARK_DELETE: &str = include_str!("../../../src/outbox/mark_lanes_delete.sql");
 const LINEAGE: &str = include_str!("../../../src/outbox/lineage.sql");
 const HORIZON: &str = include_str!("../../../src/outbox/horizon.sql");
 const WRITERS: &str = include_str!("../../../src/outbox/writers.sql");
@@ -62,10 +64,14 @@ impl Worker {
 
     /// Marks every row, as the owner of these lanes.
     async fn mark(&self, held: &[(i16, i64)]) -> u64 {
+        self.mark_by(MARK, held).await
+    }
+
+    async fn mark_by(&self, mark: &str, held: &[(i16, i64)]) -> u64 {
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
         let ids: Vec<i64> = (1..=100).collect();
         let params: [&(dyn ToSql + Sync); 5] = [&self.id, &lanes, &epochs, &self.incarnation, &ids];
-        self.db.execute(MARK, &params).await.expect("answered")
+        self.db.execute(mark, &params).await.expect("answered")
     }
 }
 
@@ -109,17 +115,30 @@ async fn a_worker_whose_lanes_were_taken_is_not_renewed() {
 
 #[tokio::test]
 async fn a_mark_needs_the_owner_and_the_epoch() {
-    let world = World::new().await;
-    world.fill("nowhere", 100, 50).await;
-    let (owner, other) = (
-        Worker::register(&world, 60.0).await,
-        Worker::register(&world, 60.0).await,
-    );
-    let held = owner.take(64).await;
-    let stale: Vec<_> = held.iter().map(|(lane, epoch)| (*lane, epoch - 1)).collect();
-    assert_eq!(other.mark(&held).await, 0, "another worker's lanes");
-    assert_eq!(owner.mark(&stale).await, 0, "an earlier take of the same lanes");
-    assert_eq!(owner.mark(&held).await, 100);
+    for mark in [MARK, MARK_ARCHIVE, MARK_DELETE] {
+        let world = World::new().await;
+        world.fill("nowhere", 100, 50).await;
+        let (owner, other) = (
+            Worker::register(&world, 60.0).await,
+            Worker::register(&world, 60.0).await,
+        );
+        let mut held = owner.take(64).await;
+        world
+            .execute("UPDATE outbox.lane SET epoch = epoch + lane WHERE lane >= 0")
+            .await;
+        held.iter_mut().for_each(|(lane, epoch)| *epoch += i64::from(*lane));
+        let stale: Vec<_> = held.iter().map(|(lane, epoch)| (*lane, epoch - 100)).collect();
+        let next = held.iter().cycle().skip(1);
+        let mixed_up: Vec<_> = held.iter().zip(next).map(|(own, next)| (own.0, next.1)).collect();
+        assert_eq!(other.mark_by(mark, &held).await, 0, "another worker's lanes: {mark}");
+        assert_eq!(
+            owner.mark_by(mark, &stale).await,
+            0,
+            "an earlier take of the same lanes: {mark}"
+        );
+        assert_eq!(owner.mark_by(mark, &mixed_up).await, 0, "epochs of other lanes: {mark}");
+        assert_eq!(owner.mark_by(mark, &held).await, 100, "{mark}");
+    }
 }
 
 /// Whoever is first on another lineage of the server decides, and what it decided outlives it.

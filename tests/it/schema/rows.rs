@@ -284,6 +284,16 @@ async fn lanes_and_rules_are_the_same_whatever_the_session_has_set() {
 }
 
 #[tokio::test]
+async fn a_lane_that_the_owner_of_the_table_writes_is_not_believed() {
+    let world = World::new().await;
+    world
+        .execute("INSERT INTO outbox.message (topic, key, payload, lane) VALUES ('t', 'order-1', '1', 5), ('t', NULL, '1', 5)")
+        .await;
+    let lanes = "SELECT string_agg(coalesce(lane::text, 'none'), ' ' ORDER BY id) FROM outbox.message";
+    assert_eq!(world.text(lanes).await, "11 none");
+}
+
+#[tokio::test]
 async fn a_trigger_of_the_applications_that_changes_the_key_comes_first() {
     let world = World::new().await;
     world
