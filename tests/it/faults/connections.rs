@@ -141,7 +141,7 @@ async fn mark_answered_by_silence(answer: Answer, mark: &str, keys: usize) -> Re
     recovered
 }
 
-const MARK_LANES: &str = "ORDER BY l.lane FOR SHARE OF l\n)\nUPDATE outbox.message\nSET published_at";
+const MARK_LANES: &str = "SET published_at = clock_timestamp(), available_at = NULL\nWHERE id = ANY ($5::bigint[])";
 
 #[tokio::test]
 async fn a_mark_whose_answer_is_lost_is_repeated_without_harm() {
