@@ -316,7 +316,7 @@ async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_
              SELECT outbox.enqueue('{topic}', payload => '4');"
         ))
         .await;
-    let _relay = world
+    let relay = world
         .relay()
         .args(&["--batch-rows", "100"])
         .args(&PATIENT)
@@ -326,6 +326,11 @@ async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_
     let refused = "SELECT count(*) = 501 AND max(id) = 501 FROM outbox.message
                    WHERE dead_at IS NOT NULL AND attempts = 1 AND last_error LIKE '%zz_message_enters%'";
     assert!(world.is_true(refused).await, "at once, and with what to do about it");
+    let claimed = relay.metric("outboxd_rows_claimed_total");
+    assert!(
+        claimed.is_some_and(|rows| rows < 1_000.0),
+        "none waits for another of its key: {claimed:?}"
+    );
     let mut sent: Vec<_> = read_until(&world.kafka, &topic, 2, SOON)
         .await
         .into_iter()

@@ -197,27 +197,39 @@ async fn a_row_whose_id_was_drawn_before_its_payload_was_computed_is_published()
     }
     let gate = late.world.session().await;
     gate.batch_execute("SELECT pg_advisory_lock(7)").await.expect("a lock");
-    // Who draws the last id that the WAL knows gets a transaction id with it: not this one.
-    while late.world.count("SELECT log_cnt FROM outbox.message_id_seq").await < 2 {
-        late.world.execute("SELECT nextval('outbox.message_id_seq')").await;
-    }
-    let drawn = "SELECT last_value FROM outbox.message_id_seq";
-    let id = late.world.count(drawn).await + 1;
-    let writer = late.world.session().await;
     let insert = format!(
         "INSERT INTO outbox.message (topic, key, payload, headers)
          VALUES ('{}', 'slow', to_jsonb(pg_advisory_lock(7) IS NULL), '{{\"late\": \"yes\"}}')",
         late.topic
     );
-    let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
+    let drawn = "SELECT last_value FROM outbox.message_id_seq";
     let waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'";
-    eventually(SOON, "its id to be drawn, and it to wait", async || {
-        let waits = late.world.count(&format!("SELECT count(*) {waiting}")).await == 1;
-        (waits && late.world.count(drawn).await == id).then_some(())
-    })
-    .await;
-    let no_id = format!("SELECT backend_xid IS NULL {waiting}");
-    assert!(late.world.is_true(&no_id).await, "it has no transaction id");
+    let (id, writing) = loop {
+        // Who draws the last id that the WAL knows gets a transaction id with it: not this one.
+        while late.world.count("SELECT log_cnt FROM outbox.message_id_seq").await < 2 {
+            late.world.execute("SELECT nextval('outbox.message_id_seq')").await;
+        }
+        let id = late.world.count(drawn).await + 1;
+        let (writer, insert) = (late.world.session().await, insert.clone());
+        let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
+        eventually(SOON, "its id to be drawn, and it to wait", async || {
+            let waits = late.world.count(&format!("SELECT count(*) {waiting}")).await == 1;
+            (waits && late.world.count(drawn).await == id).then_some(())
+        })
+        .await;
+        if late
+            .world
+            .is_true(&format!("SELECT backend_xid IS NULL {waiting}"))
+            .await
+        {
+            break (id, writing);
+        }
+        // So does who draws the first one after a checkpoint, which has just come in between.
+        late.world
+            .execute(&format!("SELECT pg_cancel_backend(pid) {waiting}"))
+            .await;
+        writing.await.expect("no panic").expect_err("cancelled");
+    };
     let stalled = Instant::now();
     while stalled.elapsed() < FLOORS_STORED {
         late.others_move_on().await;
