@@ -204,6 +204,7 @@ async fn a_row_whose_id_was_drawn_before_its_payload_was_computed_is_published()
     );
     let drawn = "SELECT last_value FROM outbox.message_id_seq";
     let waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'";
+    let trying = Instant::now();
     let (id, writing) = loop {
         // Who draws the last id that the WAL knows gets a transaction id with it: not this one.
         while late.world.count("SELECT log_cnt FROM outbox.message_id_seq").await < 2 {
@@ -225,6 +226,7 @@ async fn a_row_whose_id_was_drawn_before_its_payload_was_computed_is_published()
             break (id, writing);
         }
         // So does who draws the first one after a checkpoint, which has just come in between.
+        assert!(trying.elapsed() < SOON, "it has no transaction id");
         late.world
             .execute(&format!("SELECT pg_cancel_backend(pid) {waiting}"))
             .await;
