@@ -128,6 +128,7 @@ async fn bench(args: Args) -> Outcome<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
     drop(fs::remove_dir_all(&folder));
     fs::create_dir_all(&folder)?;
+    place::make_template(&bench.stack).await?;
     warm_up::broker(&bench).await?;
     for scenario in Scenario::value_variants() {
         if args.only.is_empty() || args.only.contains(scenario) {

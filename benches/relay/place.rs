@@ -29,14 +29,28 @@ pub struct Place {
     topics: Vec<(String, i32)>,
 }
 
+/// What every place's database is a copy of: migrating each anew would take longer than many a measurement in small.
+const TEMPLATE: &str = "bench_template";
+
+/// Once for all places of a run; one that another run left behind may have another schema.
+pub async fn make_template(stack: &Stack) -> Outcome<()> {
+    let server = connect(&stack.database_url).await?;
+    server
+        .batch_execute(&format!("DROP DATABASE IF EXISTS {TEMPLATE}"))
+        .await?;
+    server.batch_execute(&format!("CREATE DATABASE {TEMPLATE}")).await?;
+    migrate(&stack.url_of(TEMPLATE)?)
+}
+
 impl Place {
     /// With the topics that rows of this shape go to.
     pub async fn new(stack: &Stack, shape: Shape) -> Outcome<Self> {
         let name = format!("bench_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
         let server = connect(&stack.database_url).await?;
-        server.batch_execute(&format!("CREATE DATABASE {name}")).await?;
+        server
+            .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+            .await?;
         let url = stack.url_of(&name)?;
-        migrate(&url)?;
         let db = connect(&url).await?;
         let topics = match shape.topics() {
             1 => vec![(name.clone(), PARTITIONS)],
