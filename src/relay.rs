@@ -11,7 +11,7 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use self::batch::{discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors};
+use self::batch::{ByLane, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors};
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
@@ -172,6 +172,7 @@ impl Relay {
         if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict).await {
             return Vec::new();
         }
+        let rows = ByLane::new(&rows);
         held.iter()
             .map(|held| {
                 let mut seen = see_lane(held, &rows, &cuts, settled, &verdict);
@@ -383,9 +384,7 @@ impl Relay {
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
-        let sent = rows
-            .iter()
-            .filter(|row| verdict.published.binary_search(&row.id).is_ok());
+        let sent = rows.iter().filter(|row| verdict.has_published(row.id));
         self.published.remember(sent);
         self.report(rows, &verdict);
         verdict

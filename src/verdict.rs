@@ -103,6 +103,11 @@ impl Verdict {
         self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.unknown.is_empty()
     }
 
+    /// Was this row of the batch acknowledged?
+    pub fn has_published(&self, id: i64) -> bool {
+        self.is_clean() || self.published.binary_search(&id).is_ok()
+    }
+
     /// Does a hold of this verdict keep the row back?
     pub fn holds_back(&self, row: &Row) -> bool {
         let Some(lane) = row.lane else { return false };

@@ -5,9 +5,30 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use super::breather;
 use crate::floor::{Settled, Sight};
 use crate::lanes::{Held, HeldKeyless, Seen, Share};
-use crate::message::{KEYLESS, Row};
+use crate::message::{KEYLESS, LANE_COUNT, Row};
 use crate::outbox::{Claim, Dropped};
 use crate::verdict::{HoldOrder, Verdict};
+
+/// The rows of each lane, in order. One pass for all lanes: a batch has dozens of them and thousands of rows.
+pub struct ByLane<'a>(Vec<Vec<&'a Row>>);
+
+impl<'a> ByLane<'a> {
+    pub fn new(rows: &'a [Row]) -> Self {
+        let mut lanes = vec![Vec::new(); LANE_COUNT];
+        for row in rows {
+            let lane = row.lane.and_then(|lane| lanes.get_mut(usize::try_from(lane).ok()?));
+            if let Some(lane) = lane {
+                lane.push(row);
+            }
+        }
+        ByLane(lanes)
+    }
+
+    pub fn rows(&self, lane: i16) -> &[&'a Row] {
+        let lane = usize::try_from(lane).ok().and_then(|lane| self.0.get(lane));
+        lane.map_or(&[], Vec::as_slice)
+    }
+}
 
 /// Sorts a claim by id (SQL promises no order of a joined result) and cuts each lane where the byte budget cut it.
 /// Answers the rows, and per lane the id after which nothing is known.
@@ -23,9 +44,11 @@ pub fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
         let cut = row.lane.and_then(|lane| cuts.get(&lane));
         row.delayed || cut.is_none_or(|cut| row.id <= *cut)
     });
-    rows.sort_unstable_by_key(|row| row.id);
+    // Rows are large: each is moved once, when its place is known.
+    rows.sort_by_cached_key(|row| row.id);
+    let by_lane = ByLane::new(&rows);
     for held in held {
-        let fresh = rows.iter().filter(|row| row.lane == Some(held.lane) && !row.delayed);
+        let fresh = by_lane.rows(held.lane).iter().filter(|row| !row.delayed);
         let (mut count, mut last) = (0, 0);
         for row in fresh {
             count += 1;
@@ -112,9 +135,9 @@ pub fn with_rows(lanes: Vec<Held>, claim: &Claim) -> (Vec<Held>, Vec<i16>) {
     (lanes, empty.iter().map(|held| held.lane).collect())
 }
 
-pub fn see_lane(held: &Held, rows: &[Row], cuts: &HashMap<i16, i64>, settled: Settled, verdict: &Verdict) -> Seen {
-    let of_lane: Vec<&Row> = rows.iter().filter(|row| row.lane == Some(held.lane)).collect();
-    let is_published = |row: &Row| verdict.published.binary_search(&row.id).is_ok();
+pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settled: Settled, verdict: &Verdict) -> Seen {
+    let of_lane = rows.rows(held.lane);
+    let is_published = |row: &Row| verdict.has_published(row.id);
     let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
     // From now on known by id, and counted no more.
     let is_suspect_still = |row: &Row| row.suspect && !is_published(row) && !is_dead(row);
@@ -253,7 +276,7 @@ mod tests {
     }
 
     fn see(held: &Held, rows: &[Row], verdict: &Verdict) -> Seen {
-        see_lane(held, rows, &HashMap::new(), Settled::default(), verdict)
+        see_lane(held, &ByLane::new(rows), &HashMap::new(), Settled::default(), verdict)
     }
 
     #[test]
@@ -457,6 +480,7 @@ mod tests {
             soft: 5,
             generation: 6,
         };
+        let rows = ByLane::new(&rows);
         let seen = see_lane(&held(0), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
         assert_eq!(seen.sight, Some(Sight::of_everything(settled)));
         assert_eq!((seen.lane, seen.rows, seen.highest_id), (0, 2, 2));
