@@ -2,10 +2,11 @@
 
 use std::sync::LazyLock;
 
-/// Text that does not compress to nothing, neither in PostgreSQL nor on the way to Kafka. The same in every run.
+/// Text that does not compress, neither in PostgreSQL nor on the way to Kafka. The same in every run. Much more of it than a produce
+/// batch has, and rows begin anywhere in it: what two neighbours share would be sent once.
 pub static FILLER: LazyLock<String> = LazyLock::new(|| {
     let mut random = fastrand::Rng::with_seed(6);
-    (0..1 << 17).map(|_| random.alphanumeric()).collect()
+    (0..1 << 22).map(|_| random.alphanumeric()).collect()
 });
 
 /// Beside the filler a payload has a number, two names and some punctuation.
@@ -21,6 +22,9 @@ pub enum Shape {
     /// Twenty topics, some of them much busier than others, and 2,500 keys in each.
     Mixed,
 }
+
+/// From where in the filler one row's part begins to where the next one's does, again from the beginning behind its end.
+pub const STRIDE: usize = 1_299_709;
 
 pub const MIXED_TOPICS: usize = 20;
 
@@ -66,7 +70,7 @@ impl Shape {
         let bytes = self.filler_bytes();
         let places = FILLER.len() - bytes;
         format!(
-            "SELECT {topic}, {key}, jsonb_build_object('n', i, 'fill', convert_from(substr($1::bytea, (i * 31 % {places})::integer + 1, {bytes}), 'UTF8'))
+            "SELECT {topic}, {key}, jsonb_build_object('n', i, 'fill', convert_from(substr($1::bytea, (i * {STRIDE} % {places})::integer + 1, {bytes}), 'UTF8'))
              FROM generate_series(1, {rows}::bigint) i"
         )
     }

@@ -58,11 +58,10 @@ impl Ground {
         let place = Place::new(stack, shape).await?;
         let mut session = None;
         match obstacle {
-            Obstacle::None => {}
+            Obstacle::None | Obstacle::OpenWriter => {}
             Obstacle::Backlog(rows) => place.insert(shape, rows).await?,
             Obstacle::Kept(rows) => keep(&place, shape, rows).await?,
             Obstacle::PinnedHorizon => session = Some(pin_horizon(&place).await?),
-            Obstacle::OpenWriter => session = Some(leave_open(&place).await?),
             Obstacle::HeldKey(rows) => hold(&place, rows).await?,
             Obstacle::PoisonedTopic => poison(&place).await?,
         }
@@ -82,13 +81,22 @@ impl Ground {
         flags
     }
 
+    /// A writer is left open for its own measurement only: while a transaction has an id, no session of the whole server prunes
+    /// what was written after it, in other databases either. It ends with what is answered.
+    pub async fn leave_open(&self) -> Outcome<Option<Client>> {
+        match self.obstacle {
+            Obstacle::OpenWriter => Ok(Some(leave_open(&self.place).await?)),
+            _ => Ok(None),
+        }
+    }
+
     /// The rows of one round; answers how many of them can be published.
     pub async fn add(&self, rows: i64) -> Outcome<i64> {
         if self.obstacle == Obstacle::None {
             self.place.db.batch_execute("TRUNCATE outbox.message").await?;
         }
         self.place.insert(self.shape, rows).await?;
-        self.place.vacuum("outbox.message").await?;
+        self.place.vacuum_analyze("outbox.message").await?;
         // A deep backlog is older than the last checkpoint: so are the rows it is compared with.
         self.place.checkpoint().await?;
         if self.obstacle != Obstacle::PoisonedTopic {
@@ -163,12 +171,7 @@ fn poisoned(place: &Place) -> String {
 async fn poison(place: &Place) -> Outcome<()> {
     let topic = poisoned(place);
     let tiny = AlterConfig::new(ResourceSpecifier::Topic(&topic)).set("max.message.bytes", "100");
-    for answer in place
-        .stack
-        .admin()?
-        .alter_configs([&tiny], &AdminOptions::new())
-        .await?
-    {
+    for answer in place.stack.admin.alter_configs([&tiny], &AdminOptions::new()).await? {
         answer.map_err(|(_, error)| format!("{topic}: {error}"))?;
     }
     Ok(())

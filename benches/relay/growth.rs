@@ -96,6 +96,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
 async fn measure(bench: &Bench, entry: &Entry) -> Outcome<Run> {
     let Entry { case, ground, .. } = entry;
     let first = bench.size.growth.shallow;
+    let _writer = ground.leave_open().await?;
     let rows = ground.add(case.rows).await?;
     let process = [Process::start(&ground.place, &ground.flags(case.mode))?];
     let marks = Marks::watch(&process, rows).await?;

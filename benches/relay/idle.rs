@@ -59,9 +59,9 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
 
 async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
     let place = Place::new(&bench.stack, Shape::Keyed).await?;
-    place.set_autovacuum(false).await?;
+    bench.stack.set_autovacuum(false).await?;
     let idle = watch_at(&place, bench, count).await;
-    place.set_autovacuum(true).await?;
+    bench.stack.set_autovacuum(true).await?;
     place.remove().await?;
     idle
 }

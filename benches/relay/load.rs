@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
 
 use crate::Outcome;
-use crate::backlog::{FILLER, Shape};
+use crate::backlog::{FILLER, STRIDE, Shape};
 use crate::place::Place;
 use crate::stack::connect;
 
@@ -36,7 +36,7 @@ pub struct Load {
 /// The same bytes as a backlog's rows.
 pub fn payload(number: u64) -> String {
     let bytes = Shape::Keyed.filler_bytes();
-    let from = number as usize * 31 % (FILLER.len() - bytes);
+    let from = number as usize * STRIDE % (FILLER.len() - bytes);
     format!(r#"{{"n": {number}, "fill": "{}"}}"#, &FILLER[from..from + bytes])
 }
 

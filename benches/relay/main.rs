@@ -68,7 +68,7 @@ struct Args {
     /// How often each measurement is repeated [default: 3; 1 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Rows of a drained backlog [default: 500,000; 20,000 with --quick]
+    /// Rows of a drained backlog [default: 500,000; 10,000 with --quick]
     #[arg(long)]
     rows: Option<i64>,
     /// Passed by `cargo bench`

@@ -3,9 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, NewTopic, TopicReplication};
-use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::time::sleep;
 use tokio_postgres::Client;
 
@@ -76,7 +74,7 @@ impl Place {
             .iter()
             .map(|(name, partitions)| NewTopic::new(name, *partitions, TopicReplication::Fixed(1)))
             .collect();
-        for answer in self.stack.admin()?.create_topics(&new, &AdminOptions::new()).await? {
+        for answer in self.stack.admin.create_topics(&new, &AdminOptions::new()).await? {
             answer.map_err(|(topic, error)| format!("{topic}: {error}"))?;
         }
         Ok(())
@@ -103,14 +101,14 @@ impl Place {
     pub async fn fill(&self, shape: Shape, rows: i64) -> Outcome<()> {
         self.checkpoint().await?;
         self.insert(shape, rows).await?;
-        self.vacuum("outbox.message").await
+        self.vacuum_analyze("outbox.message").await
     }
 
     pub async fn checkpoint(&self) -> Outcome<()> {
         Ok(self.db.batch_execute("CHECKPOINT").await?)
     }
 
-    pub async fn vacuum(&self, table: &str) -> Outcome<()> {
+    pub async fn vacuum_analyze(&self, table: &str) -> Outcome<()> {
         Ok(self.db.batch_execute(&format!("VACUUM ANALYZE {table}")).await?)
     }
 
@@ -123,16 +121,6 @@ impl Place {
             patience.or("sessions to end")?;
             sleep(Duration::from_millis(50)).await;
         }
-        Ok(())
-    }
-
-    /// Where transactions are counted, autovacuum must not add its own. It is off for the whole server.
-    pub async fn set_autovacuum(&self, on: bool) -> Outcome<()> {
-        let value = if on { "DEFAULT" } else { "off" };
-        self.db
-            .execute(&format!("ALTER SYSTEM SET autovacuum = {value}"), &[])
-            .await?;
-        self.db.execute("SELECT pg_reload_conf()", &[]).await?;
         Ok(())
     }
 
@@ -156,13 +144,11 @@ impl Place {
 
     /// How many records the topics have.
     pub fn delivered(&self) -> Outcome<i64> {
-        let consumer: BaseConsumer = ClientConfig::new()
-            .set("bootstrap.servers", &self.stack.kafka)
-            .create()?;
+        let kafka = self.stack.admin.inner();
         let mut delivered = 0;
         for (topic, partitions) in &self.topics {
             for partition in 0..*partitions {
-                let (low, high) = consumer.fetch_watermarks(topic, partition, Duration::from_secs(10))?;
+                let (low, high) = kafka.fetch_watermarks(topic, partition, Duration::from_secs(10))?;
                 delivered += high - low;
             }
         }
@@ -178,9 +164,11 @@ impl Place {
     }
 
     pub async fn remove(self) -> Outcome<()> {
-        let topics: Vec<&str> = self.topics().collect();
-        self.stack.admin()?.delete_topics(&topics, &AdminOptions::new()).await?;
         let server = connect(&self.stack.database_url).await?;
+        let topics: Vec<&str> = self.topics.iter().map(|(name, _)| name.as_str()).collect();
+        // Before the database goes: where somebody is connected, PostgreSQL waits for a while.
+        drop(self.db);
+        self.stack.admin.delete_topics(&topics, &AdminOptions::new()).await?;
         let drop = format!("DROP DATABASE {} WITH (FORCE)", self.name);
         server.batch_execute(&drop).await?;
         Ok(())

@@ -56,7 +56,7 @@ impl Textbook {
         let insert = format!("INSERT INTO textbook.outbox (topic, key, payload) {select}");
         place.checkpoint().await?;
         place.db.execute(&insert, &[&FILLER.as_bytes()]).await?;
-        place.vacuum("textbook.outbox").await
+        place.vacuum_analyze("textbook.outbox").await
     }
 
     pub async fn new(place: &Place) -> Outcome<Self> {
@@ -69,6 +69,9 @@ impl Textbook {
                 .set("bootstrap.servers", &place.stack.kafka)
                 .set("acks", "all")
                 .set("enable.idempotence", "true")
+                // As the product's: waiting for more to send would be the client's doing, not the textbook's.
+                .set("linger.ms", "0")
+                .set("compression.type", "lz4")
                 .create()?,
         })
     }
