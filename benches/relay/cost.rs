@@ -46,11 +46,7 @@ struct Entry {
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
-    // It would be counted as the relay's.
-    bench.stack.set_autovacuum(false).await?;
-    let section = count(bench).await;
-    bench.stack.set_autovacuum(true).await?;
-    section
+    bench.stack.without_autovacuum(count(bench)).await
 }
 
 async fn count(bench: &Bench) -> Outcome<Section> {

@@ -59,9 +59,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
 
 async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
     let place = Place::new(&bench.stack, Shape::Keyed).await?;
-    bench.stack.set_autovacuum(false).await?;
-    let idle = watch_at(&place, bench, count).await;
-    bench.stack.set_autovacuum(true).await?;
+    let idle = bench.stack.without_autovacuum(watch_at(&place, bench, count)).await;
     place.remove().await?;
     idle
 }

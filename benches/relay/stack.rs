@@ -32,7 +32,14 @@ impl Stack {
     }
 
     /// Where work is counted, autovacuum must not add its own. For the whole server.
-    pub async fn set_autovacuum(&self, on: bool) -> Outcome<()> {
+    pub async fn without_autovacuum<T>(&self, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+        self.set_autovacuum(false).await?;
+        let done = work.await;
+        self.set_autovacuum(true).await?;
+        done
+    }
+
+    async fn set_autovacuum(&self, on: bool) -> Outcome<()> {
         let value = if on { "DEFAULT" } else { "off" };
         let db = connect(&self.database_url).await?;
         db.execute(&format!("ALTER SYSTEM SET autovacuum = {value}"), &[])
