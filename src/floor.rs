@@ -7,6 +7,9 @@
 //! those have ended, every id up to the noted one is settled, and a claim that starts after that sees
 //! whatever became of it.
 //!
+//! There is a cheaper proof where rows are kept: a look that sees every id above what is settled, without a gap up to some id,
+//! has seen what became of each. It asks nobody. A gap, and be it of a row rolled back, leaves the rest to the writers' locks.
+//!
 //! A writer left open after its INSERT would stop every floor for as long as it likes, and claims would read again and
 //! again what has been published since. So the horizon has a *soft* part, in memory only: ids that only such holders
 //! could still commit. Nothing of theirs is visible while they are in progress, so a claim may start at the soft floor if
@@ -74,6 +77,21 @@ pub struct Settled {
     pub generation: u64,
 }
 
+impl Settled {
+    /// After a look that started at `start` and saw every id from `hard` up to `id`: settled is what it saw, unless it started above
+    /// what was settled before.
+    pub fn seen(self, start: i64, id: i64) -> Self {
+        if start > self.hard || id <= self.hard {
+            return self;
+        }
+        Settled {
+            hard: id,
+            soft: self.soft.max(id),
+            ..self
+        }
+    }
+}
+
 impl Horizon {
     pub fn settled(&self) -> Settled {
         self.settled
@@ -100,6 +118,12 @@ impl Horizon {
             self.soft_noted = Some(Note::new(highest_id, writers));
         }
         self.settle();
+    }
+
+    /// Every id up to here was seen: see [`Settled::seen`].
+    pub fn settle_up_to(&mut self, id: i64) {
+        self.settled.hard = self.settled.hard.max(id);
+        self.settled.soft = self.settled.soft.max(self.settled.hard);
     }
 
     /// Patience is lost: whoever was noted when it was lost before is going to stay, and from now on the soft horizon moves
@@ -308,6 +332,29 @@ mod tests {
     }
 
     #[test]
+    fn a_look_settles_what_it_saw_unless_it_started_above_what_was_settled() {
+        let settled = Settled {
+            hard: 50,
+            soft: 70,
+            generation: 1,
+        };
+        let seen = |start, id| settled.seen(start, id);
+        assert_eq!(seen(51, 90), settled, "nobody knows of 51");
+        assert_eq!(seen(20, 50), settled, "nothing new");
+        let to = |hard, soft| Settled { hard, soft, ..settled };
+        assert_eq!(seen(50, 60), to(60, 70));
+        assert_eq!(seen(20, 90), to(90, 90));
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        horizon.settle_up_to(40);
+        assert_eq!(horizon.settled(), Settled::default().seen(0, 40));
+        horizon.settle_up_to(30);
+        assert_eq!(hard(&horizon), 40, "never backwards");
+        horizon.look(110, &writers(&["b"]));
+        assert_eq!(hard(&horizon), 100, "what was noted still counts");
+    }
+
+    #[test]
     fn the_end_of_a_holder_is_heard_once() {
         let mut horizon = Horizon::default();
         horizon.harden(0);
@@ -435,7 +482,9 @@ mod tests {
     struct SmallWorld {
         drawn: i64,
         open: BTreeMap<u8, Transaction>,
+        committed: BTreeSet<i64>,
         pending: Vec<i64>,
+        highest_seen: i64,
         horizon: Horizon,
         floor: Floor,
     }
@@ -460,8 +509,23 @@ mod tests {
 
         fn end(&mut self, session: u8, commit: bool) {
             if let Some(transaction) = self.open.remove(&session).filter(|_| commit) {
+                self.committed.extend(&transaction.ids);
                 self.pending.extend(transaction.ids);
             }
+        }
+
+        /// What is settled by a look that sees every row from here on, published or not.
+        fn look_at_all_from(&mut self, start: i64, settled: Settled) -> Settled {
+            let seen = self
+                .committed
+                .iter()
+                .filter(|id| **id > settled.hard && **id <= self.highest_seen);
+            if seen.count() as i64 != self.highest_seen - settled.hard {
+                return settled;
+            }
+            let settled = settled.seen(start, self.highest_seen);
+            self.horizon.settle_up_to(settled.hard);
+            settled
         }
 
         /// What was overlooked, if anything.
@@ -484,6 +548,12 @@ mod tests {
                 .collect();
             self.pending.retain(|id| !claimed.contains(id));
             let cut_at = (claimed.len() == limit).then(|| claimed[limit - 1]);
+            let settled = if cut_at.is_none() {
+                self.look_at_all_from(start, settled)
+            } else {
+                settled
+            };
+            self.highest_seen = self.highest_seen.max(claimed.last().copied().unwrap_or(0));
             self.floor.advance(Sight {
                 settled,
                 cut_at,

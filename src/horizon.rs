@@ -1,5 +1,5 @@
-//! The task that moves the horizon: see `floor` for the rule. The gap between floor and tail triggers it, since every
-//! claim reads that gap again; it takes at most a twentieth of its own time. The floor of the rows without a lane follows here, too.
+//! The task that moves the horizon where looks do not: see `floor` for the rules. The gap between floor and tail triggers it, since
+//! every claim reads that gap again; it takes at most a twentieth of its own time. The floor of the rows without a lane follows here, too.
 
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,7 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
     let mut watch = Watch {
         lanes,
         outbox,
+        settled: 0,
         settled_at: Instant::now(),
         softened_at: Instant::now(),
         keyless_at: Instant::now(),
@@ -62,7 +63,8 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
 struct Watch<'a> {
     lanes: &'a Lanes,
     outbox: &'a Outbox,
-    /// When the hard horizon last moved, or had no need to.
+    /// The hard horizon as it was last seen, and when it last moved, or had no need to.
+    settled: i64,
     settled_at: Instant,
     softened_at: Instant,
     keyless_at: Instant,
@@ -74,6 +76,7 @@ impl Watch<'_> {
     /// One turn; answers how long to wait before the next. `None`: until something changes.
     async fn turn(&mut self) -> Option<Duration> {
         let term = self.lanes.term()?;
+        self.see_it_move();
         let has_holders = !self.lanes.holders().is_empty();
         let gap = self.lanes.gap();
         if gap <= 0 && !has_holders {
@@ -85,13 +88,10 @@ impl Watch<'_> {
             return self.follow(&term).await.or(Some(LOOK_EVERY));
         }
         let began = Instant::now();
-        let before = self.lanes.settled();
         if let Err(error) = self.step(&term).await {
             return Some(cannot_move(&error));
         }
-        if self.lanes.settled().hard > before.hard {
-            self.settled_at = Instant::now();
-        }
+        self.see_it_move();
         metrics::floor_age(self.settled_at.elapsed());
         let rest = if has_holders && gap < GAP_WORTH {
             HOLDERS_EVERY
@@ -99,6 +99,18 @@ impl Watch<'_> {
             LOOK_EVERY
         };
         Some(rest.max(began.elapsed() * SHARE_OF_TIME))
+    }
+
+    /// Looks move it, too.
+    fn see_it_move(&mut self) {
+        let settled = self.lanes.settled().hard;
+        if std::mem::replace(&mut self.settled, settled) == settled {
+            return;
+        }
+        self.settled_at = Instant::now();
+        if self.lanes.holders().is_empty() {
+            self.holder_is_gone();
+        }
     }
 
     /// Where the horizon has no reason to move, as in a backlog that was there before, the floor of the rows without a lane has still

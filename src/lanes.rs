@@ -26,7 +26,7 @@ use crate::floor::{Floor, Horizon};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 
-pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Seen, Share, Work};
+pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
 pub use keyless::KeylessStored;
 
 /// One lease of this process: see the module's doc.
@@ -504,6 +504,51 @@ pub(crate) mod tests {
         lanes.checkin_some(&term, vec![all_done(0, lookout.settled)]);
         assert_eq!(lanes.outstanding(), before + 1);
         assert_eq!(numbers(&lanes.checkout_idle(&APPETITE).expect("an idle lane")), [0]);
+    }
+
+    #[test]
+    fn a_look_without_a_gap_moves_the_horizon_and_the_floor_of_the_rows_without_a_lane() {
+        let (lanes, term) = idle_at(50, 1);
+        let keyless_floor = || lanes.keyless_floor().0.hard();
+        lanes.lock().keyless.ready = false;
+        let look = |overview: Overview| {
+            let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
+            let settled = lanes.looked(&lookout, &overview);
+            lanes.checkin(&term, vec![all_done(0, settled)]);
+            (lookout.start, settled.hard)
+        };
+        let seen = |highest_id, gapless, lowest_keyless| Overview {
+            highest_id,
+            gapless,
+            lowest_keyless,
+        };
+        assert_eq!(look(seen(60, false, Some(20))), (0, 50));
+        assert_eq!(keyless_floor(), 19);
+        assert_eq!(
+            look(seen(70, true, None)),
+            (19, 60),
+            "up to the highest that was known before"
+        );
+        assert_eq!((lanes.settled().hard, keyless_floor(), lanes.gap()), (60, 60, 10));
+        assert_eq!(look(seen(70, false, None)), (60, 60), "a gap");
+        lanes.lock().keyless.ready = true;
+        assert_eq!(look(seen(70, true, None)), (60, 70));
+        assert_eq!(keyless_floor(), 60, "it did not look for those");
+        lanes.lock().keyless.ready = false;
+        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
+        lanes.keyless_floor_read(term.worker, 5, 1);
+        lanes.looked(&lookout, &seen(70, true, None));
+        assert_eq!(keyless_floor(), 5, "somebody has lowered it meanwhile");
+        lanes.begin_term(term, KeylessStored::default());
+        let other = Lookout {
+            term: Term {
+                worker: Uuid::from_u128(2),
+                ..term
+            },
+            ..lookout
+        };
+        lanes.looked(&other, &seen(80, true, None));
+        assert_eq!((lanes.settled().hard, lanes.gap()), (0, 0), "of another term");
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub(super) struct Keyless {
     pub(super) full_in_a_row: i32,
     /// So many checkouts there were.
     pub(super) served: i32,
-    /// So many rows have been claimed since its floor was last raised.
+    /// See [`super::Lanes::keyless_lag`].
     pub(super) lag: usize,
 }
 

@@ -85,6 +85,20 @@ pub struct Lookout {
     pub has_holds: bool,
     /// See [`Lanes::claims_from`].
     pub claims_from: i64,
+    /// Up to here ids have been seen, with or without gaps.
+    pub highest_seen: i64,
+    /// Of the floor of the rows without a lane, where the look starts no higher than that.
+    pub keyless_epoch: Option<i64>,
+}
+
+/// What a look shows beside the rows of its lanes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Overview {
+    pub highest_id: i64,
+    /// Every id above what was settled and up to [`Lookout::highest_seen`] is there.
+    pub gapless: bool,
+    /// Of those without a lane that are neither published nor dead nor held nor delayed, whoever has claimed them.
+    pub lowest_keyless: Option<i64>,
 }
 
 /// What came of one lane of a checkout.
@@ -174,7 +188,7 @@ impl Lanes {
         let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
         let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
         // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
-        let keyless = (!inner.keyless.ready).then_some(inner.keyless.floor);
+        let keyless = (!inner.keyless.ready).then_some((inner.keyless.floor, inner.keyless.stored.epoch));
         let lanes: Vec<Held> = inner
             .lanes
             .iter_mut()
@@ -185,7 +199,7 @@ impl Lanes {
             })
             .collect();
         let lowest = lanes.iter().map(|held| held.start).min()?;
-        let start = keyless.map_or(lowest, |floor| lowest.min(floor.start(settled)));
+        let start = keyless.map_or(lowest, |(floor, _)| lowest.min(floor.start(settled)));
         self.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Lookout {
             term,
@@ -196,7 +210,29 @@ impl Lanes {
             has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty()),
             lanes,
             claims_from: inner.keyless.claims_from,
+            highest_seen: inner.highest_seen,
+            keyless_epoch: keyless.map(|(_, epoch)| epoch),
         })
+    }
+
+    /// What a look was answered that was not cut short. Answers the horizon for the floors of its lanes: it may be higher than before the
+    /// look.
+    pub fn looked(&self, lookout: &Lookout, overview: &Overview) -> Settled {
+        let settled = if overview.gapless {
+            lookout.settled.seen(lookout.start, lookout.highest_seen)
+        } else {
+            lookout.settled
+        };
+        let worker = lookout.term.worker;
+        self.saw(worker, overview.highest_id, settled.hard);
+        if let Some(epoch) = lookout.keyless_epoch {
+            let sight = Sight {
+                lowest_left: overview.lowest_keyless,
+                ..Sight::of_everything(settled)
+            };
+            self.raise_keyless_floor(worker, epoch, sight);
+        }
+        settled
     }
 
     /// Give a checkout back with what was learned.

@@ -6,7 +6,7 @@ use super::Lanes;
 use crate::floor::{Horizon, Settled};
 
 impl Lanes {
-    /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
+    /// How many ids lie between the soft horizon and the highest id seen: what every claim reads again.
     pub fn gap(&self) -> i64 {
         let inner = self.lock();
         if inner.horizon_wanted {
@@ -27,6 +27,15 @@ impl Lanes {
         if inner.term.is_some_and(|term| term.worker == worker) {
             change(&mut inner.horizon);
             inner.horizon_wanted = false;
+        }
+    }
+
+    /// A look of this term saw rows up to `highest`; up to `settled` it is known what became of each.
+    pub(super) fn saw(&self, worker: Uuid, highest: i64, settled: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            inner.highest_seen = inner.highest_seen.max(highest);
+            inner.horizon.settle_up_to(settled);
         }
     }
 

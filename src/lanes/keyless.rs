@@ -50,7 +50,8 @@ impl Lanes {
         self.keyless_floor()
     }
 
-    /// How many rows without a lane have been claimed since their floor was last raised: every claim reads them again.
+    /// How many rows without a lane have been claimed since somebody set out to raise their floor: every claim reads them again. Looks
+    /// that raise it in passing do not count.
     pub fn keyless_lag(&self) -> usize {
         self.lock().keyless.lag
     }
@@ -80,7 +81,7 @@ impl Lanes {
         }
     }
 
-    /// Raise the keyless floor by what its own look at the table saw, under `epoch`.
+    /// Raise the keyless floor by what a look at the table saw, under `epoch`.
     pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, sight: Sight) {
         let mut inner = self.lock();
         if inner.term.is_some_and(|term| term.worker == worker) && inner.keyless.stored.epoch == epoch {

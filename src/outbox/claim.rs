@@ -7,7 +7,7 @@ use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, row};
 use crate::floor::Writers;
-use crate::lanes::{Held, Lookout, Share, Term};
+use crate::lanes::{Held, Lookout, Overview, Share, Term};
 use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
@@ -47,6 +47,7 @@ pub struct Found {
     pub keyless: bool,
     /// There is more than a look takes along: nothing is known.
     pub cut: bool,
+    pub overview: Overview,
 }
 
 /// A claim in the making: rows are kept as they come until the byte budget is full, so that memory stays bounded whatever they
@@ -107,6 +108,20 @@ pub struct Recorded {
 
 const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than the term began on");
 
+/// What each row of a look's answer says of the whole, before any of them is kept.
+fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
+    Ok(Found {
+        keyless: row.try_get("keyless")?,
+        cut: row.try_get("cut")?,
+        overview: Overview {
+            gapless: row.try_get("gapless")?,
+            lowest_keyless: row.try_get("lowest_keyless")?,
+            ..Overview::default()
+        },
+        ..Found::default()
+    })
+}
+
 impl Outbox {
     /// Looks above `lookout.start` for what the lanes of the lookout have, walking at most `walk` rows.
     pub async fn look(&self, lookout: &Lookout, walk: usize, bytes: usize) -> Result<Found> {
@@ -119,23 +134,27 @@ impl Outbox {
             &(lookout.most as i64),
             &lookout.term.incarnation,
             &lookout.claims_from,
+            &lookout.settled.hard,
+            &lookout.highest_seen,
         ];
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
             let mut kept = Kept::within(bytes);
-            let mut flags = None;
+            let mut found = None;
+            let mut highest_id = 0;
             while let Some(row) = rows.try_next().await? {
-                flags = Some((row.try_get("keyless")?, row.try_get("cut")?));
-                if row.try_get::<_, Option<i64>>("id")?.is_some() {
+                if found.is_none() {
+                    found = Some(of_the_whole(&row)?);
+                }
+                if let Some(id) = row.try_get::<_, Option<i64>>("id")? {
+                    highest_id = highest_id.max(id);
                     kept.keep(row::of_lane(&row)?);
                 }
             }
-            let (keyless, cut) = flags.ok_or(ANOTHER_SERVER)?;
-            Ok(Found {
-                claim: kept.claim,
-                keyless,
-                cut,
-            })
+            let mut found = found.ok_or(ANOTHER_SERVER)?;
+            found.claim = kept.claim;
+            found.overview.highest_id = highest_id;
+            Ok(found)
         };
         self.on_connection(async |session| session.run(&self.statements.look, params, keep).await)
             .await

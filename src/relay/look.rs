@@ -45,6 +45,7 @@ impl Relay {
             self.lanes.checkin(&lookout.term, seen);
             return turn.over(Look::Blind);
         }
+        let settled = self.lanes.looked(&lookout, &found.overview);
         let is_empty = found.claim.is_empty();
         turn.over(if is_empty && !found.keyless {
             Look::Nothing
@@ -52,13 +53,13 @@ impl Relay {
             Look::Something
         });
         let (lanes, empty) = with_rows(lookout.lanes, &found.claim);
-        let seen = empty.iter().map(|lane| nothing_there(*lane, lookout.settled)).collect();
+        let seen = empty.iter().map(|lane| nothing_there(*lane, settled)).collect();
         if is_empty {
             return self.lanes.checkin(&lookout.term, seen);
         }
         self.lanes.checkin_some(&lookout.term, seen);
         let seen = self
-            .relay_claim(&lookout.term, lookout.settled, &lanes, found.claim, began)
+            .relay_claim(&lookout.term, settled, &lanes, found.claim, began)
             .await;
         self.lanes.checkin(&lookout.term, seen);
     }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::support::*;
 
+const HERE: &str = "SELECT incarnation FROM outbox.server";
 const LOOK: &str = include_str!("../../src/outbox/look.sql");
 
 /// What a look answers: the ids with whether each was delayed, whether there are rows without a lane, whether it was cut.
@@ -16,12 +18,21 @@ struct Answer {
     cut: bool,
 }
 
+/// What it answers beside them.
+#[derive(Debug, PartialEq)]
+struct Overview {
+    lowest_keyless: Option<i64>,
+    gapless: bool,
+}
+
 struct Look {
     start: i64,
     lanes: Vec<i16>,
     walk: i64,
     has_holds: bool,
     most: i64,
+    settled: i64,
+    highest_seen: i64,
 }
 
 impl Default for Look {
@@ -32,17 +43,25 @@ impl Default for Look {
             walk: 1000,
             has_holds: false,
             most: 100,
+            settled: 0,
+            highest_seen: 0,
         }
     }
 }
 
 impl Look {
-    /// `None`: no answer at all.
-    async fn at(&self, world: &World, incarnation: &str) -> Option<Answer> {
+    async fn rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
         let text = LOOK.replace("$6", &format!("({incarnation})"));
         let text = text.replace("$7", "0");
+        let text = text.replace("$8", &format!("{}::bigint", self.settled));
+        let text = text.replace("$9", &format!("{}::bigint", self.highest_seen));
         let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
-        let rows = world.db.query(&text, &params).await.expect("answered");
+        world.db.query(&text, &params).await.expect("answered")
+    }
+
+    /// `None`: no answer at all.
+    async fn at(&self, world: &World, incarnation: &str) -> Option<Answer> {
+        let rows = self.rows(world, incarnation).await;
         let first = rows.first()?;
         let mut answer = Answer {
             keyless: first.get("keyless"),
@@ -56,8 +75,16 @@ impl Look {
     }
 
     async fn answer(&self, world: &World) -> Answer {
-        let here = "SELECT incarnation FROM outbox.server";
-        self.at(world, here).await.expect("an answer")
+        self.at(world, HERE).await.expect("an answer")
+    }
+
+    async fn overview(&self, world: &World) -> Overview {
+        let rows = self.rows(world, HERE).await;
+        let first = rows.first().expect("an answer");
+        Overview {
+            lowest_keyless: first.get("lowest_keyless"),
+            gapless: first.get("gapless"),
+        }
     }
 }
 
@@ -199,6 +226,103 @@ async fn a_look_passes_over_rows_without_a_lane_that_are_claimed_until_the_lease
         keyless(false),
         "they are in good hands"
     );
+}
+
+#[tokio::test]
+async fn a_look_says_whether_it_saw_every_id_up_to_the_highest_known() {
+    let (world, [first, second, third]) = three_rows().await;
+    let gapless = async |settled, highest_seen| {
+        let look = Look {
+            settled,
+            highest_seen,
+            ..Look::default()
+        };
+        look.overview(&world).await.gapless
+    };
+    assert!(gapless(first - 1, third).await);
+    assert!(gapless(first, first).await, "nothing is nothing");
+    assert!(!gapless(first - 1, third + 1).await, "that one may come yet");
+    world
+        .execute("UPDATE outbox.message SET published_at = now(), available_at = NULL")
+        .await;
+    assert!(gapless(first - 1, third).await, "published ones are seen as well");
+    world
+        .execute(&format!(
+            "UPDATE outbox.message SET published_at = NULL, available_at = now() - interval '1 s' WHERE id = {third}"
+        ))
+        .await;
+    assert!(gapless(first - 1, third).await);
+    assert!(
+        !gapless(first - 1, third + 1).await,
+        "what is due is walked twice and counts once"
+    );
+    world
+        .execute(&format!("DELETE FROM outbox.message WHERE id = {second}"))
+        .await;
+    assert!(!gapless(first - 1, third).await, "it might be uncommitted");
+    assert!(gapless(second, third).await, "the gap is settled");
+}
+
+#[tokio::test]
+async fn a_look_names_the_lowest_row_without_a_lane_whoever_has_claimed_it() {
+    let (world, _) = three_rows().await;
+    let lowest = async || Look::default().overview(&world).await.lowest_keyless;
+    assert_eq!(lowest().await, None);
+    let ids = world.insert("orders", &[(None, vec![4]), (None, vec![5])]).await;
+    world
+        .execute(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             VALUES (-1, 'orders', '', 0, 'sick', now())",
+        )
+        .await;
+    let holding = Look {
+        has_holds: true,
+        ..Look::default()
+    };
+    assert_eq!(
+        holding.overview(&world).await.lowest_keyless,
+        None,
+        "its hold finds them"
+    );
+    assert_eq!(lowest().await, Some(ids[0]), "who knows of no hold finds them itself");
+    world
+        .execute(&format!(
+            "UPDATE outbox.message SET available_at = now() - interval '1 s' WHERE id = {}",
+            ids[0]
+        ))
+        .await;
+    assert_eq!(lowest().await, Some(ids[1]), "what was delayed has an index of its own");
+    world.abandon_pending().await;
+    world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
+    assert_eq!(lowest().await, Some(ids[1]));
+    world
+        .execute("UPDATE outbox.message SET published_at = now(), available_at = NULL")
+        .await;
+    assert_eq!(lowest().await, None);
+}
+
+/// A single writer leaves no gaps for longer than its own commit takes. Without looks that settle what they see, every hundred ids
+/// somebody has to ask who writes.
+#[tokio::test]
+async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes() {
+    const ROWS: usize = 2_000;
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let proxy = Proxy::to_postgres(&world.database_url);
+    let relay = world.relay_through(&proxy).start_ready().await;
+    let load = Trickle::start(&world, &topic);
+    let published = async |rows: usize| {
+        let published = format!("(SELECT count(*) > {rows} FROM outbox.message WHERE published_at IS NOT NULL)");
+        world.until(&published).await;
+    };
+    published(100).await;
+    let before = proxy.heard("pg_locks");
+    published(100 + ROWS).await;
+    let asked = proxy.heard("pg_locks") - before;
+    load.stop();
+    assert!(asked < ROWS / 150, "asked {asked} times who writes");
+    world.drained(SOON).await;
+    world.assert_promises_kept(&topic, &[&relay]).await;
 }
 
 /// The next look is due when what the last one found is relayed, and finds something again, for as long as the load lasts.

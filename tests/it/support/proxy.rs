@@ -2,6 +2,7 @@
 //!
 //! It runs on a thread of its own: a test that blocks does not hold up the traffic.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -65,6 +66,8 @@ struct Shared {
     accepted: Mutex<Vec<Instant>>,
     /// So many of them are silent.
     forgotten: AtomicUsize,
+    /// The statements that clients have executed, and how often.
+    heard: Mutex<HashMap<String, usize>>,
     /// What is to become of the answer to the next statement with this text.
     wanted: Mutex<Option<(String, Answer)>>,
     answered: AtomicBool,
@@ -150,6 +153,13 @@ impl Proxy {
     /// When each client came, refused or not.
     pub fn accepted(&self) -> Vec<Instant> {
         self.shared.accepted.lock().expect("a list").clone()
+    }
+
+    /// How often statements with this text were executed.
+    pub fn heard(&self, text: &str) -> usize {
+        let heard = self.shared.heard.lock().expect("a count");
+        let with_text = heard.iter().filter(|(sql, _)| sql.contains(text));
+        with_text.map(|(_, times)| times).sum()
     }
 
     /// PostgreSQL will execute the next statement with this text; its answer will not arrive, or late.
@@ -247,10 +257,15 @@ impl Connection {
         (!self.is_lost()).then_some(line.delay)
     }
 
-    /// Listens for the statement whose answer is wanted.
+    /// Listens, and for the statement whose answer is wanted above all.
     fn request(&self, shared: &Shared, bytes: &[u8]) {
         let mut wanted = shared.wanted.lock().expect("a wish");
         let executed = self.tap.lock().expect("a tap").hear(bytes);
+        let mut heard = shared.heard.lock().expect("a count");
+        for sql in &executed {
+            *heard.entry(sql.clone()).or_default() += 1;
+        }
+        drop(heard);
         if let Some((text, answer)) = &*wanted
             && executed.iter().any(|sql| sql.contains(text))
         {
