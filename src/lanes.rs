@@ -25,6 +25,7 @@ use crate::clock::Clock;
 use crate::floor::{Floor, Horizon};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
+use checkout::LastLook;
 
 pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
 pub use keyless::KeylessStored;
@@ -66,6 +67,7 @@ struct Inner {
     keyless: Keyless,
     horizon: Horizon,
     highest_seen: i64,
+    last_look: Option<LastLook>,
     horizon_wanted: bool,
     served: u64,
     keyless_turn: bool,
@@ -549,6 +551,34 @@ pub(crate) mod tests {
         };
         lanes.looked(&other, &seen(80, true, None));
         assert_eq!((lanes.settled().hard, lanes.gap()), (0, 0), "of another term");
+    }
+
+    #[test]
+    fn looks_in_passing_come_between_those_in_full_while_nothing_is_held_or_without_a_lane() {
+        let (lanes, term) = idle_at(50, 1);
+        let look = |lowest_keyless| {
+            let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
+            let overview = Overview {
+                lowest_keyless,
+                ..Overview::default()
+            };
+            let settled = lanes.looked(&lookout, &overview);
+            lanes.checkin(&term, vec![all_done(0, settled)]);
+            lookout.in_full
+        };
+        assert!(look(None), "the first");
+        assert!(!look(None));
+        assert!(!look(Some(60)));
+        assert!(look(Some(60)), "whose are they?");
+        assert!(look(None));
+        assert!(!look(None));
+        if let Some(last) = &mut lanes.lock().last_look {
+            last.in_full -= Duration::from_secs(1);
+        }
+        assert!(look(None), "something may be due");
+        assert!(!look(None));
+        lanes.lock().keyless.stored.has_holds = true;
+        assert!(look(None));
     }
 
     #[test]

@@ -63,6 +63,7 @@ statements!(
     forget_claims,
     forget_workers,
     give_up,
+    glance,
     held_topics,
     history_drop,
     history_prepare,

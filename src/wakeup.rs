@@ -15,7 +15,7 @@ use crate::jitter::jittered;
 
 /// The shortest wait between two looks. With less, steady commits are found in ever smaller batches, and each batch costs
 /// PostgreSQL a look and a mark.
-const POLL_MIN: Duration = Duration::from_micros(3500);
+const POLL_MIN: Duration = Duration::from_micros(4500);
 /// After a look that was cut short every lane is claimed from: not every few milliseconds.
 const AFTER_BLIND_LOOK: Duration = Duration::from_millis(20);
 

@@ -85,6 +85,8 @@ pub struct Lookout {
     pub has_holds: bool,
     /// See [`Lanes::claims_from`].
     pub claims_from: i64,
+    /// Is it also asked what is due, what is held and who has claimed rows without a lane?
+    pub in_full: bool,
     /// Up to here ids have been seen, with or without gaps.
     pub highest_seen: i64,
     /// Of the floor of the rows without a lane, where the look starts no higher than that.
@@ -126,6 +128,18 @@ pub struct Seen {
     /// Look again only after this long.
     pub pause: Option<Duration>,
 }
+
+/// What is remembered of looks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LastLook {
+    /// When there was last one in full.
+    pub(super) in_full: Instant,
+    /// The last one, of whatever kind, saw rows without a lane.
+    pub(super) saw_keyless: bool,
+}
+
+/// A row that was delayed is found at most so long after it is due, and the wait between two looks.
+const DUE_WITHIN: Duration = Duration::from_millis(100);
 
 /// How much one checkout may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -200,6 +214,7 @@ impl Lanes {
             .collect();
         let lowest = lanes.iter().map(|held| held.start).min()?;
         let start = keyless.map_or(lowest, |(floor, _)| lowest.min(floor.start(settled)));
+        let has_holds = inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty());
         self.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Lookout {
             term,
@@ -207,8 +222,12 @@ impl Lanes {
             holders,
             start,
             most: appetite.rows,
-            has_holds: inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty()),
+            has_holds,
             lanes,
+            in_full: has_holds
+                || inner
+                    .last_look
+                    .is_none_or(|last| last.saw_keyless || now - last.in_full > DUE_WITHIN),
             claims_from: inner.keyless.claims_from,
             highest_seen: inner.highest_seen,
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
@@ -223,15 +242,23 @@ impl Lanes {
         } else {
             lookout.settled
         };
-        let worker = lookout.term.worker;
-        self.saw(worker, overview.highest_id, settled.hard);
-        if let Some(epoch) = lookout.keyless_epoch {
-            let sight = Sight {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != lookout.term.worker) {
+            return settled;
+        }
+        inner.highest_seen = inner.highest_seen.max(overview.highest_id);
+        inner.horizon.settle_up_to(settled.hard);
+        if lookout.keyless_epoch == Some(inner.keyless.stored.epoch) {
+            inner.keyless.floor.advance(Sight {
                 lowest_left: overview.lowest_keyless,
                 ..Sight::of_everything(settled)
-            };
-            self.raise_keyless_floor(worker, epoch, sight);
+            });
         }
+        let last_in_full = inner.last_look.map(|last| last.in_full).filter(|_| !lookout.in_full);
+        inner.last_look = Some(LastLook {
+            in_full: last_in_full.unwrap_or_else(Instant::now),
+            saw_keyless: overview.lowest_keyless.is_some(),
+        });
         settled
     }
 

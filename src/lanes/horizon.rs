@@ -30,15 +30,6 @@ impl Lanes {
         }
     }
 
-    /// A look of this term saw rows up to `highest`; up to `settled` it is known what became of each.
-    pub(super) fn saw(&self, worker: Uuid, highest: i64, settled: i64) {
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == worker) {
-            inner.highest_seen = inner.highest_seen.max(highest);
-            inner.horizon.settle_up_to(settled);
-        }
-    }
-
     /// A holder of this generation's soft horizon has ended.
     pub fn harden(&self, worker: Uuid, generation: u64) {
         self.with_horizon(worker, |horizon| horizon.harden(generation));

@@ -81,7 +81,7 @@ impl Lanes {
         }
     }
 
-    /// Raise the keyless floor by what a look at the table saw, under `epoch`.
+    /// Raise the keyless floor by what its own look at the table saw, under `epoch`.
     pub fn raise_keyless_floor(&self, worker: Uuid, epoch: i64, sight: Sight) {
         let mut inner = self.lock();
         if inner.term.is_some_and(|term| term.worker == worker) && inner.keyless.stored.epoch == epoch {

@@ -126,17 +126,25 @@ impl Outbox {
     /// Looks above `lookout.start` for what the lanes of the lookout have, walking at most `walk` rows.
     pub async fn look(&self, lookout: &Lookout, walk: usize, bytes: usize) -> Result<Found> {
         let lanes: Vec<i16> = lookout.lanes.iter().map(|held| held.lane).collect();
-        let params: Params<'_> = &[
-            &lookout.start,
+        let (start, walk, most) = (&lookout.start, &(walk as i64), &(lookout.most as i64));
+        let (incarnation, settled) = (&lookout.term.incarnation, &lookout.settled.hard);
+        let (holds, claims_from, highest) = (&lookout.has_holds, &lookout.claims_from, &lookout.highest_seen);
+        let in_passing: Params<'_> = &[start, &lanes, walk, most, incarnation, settled, highest];
+        let in_full: Params<'_> = &[
+            start,
             &lanes,
-            &(walk as i64),
-            &lookout.has_holds,
-            &(lookout.most as i64),
-            &lookout.term.incarnation,
-            &lookout.claims_from,
-            &lookout.settled.hard,
-            &lookout.highest_seen,
+            walk,
+            holds,
+            most,
+            incarnation,
+            claims_from,
+            settled,
+            highest,
         ];
+        let (sql, params) = match lookout.in_full {
+            true => (&self.statements.look, in_full),
+            false => (&self.statements.glance, in_passing),
+        };
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
             let mut kept = Kept::within(bytes);
@@ -156,7 +164,7 @@ impl Outbox {
             found.overview.highest_id = highest_id;
             Ok(found)
         };
-        self.on_connection(async |session| session.run(&self.statements.look, params, keep).await)
+        self.on_connection(async |session| session.run(sql, params, keep).await)
             .await
     }
 

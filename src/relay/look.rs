@@ -47,7 +47,9 @@ impl Relay {
         }
         let settled = self.lanes.looked(&lookout, &found.overview);
         let is_empty = found.claim.is_empty();
-        turn.over(if is_empty && !found.keyless {
+        // A glance does not tell whether they are free: the next look does, and soon.
+        let keyless = found.keyless || (!lookout.in_full && found.overview.lowest_keyless.is_some());
+        turn.over(if is_empty && !keyless {
             Look::Nothing
         } else {
             Look::Something
