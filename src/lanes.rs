@@ -25,7 +25,6 @@ use crate::clock::Clock;
 use crate::floor::{Floor, Horizon};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
-use checkout::LastLook;
 
 pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
 pub use keyless::KeylessStored;
@@ -67,7 +66,8 @@ struct Inner {
     keyless: Keyless,
     horizon: Horizon,
     highest_seen: i64,
-    last_look: Option<LastLook>,
+    /// The last look found rows, and none without a lane.
+    lanes_alone: bool,
     horizon_wanted: bool,
     served: u64,
     keyless_turn: bool,
@@ -553,32 +553,73 @@ pub(crate) mod tests {
         assert_eq!((lanes.settled().hard, lanes.gap()), (0, 0), "of another term");
     }
 
-    #[test]
-    fn looks_in_passing_come_between_those_in_full_while_nothing_is_held_or_without_a_lane() {
-        let (lanes, term) = idle_at(50, 1);
-        let look = |lowest_keyless| {
-            let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-            let overview = Overview {
-                lowest_keyless,
-                ..Overview::default()
-            };
-            let settled = lanes.looked(&lookout, &overview);
-            lanes.checkin(&term, vec![all_done(0, settled)]);
-            lookout.in_full
-        };
-        assert!(look(None), "the first");
-        assert!(!look(None));
-        assert!(!look(Some(60)));
-        assert!(look(Some(60)), "whose are they?");
-        assert!(look(None));
-        assert!(!look(None));
-        if let Some(last) = &mut lanes.lock().last_look {
-            last.in_full -= Duration::from_secs(1);
+    /// What a look found whose highest row is this.
+    fn found(highest_id: i64, lowest_keyless: Option<i64>) -> Overview {
+        Overview {
+            highest_id,
+            lowest_keyless,
+            ..Overview::default()
         }
-        assert!(look(None), "something may be due");
-        assert!(!look(None));
+    }
+
+    /// Looks, finds this, and answers whether it was asked in full.
+    fn look(lanes: &Lanes, overview: Overview) -> bool {
+        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
+        let settled = lanes.looked(&lookout, &overview);
+        let seen = lookout.lanes.iter().map(|held| all_done(held.lane, settled));
+        lanes.checkin(&lookout.term, seen.collect());
+        lookout.in_full
+    }
+
+    /// What was asked long ago; the keyless rows go by a number of their own.
+    fn forget_due(lanes: &Lanes, lane: i16) {
+        let mut inner = lanes.lock();
+        if lane == KEYLESS {
+            inner.keyless.due_asked = None;
+        } else {
+            inner.lanes.get_mut(&lane).expect("ours").due_asked = None;
+        }
+    }
+
+    #[test]
+    fn looks_in_passing_come_between_those_in_full_while_rows_of_lanes_alone_keep_coming() {
+        let (lanes, term) = idle_at(50, 1);
+        assert!(look(&lanes, found(60, None)), "the first");
+        assert!(!look(&lanes, found(60, None)));
+        assert!(!look(&lanes, found(60, Some(55))));
+        assert!(look(&lanes, found(60, Some(55))), "whose is it?");
+        assert!(look(&lanes, found(60, None)));
+        assert!(!look(&lanes, found(0, None)));
+        assert!(look(&lanes, found(60, None)), "nothing came");
         lanes.lock().keyless.stored.has_holds = true;
-        assert!(look(None));
+        assert!(look(&lanes, found(60, None)), "a topic is parked");
+        lanes.lock().keyless.stored.has_holds = false;
+        assert!(!look(&lanes, found(60, None)));
+        let mut inner = lanes.lock();
+        let lane = inner.lanes.get_mut(&0).expect("ours");
+        lane.held_topics = Arc::new(BTreeSet::from(["sick".to_owned()]));
+        drop(inner);
+        assert!(look(&lanes, found(60, None)), "a key is held");
+        lanes.begin_term(term, KeylessStored::default());
+        assert!(!lanes.lock().lanes_alone, "another term knows nothing");
+    }
+
+    #[test]
+    fn what_is_due_is_asked_for_in_time_of_every_lane_and_of_the_rows_without_one() {
+        let (lanes, term) = idle_at(50, 2);
+        assert!(look(&lanes, found(60, None)));
+        forget_due(&lanes, KEYLESS);
+        assert!(look(&lanes, found(60, None)), "of the rows without a lane");
+        assert!(!look(&lanes, found(60, None)));
+        forget_due(&lanes, 1);
+        let (_, held) = lanes.checkout_one(1, Duration::ZERO).expect("idle");
+        assert!(!look(&lanes, found(60, None)), "it is busy");
+        lanes.put_back(&term, &[held]);
+        assert!(look(&lanes, found(60, None)), "of the lane that was busy");
+        assert!(!look(&lanes, found(60, None)));
+        let long_ago = Instant::now() - 2 * checkout::DUE_WITHIN;
+        lanes.lock().lanes.get_mut(&0).expect("ours").due_asked = Some(long_ago);
+        assert!(look(&lanes, found(60, None)), "it was long ago");
     }
 
     #[test]

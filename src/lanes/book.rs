@@ -37,6 +37,8 @@ pub(super) struct Lane {
     pub(super) unknown: HashSet<i64>,
     pub(super) not_before: Instant,
     pub(super) served: u64,
+    /// When a look last asked for those of its rows that are due.
+    pub(super) due_asked: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +58,8 @@ pub(super) struct Keyless {
     pub(super) served: i32,
     /// See [`super::Lanes::keyless_lag`].
     pub(super) lag: usize,
+    /// See [`Lane::due_asked`].
+    pub(super) due_asked: Option<Instant>,
 }
 
 impl From<&Taken> for Lane {
@@ -75,6 +79,7 @@ impl From<&Taken> for Lane {
             unknown: HashSet::new(),
             not_before: Instant::now(),
             served: 0,
+            due_asked: None,
         }
     }
 }

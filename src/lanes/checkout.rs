@@ -129,17 +129,8 @@ pub struct Seen {
     pub pause: Option<Duration>,
 }
 
-/// What is remembered of looks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LastLook {
-    /// When there was last one in full.
-    pub(super) in_full: Instant,
-    /// The last one, of whatever kind, saw rows without a lane.
-    pub(super) saw_keyless: bool,
-}
-
-/// A row that was delayed is found at most so long after it is due, and the wait between two looks.
-const DUE_WITHIN: Duration = Duration::from_millis(100);
+/// What is due is asked for at least so often, as long as there are looks.
+pub(super) const DUE_WITHIN: Duration = Duration::from_millis(100);
 
 /// How much one checkout may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -203,18 +194,25 @@ impl Lanes {
         let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
         // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
         let keyless = (!inner.keyless.ready).then_some((inner.keyless.floor, inner.keyless.stored.epoch));
+        let is_asked = |at: Option<Instant>| at.is_some_and(|at| now - at < DUE_WITHIN);
+        let mut due_is_asked = is_asked(inner.keyless.due_asked);
         let lanes: Vec<Held> = inner
             .lanes
             .iter_mut()
             .filter(|(_, lane)| !lane.ready && lane.is_free(now))
             .map(|(number, lane)| {
                 lane.busy = true;
+                due_is_asked &= is_asked(lane.due_asked);
                 lane.held(*number, appetite.rows, settled)
             })
             .collect();
         let lowest = lanes.iter().map(|held| held.start).min()?;
         let start = keyless.map_or(lowest, |(floor, _)| lowest.min(floor.start(settled)));
         let has_holds = inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty());
+        let in_full = has_holds || !inner.lanes_alone || !due_is_asked;
+        if in_full {
+            inner.ask_due(&lanes, now);
+        }
         self.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Lookout {
             term,
@@ -224,10 +222,7 @@ impl Lanes {
             most: appetite.rows,
             has_holds,
             lanes,
-            in_full: has_holds
-                || inner
-                    .last_look
-                    .is_none_or(|last| last.saw_keyless || now - last.in_full > DUE_WITHIN),
+            in_full,
             claims_from: inner.keyless.claims_from,
             highest_seen: inner.highest_seen,
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
@@ -254,11 +249,7 @@ impl Lanes {
                 ..Sight::of_everything(settled)
             });
         }
-        let last_in_full = inner.last_look.map(|last| last.in_full).filter(|_| !lookout.in_full);
-        inner.last_look = Some(LastLook {
-            in_full: last_in_full.unwrap_or_else(Instant::now),
-            saw_keyless: overview.lowest_keyless.is_some(),
-        });
+        inner.lanes_alone = overview.highest_id > 0 && overview.lowest_keyless.is_none();
         settled
     }
 
@@ -309,6 +300,16 @@ impl Lanes {
 }
 
 impl Inner {
+    /// A look is about to ask what is due of these lanes, and of the rows without one.
+    fn ask_due(&mut self, lanes: &[Held], now: Instant) {
+        self.keyless.due_asked = Some(now);
+        for held in lanes {
+            if let Some(lane) = self.lanes.get_mut(&held.lane) {
+                lane.due_asked = Some(now);
+            }
+        }
+    }
+
     fn checkout_lanes(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
         let mut ready: Vec<_> = self
             .lanes

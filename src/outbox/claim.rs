@@ -126,24 +126,31 @@ impl Outbox {
     /// Looks above `lookout.start` for what the lanes of the lookout have, walking at most `walk` rows.
     pub async fn look(&self, lookout: &Lookout, walk: usize, bytes: usize) -> Result<Found> {
         let lanes: Vec<i16> = lookout.lanes.iter().map(|held| held.lane).collect();
-        let (start, walk, most) = (&lookout.start, &(walk as i64), &(lookout.most as i64));
-        let (incarnation, settled) = (&lookout.term.incarnation, &lookout.settled.hard);
-        let (holds, claims_from, highest) = (&lookout.has_holds, &lookout.claims_from, &lookout.highest_seen);
-        let in_passing: Params<'_> = &[start, &lanes, walk, most, incarnation, settled, highest];
+        let (walk, most) = (walk as i64, lookout.most as i64);
         let in_full: Params<'_> = &[
-            start,
+            &lookout.start,
             &lanes,
-            walk,
-            holds,
-            most,
-            incarnation,
-            claims_from,
-            settled,
-            highest,
+            &walk,
+            &lookout.has_holds,
+            &most,
+            &lookout.term.incarnation,
+            &lookout.claims_from,
+            &lookout.settled.hard,
+            &lookout.highest_seen,
         ];
-        let (sql, params) = match lookout.in_full {
-            true => (&self.statements.look, in_full),
-            false => (&self.statements.glance, in_passing),
+        let in_passing: Params<'_> = &[
+            &lookout.start,
+            &lanes,
+            &walk,
+            &most,
+            &lookout.term.incarnation,
+            &lookout.settled.hard,
+            &lookout.highest_seen,
+        ];
+        let (sql, params) = if lookout.in_full {
+            (&self.statements.look, in_full)
+        } else {
+            (&self.statements.glance, in_passing)
         };
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);

@@ -15,5 +15,6 @@ WITH seen AS MATERIALIZED (
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at,
        false AS delayed, false AS keyless, seen.cut, seen.lowest_keyless, seen.gapless
 FROM seen LEFT JOIN outbox.message m
+  -- By an array of ids, not by a join: a join may walk the whole table.
   ON m.id = ANY ((SELECT ids FROM seen WHERE NOT cut)::bigint[])
 WHERE (SELECT incarnation FROM outbox.server) = $5

@@ -47,9 +47,7 @@ impl Relay {
         }
         let settled = self.lanes.looked(&lookout, &found.overview);
         let is_empty = found.claim.is_empty();
-        // A glance does not tell whether they are free: the next look does, and soon.
-        let keyless = found.keyless || (!lookout.in_full && found.overview.lowest_keyless.is_some());
-        turn.over(if is_empty && !keyless {
+        turn.over(if is_empty && !found.keyless {
             Look::Nothing
         } else {
             Look::Something

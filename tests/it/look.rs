@@ -342,6 +342,8 @@ async fn a_glance_leaves_what_is_delayed_and_names_rows_without_a_lane_but_not_w
     world.execute(&delay(first, "- interval '1 s'")).await;
     world.execute(&delay(second, "+ interval '1 hour'")).await;
     let without_lane = world.insert("orders", &[(None, vec![4])]).await[0];
+    world.abandon_pending().await;
+    world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
     let glance = Look::default().glance_rows(&world, HERE).await;
     assert_eq!(answer(&glance), Some(fresh(&[third])));
     assert_eq!(overview(&glance).lowest_keyless, Some(without_lane));
