@@ -66,6 +66,8 @@ struct Inner {
     keyless: Keyless,
     horizon: Horizon,
     highest_seen: i64,
+    /// See [`Lookout::highest_walked`].
+    highest_walked: i64,
     /// The last look found rows, and none without a lane.
     lanes_alone: bool,
     horizon_wanted: bool,
@@ -519,8 +521,9 @@ pub(crate) mod tests {
             lanes.checkin(&term, vec![all_done(0, settled)]);
             (lookout.start, settled.hard)
         };
-        let seen = |highest_id, gapless, lowest_keyless| Overview {
-            highest_id,
+        let seen = |highest, gapless, lowest_keyless| Overview {
+            found: false,
+            highest: Some(highest),
             gapless,
             lowest_keyless,
         };
@@ -531,7 +534,7 @@ pub(crate) mod tests {
             (19, 60),
             "up to the highest that was known before"
         );
-        assert_eq!((lanes.settled().hard, keyless_floor(), lanes.gap()), (60, 60, 10));
+        assert_eq!((lanes.settled().hard, keyless_floor()), (60, 60));
         assert_eq!(look(seen(70, false, None)), (60, 60), "a gap");
         lanes.lock().keyless.ready = true;
         assert_eq!(look(seen(70, true, None)), (60, 70));
@@ -550,13 +553,17 @@ pub(crate) mod tests {
             ..lookout
         };
         lanes.looked(&other, &seen(80, true, None));
-        assert_eq!((lanes.settled().hard, lanes.gap()), (0, 0), "of another term");
+        assert_eq!(
+            (lanes.settled().hard, lanes.lock().highest_walked),
+            (0, 0),
+            "of another term"
+        );
     }
 
-    /// What a look found whose highest row is this.
-    fn found(highest_id: i64, lowest_keyless: Option<i64>) -> Overview {
+    /// What a look shows that found rows of its lanes, or not.
+    fn found(found: bool, lowest_keyless: Option<i64>) -> Overview {
         Overview {
-            highest_id,
+            found,
             lowest_keyless,
             ..Overview::default()
         }
@@ -584,22 +591,22 @@ pub(crate) mod tests {
     #[test]
     fn looks_in_passing_come_between_those_in_full_while_rows_of_lanes_alone_keep_coming() {
         let (lanes, term) = idle_at(50, 1);
-        assert!(look(&lanes, found(60, None)), "the first");
-        assert!(!look(&lanes, found(60, None)));
-        assert!(!look(&lanes, found(60, Some(55))));
-        assert!(look(&lanes, found(60, Some(55))), "whose is it?");
-        assert!(look(&lanes, found(60, None)));
-        assert!(!look(&lanes, found(0, None)));
-        assert!(look(&lanes, found(60, None)), "nothing came");
+        assert!(look(&lanes, found(true, None)), "the first");
+        assert!(!look(&lanes, found(true, None)));
+        assert!(!look(&lanes, found(true, Some(55))));
+        assert!(look(&lanes, found(true, Some(55))), "whose is it?");
+        assert!(look(&lanes, found(true, None)));
+        assert!(!look(&lanes, found(false, None)));
+        assert!(look(&lanes, found(true, None)), "nothing came");
         lanes.lock().keyless.stored.has_holds = true;
-        assert!(look(&lanes, found(60, None)), "a topic is parked");
+        assert!(look(&lanes, found(true, None)), "a topic is parked");
         lanes.lock().keyless.stored.has_holds = false;
-        assert!(!look(&lanes, found(60, None)));
+        assert!(!look(&lanes, found(true, None)));
         let mut inner = lanes.lock();
         let lane = inner.lanes.get_mut(&0).expect("ours");
         lane.held_topics = Arc::new(BTreeSet::from(["sick".to_owned()]));
         drop(inner);
-        assert!(look(&lanes, found(60, None)), "a key is held");
+        assert!(look(&lanes, found(true, None)), "a key is held");
         lanes.begin_term(term, KeylessStored::default());
         assert!(!lanes.lock().lanes_alone, "another term knows nothing");
     }
@@ -607,19 +614,19 @@ pub(crate) mod tests {
     #[test]
     fn what_is_due_is_asked_for_in_time_of_every_lane_and_of_the_rows_without_one() {
         let (lanes, term) = idle_at(50, 2);
-        assert!(look(&lanes, found(60, None)));
+        assert!(look(&lanes, found(true, None)));
         forget_due(&lanes, KEYLESS);
-        assert!(look(&lanes, found(60, None)), "of the rows without a lane");
-        assert!(!look(&lanes, found(60, None)));
+        assert!(look(&lanes, found(true, None)), "of the rows without a lane");
+        assert!(!look(&lanes, found(true, None)));
         forget_due(&lanes, 1);
         let (_, held) = lanes.checkout_one(1, Duration::ZERO).expect("idle");
-        assert!(!look(&lanes, found(60, None)), "it is busy");
+        assert!(!look(&lanes, found(true, None)), "it is busy");
         lanes.put_back(&term, &[held]);
-        assert!(look(&lanes, found(60, None)), "of the lane that was busy");
-        assert!(!look(&lanes, found(60, None)));
+        assert!(look(&lanes, found(true, None)), "of the lane that was busy");
+        assert!(!look(&lanes, found(true, None)));
         let long_ago = Instant::now() - 2 * checkout::DUE_WITHIN;
         lanes.lock().lanes.get_mut(&0).expect("ours").due_asked = Some(long_ago);
-        assert!(look(&lanes, found(60, None)), "it was long ago");
+        assert!(look(&lanes, found(true, None)), "it was long ago");
     }
 
     #[test]

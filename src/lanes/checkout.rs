@@ -87,8 +87,8 @@ pub struct Lookout {
     pub claims_from: i64,
     /// Is it also asked what is due, what is held and who has claimed rows without a lane?
     pub in_full: bool,
-    /// Up to here ids have been seen, with or without gaps.
-    pub highest_seen: i64,
+    /// The highest id that looks have walked over, those of other lanes and those held included.
+    pub highest_walked: i64,
     /// Of the floor of the rows without a lane, where the look starts no higher than that.
     pub keyless_epoch: Option<i64>,
 }
@@ -96,8 +96,11 @@ pub struct Lookout {
 /// What a look shows beside the rows of its lanes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overview {
-    pub highest_id: i64,
-    /// Every id above what was settled and up to [`Lookout::highest_seen`] is there.
+    /// Its lanes have rows.
+    pub found: bool,
+    /// The highest row walked over.
+    pub highest: Option<i64>,
+    /// Every id above what was settled and up to [`Lookout::highest_walked`] is there.
     pub gapless: bool,
     /// Of those without a lane that are neither published nor dead nor held nor delayed, whoever has claimed them.
     pub lowest_keyless: Option<i64>,
@@ -224,7 +227,7 @@ impl Lanes {
             lanes,
             in_full,
             claims_from: inner.keyless.claims_from,
-            highest_seen: inner.highest_seen,
+            highest_walked: inner.highest_walked,
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
         })
     }
@@ -233,7 +236,7 @@ impl Lanes {
     /// look.
     pub fn looked(&self, lookout: &Lookout, overview: &Overview) -> Settled {
         let settled = if overview.gapless {
-            lookout.settled.seen(lookout.start, lookout.highest_seen)
+            lookout.settled.seen(lookout.start, lookout.highest_walked)
         } else {
             lookout.settled
         };
@@ -241,7 +244,7 @@ impl Lanes {
         if inner.term.is_none_or(|term| term.worker != lookout.term.worker) {
             return settled;
         }
-        inner.highest_seen = inner.highest_seen.max(overview.highest_id);
+        inner.highest_walked = inner.highest_walked.max(overview.highest.unwrap_or(0));
         inner.horizon.settle_up_to(settled.hard);
         if lookout.keyless_epoch == Some(inner.keyless.stored.epoch) {
             inner.keyless.floor.advance(Sight {
@@ -249,7 +252,7 @@ impl Lanes {
                 ..Sight::of_everything(settled)
             });
         }
-        inner.lanes_alone = overview.highest_id > 0 && overview.lowest_keyless.is_none();
+        inner.lanes_alone = overview.found && overview.lowest_keyless.is_none();
         settled
     }
 

@@ -6,7 +6,7 @@ use super::Lanes;
 use crate::floor::{Horizon, Settled};
 
 impl Lanes {
-    /// How many ids lie between the soft horizon and the highest id seen: what every claim reads again.
+    /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
     pub fn gap(&self) -> i64 {
         let inner = self.lock();
         if inner.horizon_wanted {

@@ -116,6 +116,7 @@ fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
         overview: Overview {
             gapless: row.try_get("gapless")?,
             lowest_keyless: row.try_get("lowest_keyless")?,
+            highest: row.try_get("highest")?,
             ..Overview::default()
         },
         ..Found::default()
@@ -136,7 +137,7 @@ impl Outbox {
             &lookout.term.incarnation,
             &lookout.claims_from,
             &lookout.settled.hard,
-            &lookout.highest_seen,
+            &lookout.highest_walked,
         ];
         let in_passing: Params<'_> = &[
             &lookout.start,
@@ -145,7 +146,7 @@ impl Outbox {
             &most,
             &lookout.term.incarnation,
             &lookout.settled.hard,
-            &lookout.highest_seen,
+            &lookout.highest_walked,
         ];
         let (sql, params) = if lookout.in_full {
             (&self.statements.look, in_full)
@@ -156,19 +157,17 @@ impl Outbox {
             futures_util::pin_mut!(rows);
             let mut kept = Kept::within(bytes);
             let mut found = None;
-            let mut highest_id = 0;
             while let Some(row) = rows.try_next().await? {
                 if found.is_none() {
                     found = Some(of_the_whole(&row)?);
                 }
-                if let Some(id) = row.try_get::<_, Option<i64>>("id")? {
-                    highest_id = highest_id.max(id);
+                if row.try_get::<_, Option<i64>>("id")?.is_some() {
                     kept.keep(row::of_lane(&row)?);
                 }
             }
             let mut found = found.ok_or(ANOTHER_SERVER)?;
             found.claim = kept.claim;
-            found.overview.highest_id = highest_id;
+            found.overview.found = !found.claim.is_empty();
             Ok(found)
         };
         self.on_connection(async |session| session.run(sql, params, keep).await)

@@ -4,6 +4,7 @@
 WITH seen AS MATERIALIZED (
     SELECT array_agg(f.id) FILTER (WHERE f.free AND f.lane IS NOT NULL) AS ids,
            min(f.id) FILTER (WHERE f.free AND f.lane IS NULL) AS lowest_keyless,
+           max(f.id) AS highest,
            count(*) FILTER (WHERE f.id > $6 AND f.id <= $7) = $7 - $6 AS gapless,
            count(*) >= $3 OR count(*) FILTER (WHERE f.free AND f.lane IS NOT NULL) > $4 AS cut
     FROM (
@@ -13,7 +14,7 @@ WITH seen AS MATERIALIZED (
     ) f
 )
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at,
-       false AS delayed, false AS keyless, seen.cut, seen.lowest_keyless, seen.gapless
+       false AS delayed, false AS keyless, seen.cut, seen.lowest_keyless, seen.highest, seen.gapless
 FROM seen LEFT JOIN outbox.message m
   -- By an array of ids, not by a join: a join may walk the whole table.
   ON m.id = ANY ((SELECT ids FROM seen WHERE NOT cut)::bigint[])

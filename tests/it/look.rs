@@ -22,6 +22,7 @@ struct Answer {
 /// What it answers beside them.
 #[derive(Debug, PartialEq)]
 struct Overview {
+    highest: Option<i64>,
     lowest_keyless: Option<i64>,
     gapless: bool,
 }
@@ -33,7 +34,7 @@ struct Look {
     has_holds: bool,
     most: i64,
     settled: i64,
-    highest_seen: i64,
+    highest_walked: i64,
 }
 
 impl Default for Look {
@@ -45,7 +46,7 @@ impl Default for Look {
             has_holds: false,
             most: 100,
             settled: 0,
-            highest_seen: 0,
+            highest_walked: 0,
         }
     }
 }
@@ -55,7 +56,7 @@ impl Look {
         let text = LOOK.replace("$6", &format!("({incarnation})"));
         let text = text.replace("$7", "0");
         let text = text.replace("$8", &format!("{}::bigint", self.settled));
-        let text = text.replace("$9", &format!("{}::bigint", self.highest_seen));
+        let text = text.replace("$9", &format!("{}::bigint", self.highest_walked));
         let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
         world.db.query(&text, &params).await.expect("answered")
     }
@@ -64,7 +65,7 @@ impl Look {
     async fn glance_rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
         let text = GLANCE.replace("$5", &format!("({incarnation})"));
         let text = text.replace("$6", &format!("{}::bigint", self.settled));
-        let text = text.replace("$7", &format!("{}::bigint", self.highest_seen));
+        let text = text.replace("$7", &format!("{}::bigint", self.highest_walked));
         let params: [&(dyn ToSql + Sync); 4] = [&self.start, &self.lanes, &self.walk, &self.most];
         world.db.query(&text, &params).await.expect("answered")
     }
@@ -107,6 +108,7 @@ fn answer(rows: &[Row]) -> Option<Answer> {
 fn overview(rows: &[Row]) -> Overview {
     let first = rows.first().expect("an answer");
     Overview {
+        highest: first.get("highest"),
         lowest_keyless: first.get("lowest_keyless"),
         gapless: first.get("gapless"),
     }
@@ -217,6 +219,13 @@ async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a
     let (world, [first, second, third]) = three_rows().await;
     let holding = with_b_held(&world).await;
     assert_eq!(holding.answer(&world).await, fresh(&[first, third]));
+    let held_alone = Look {
+        has_holds: true,
+        ..in_lane_of(&world, "b").await
+    };
+    assert_eq!(held_alone.answer(&world).await, fresh(&[]));
+    let highest = held_alone.overview(&world).await.highest;
+    assert_eq!(highest, Some(third), "walked over all the same");
     assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
     let delay = |id, when| format!("UPDATE outbox.message SET available_at = now() {when} WHERE id = {id}");
     world.execute(&delay(first, "+ interval '1 hour'")).await;
@@ -263,10 +272,10 @@ async fn a_look_passes_over_rows_without_a_lane_that_are_claimed_until_the_lease
 #[tokio::test]
 async fn a_look_says_whether_it_saw_every_id_up_to_the_highest_known() {
     let (world, [first, second, third]) = three_rows().await;
-    let gapless = async |settled, highest_seen| {
+    let gapless = async |settled, highest_walked| {
         let look = Look {
             settled,
-            highest_seen,
+            highest_walked,
             ..Look::default()
         };
         let (full, passing) = (look.rows(&world, HERE).await, look.glance_rows(&world, HERE).await);
