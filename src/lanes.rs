@@ -437,7 +437,7 @@ pub(crate) mod tests {
     }
 
     /// Everything there was is published.
-    fn all_done(lane: i16, settled: Settled) -> Seen {
+    pub(crate) fn all_done(lane: i16, settled: Settled) -> Seen {
         Seen {
             lane,
             sight: Some(Sight::of_everything(settled)),
@@ -446,7 +446,7 @@ pub(crate) mod tests {
     }
 
     /// All lanes are looked at, and have nothing below this horizon.
-    fn idle_at(settled: i64, count: i16) -> (Lanes, Term) {
+    pub(crate) fn idle_at(settled: i64, count: i16) -> (Lanes, Term) {
         let (lanes, term) = owning(count);
         lanes.with_horizon(term.worker, |horizon| horizon.look(settled, &Writers::new()));
         while let Some(out) = take_lanes(&lanes) {
@@ -508,133 +508,6 @@ pub(crate) mod tests {
         lanes.checkin_some(&term, vec![all_done(0, lookout.settled)]);
         assert_eq!(lanes.outstanding(), before + 1);
         assert_eq!(numbers(&lanes.checkout_idle(&APPETITE).expect("an idle lane")), [0]);
-    }
-
-    #[test]
-    fn a_look_without_a_gap_moves_the_horizon_and_the_floor_of_the_rows_without_a_lane() {
-        let (lanes, term) = idle_at(50, 1);
-        let keyless_floor = || lanes.keyless_floor().0.hard();
-        lanes.lock().keyless.ready = false;
-        let look = |overview: Overview| {
-            let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-            let settled = lanes.looked(&lookout, &overview);
-            lanes.checkin(&term, vec![all_done(0, settled)]);
-            (lookout.start, settled.hard)
-        };
-        let seen = |highest, gapless, lowest_keyless| Overview {
-            found: false,
-            highest: Some(highest),
-            gapless,
-            lowest_keyless,
-        };
-        assert_eq!(look(seen(60, false, Some(20))), (0, 50));
-        assert_eq!(keyless_floor(), 19);
-        assert_eq!(
-            look(seen(70, true, None)),
-            (19, 60),
-            "up to the highest that was known before"
-        );
-        assert_eq!((lanes.settled().hard, keyless_floor()), (60, 60));
-        assert_eq!(look(seen(70, false, None)), (60, 60), "a gap");
-        lanes.lock().keyless.ready = true;
-        assert_eq!(look(seen(70, true, None)), (60, 70));
-        assert_eq!(keyless_floor(), 60, "it did not look for those");
-        lanes.lock().keyless.ready = false;
-        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-        lanes.keyless_floor_read(term.worker, 5, 1);
-        lanes.looked(&lookout, &seen(70, true, None));
-        assert_eq!(keyless_floor(), 5, "somebody has lowered it meanwhile");
-        lanes.begin_term(term, KeylessStored::default());
-        let other = Lookout {
-            term: Term {
-                worker: Uuid::from_u128(2),
-                ..term
-            },
-            ..lookout
-        };
-        lanes.looked(&other, &seen(80, true, None));
-        assert_eq!(
-            (lanes.settled().hard, lanes.lock().highest_walked),
-            (0, 0),
-            "of another term"
-        );
-    }
-
-    /// What a look shows that found rows of its lanes, or not.
-    fn found(found: bool, lowest_keyless: Option<i64>) -> Overview {
-        Overview {
-            found,
-            lowest_keyless,
-            ..Overview::default()
-        }
-    }
-
-    /// Looks, finds this, and answers whether it was asked in full. What it asks for will not have been long ago, however slow the test.
-    fn look(lanes: &Lanes, overview: Overview) -> bool {
-        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-        let settled = lanes.looked(&lookout, &overview);
-        let seen = lookout.lanes.iter().map(|held| all_done(held.lane, settled));
-        lanes.checkin(&lookout.term, seen.collect());
-        let mut inner = lanes.lock();
-        let Inner {
-            keyless, lanes: book, ..
-        } = &mut *inner;
-        let asked = book.values_mut().map(|lane| &mut lane.due_asked);
-        for at in asked.chain([&mut keyless.due_asked]).flatten() {
-            *at = Instant::now() + Duration::from_secs(3600);
-        }
-        lookout.in_full
-    }
-
-    /// It was never asked what is due of this lane, or of the rows without one.
-    fn forget_due(lanes: &Lanes, lane: i16) {
-        let mut inner = lanes.lock();
-        if lane == KEYLESS {
-            inner.keyless.due_asked = None;
-        } else {
-            inner.lanes.get_mut(&lane).expect("ours").due_asked = None;
-        }
-    }
-
-    #[test]
-    fn looks_in_passing_come_between_those_in_full_while_rows_of_lanes_alone_keep_coming() {
-        let (lanes, term) = idle_at(50, 1);
-        assert!(look(&lanes, found(true, None)), "the first");
-        assert!(!look(&lanes, found(true, None)));
-        assert!(!look(&lanes, found(true, Some(55))));
-        assert!(look(&lanes, found(true, Some(55))), "whose is it?");
-        assert!(look(&lanes, found(true, None)));
-        assert!(!look(&lanes, found(false, None)));
-        assert!(look(&lanes, found(true, None)), "nothing came");
-        lanes.lock().keyless.stored.has_holds = true;
-        assert!(look(&lanes, found(true, None)), "a topic is parked");
-        lanes.lock().keyless.stored.has_holds = false;
-        assert!(!look(&lanes, found(true, None)));
-        let mut inner = lanes.lock();
-        let lane = inner.lanes.get_mut(&0).expect("ours");
-        lane.held_topics = Arc::new(BTreeSet::from(["sick".to_owned()]));
-        drop(inner);
-        assert!(look(&lanes, found(true, None)), "a key is held");
-        lanes.begin_term(term, KeylessStored::default());
-        assert!(!lanes.lock().lanes_alone, "another term knows nothing");
-    }
-
-    #[test]
-    fn what_is_due_is_asked_for_in_time_of_every_lane_and_of_the_rows_without_one() {
-        let (lanes, term) = idle_at(50, 2);
-        assert!(look(&lanes, found(true, None)));
-        forget_due(&lanes, KEYLESS);
-        assert!(look(&lanes, found(true, None)), "of the rows without a lane");
-        assert!(!look(&lanes, found(true, None)));
-        forget_due(&lanes, 1);
-        let (_, held) = lanes.checkout_one(1, Duration::ZERO).expect("idle");
-        assert!(!look(&lanes, found(true, None)), "it is busy");
-        lanes.put_back(&term, &[held]);
-        assert!(look(&lanes, found(true, None)), "of the lane that was busy");
-        assert!(!look(&lanes, found(true, None)));
-        let long_ago = Instant::now() - 2 * checkout::DUE_WITHIN;
-        lanes.lock().lanes.get_mut(&0).expect("ours").due_asked = Some(long_ago);
-        assert!(look(&lanes, found(true, None)), "it was long ago");
     }
 
     #[test]
