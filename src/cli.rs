@@ -16,6 +16,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Problems};
+use crate::memory;
 use crate::outbox;
 
 /// Carries committed rows of a PostgreSQL outbox table to Kafka.
@@ -127,6 +128,7 @@ pub fn main() -> ExitCode {
         }
     };
     init_logs(&cli);
+    memory::keep_little();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

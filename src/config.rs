@@ -137,11 +137,11 @@ pub struct RunArgs {
     #[arg(long, env = "OUTBOXD_BATCH_ROWS", default_value = "2000", value_name = "N")]
     pub batch_rows: String,
 
-    /// Most bytes of rows in memory, over all tasks
+    /// Most bytes of rows in memory, over all tasks; the Kafka client copies what is under way
     #[arg(
         long,
         env = "OUTBOXD_MAX_IN_FLIGHT_BYTES",
-        default_value = "16MiB",
+        default_value = "6MiB",
         value_name = "BYTES"
     )]
     pub max_in_flight_bytes: String,
@@ -242,7 +242,7 @@ impl Check {
         let sane = |bytes: &usize| (1 << 20..=1 << 40).contains(bytes);
         parse_bytes(value).filter(sane).unwrap_or_else(|| {
             self.0.push(format!(
-                "{flag} {value:?} is not a size from 1MiB to 1024GiB; write e.g. 16MiB"
+                "{flag} {value:?} is not a size from 1MiB to 1024GiB; write e.g. 6MiB"
             ));
             1 << 20
         })

@@ -38,3 +38,4 @@ pub mod verify;
 pub mod cli;
 pub mod config;
 pub mod failpoint;
+pub mod memory;
