@@ -22,10 +22,10 @@ use crate::outbox;
 /// Carries committed rows of a PostgreSQL outbox table to Kafka.
 ///
 /// Applications INSERT into outbox.message in their own transaction; outboxd publishes the row once it commits: in
-/// order per key, at any number of replicas, losing none. Every setting has an environment twin, shown in brackets.
+/// order per key, at any number of replicas, losing none. What has an environment twin shows it in brackets, as every setting of `run` does.
 ///
 /// Exit codes: 0 fine, 1 demo or verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
-/// 77 login refused, 78 schema missing or of an unknown version, 79 permission missing, 130 the demo was interrupted.
+/// 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing, 130 the demo was interrupted.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -42,7 +42,8 @@ pub struct Cli {
         env = "OUTBOXD_LOG_LEVEL",
         default_value = "info",
         global = true,
-        value_name = "LEVEL"
+        value_name = "LEVEL",
+        value_parser = log_filter
     )]
     log_level: String,
 }
@@ -69,7 +70,7 @@ enum Command {
     /// Remove what is finished and old, in small steps, beside everything else
     ///
     /// Published rows, days of history, markers of consumers, inbox messages that are done, expired answers of commands. Never
-    /// what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the background; this does it now, and says how much.
+    /// what is pending, dead, unfinished, stale or poison. `outboxd run` does so in the background; this does it now, and says how much.
     Purge(purge::PurgeArgs),
     /// Watch it work, without Kafka or a configured database
     Demo(demo::DemoArgs),
@@ -106,6 +107,7 @@ impl Failure {
             Failure::Unavailable(_) => 69,
             Failure::Broken(_) => 70,
             Failure::Database(error) => match error.kind() {
+                outbox::Kind::Setting => 64,
                 outbox::Kind::Passing => 69,
                 outbox::Kind::Login => 77,
                 outbox::Kind::Schema => 78,
@@ -160,8 +162,21 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
     }
 }
 
+/// A filter takes any single word for the name of a module, of which nothing would ever be logged.
+fn log_filter(text: &str) -> Result<String, String> {
+    let is_word = text.chars().all(char::is_alphanumeric);
+    let is_level = text.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    if is_word && !is_level {
+        return Err(
+            "write error, warn, info, debug, trace or off, or a filter such as info,outboxd::lanes=debug".to_owned(),
+        );
+    }
+    EnvFilter::try_new(text).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
+}
+
 fn init_logs(cli: &Cli) {
-    let filter = EnvFilter::try_new(&cli.log_level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::new(&cli.log_level);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

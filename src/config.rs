@@ -19,6 +19,20 @@ use crate::verdict::{OnDead, Policy};
 #[error("the configuration has {} problem(s):\n{}", .0.len(), .0.iter().map(|p| format!("  - {p}")).collect::<Vec<_>>().join("\n"))]
 pub struct Problems(pub Vec<String>);
 
+impl Problems {
+    /// Both, or what is wrong with either.
+    pub fn of_both<A, B>(one: Result<A, Problems>, other: Result<B, Problems>) -> Result<(A, B), Problems> {
+        match (one, other) {
+            (Ok(one), Ok(other)) => Ok((one, other)),
+            (Err(Problems(mut all)), Err(Problems(more))) => {
+                all.extend(more);
+                Err(Problems(all))
+            }
+            (Err(problems), Ok(_)) | (Ok(_), Err(problems)) => Err(problems),
+        }
+    }
+}
+
 /// How to reach the database. Shared by every subcommand.
 #[derive(Args, Clone, Debug)]
 pub struct DatabaseArgs {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::Failure;
 use super::progress::bar;
-use crate::config::{DatabaseArgs, RetentionArgs};
+use crate::config::{DatabaseArgs, Problems, RetentionArgs};
 use crate::outbox::{OnPublished, Outbox, Purge, Purged, Retention, Table, pool};
 
 #[derive(Args, Debug)]
@@ -44,9 +44,8 @@ const BAR: &str = "{prefix:<19} {bar:40.green} {pos}/{len} rows";
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
-    let (database, schema) = args.database.validate()?;
-    let retention = args.retention.validate()?;
-    let pool = pool(&database, 1, PATIENCE).map_err(Failure::Unavailable)?;
+    let ((database, schema), retention) = Problems::of_both(args.database.validate(), args.retention.validate())?;
+    let pool = pool(&database, 1, PATIENCE)?;
     let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
     outbox.verify_schema().await?;
     let started = Instant::now();

@@ -107,7 +107,7 @@ async fn start_and_run(
 fn open(config: &Config) -> Result<Outbox, Failure> {
     // An answer that comes after the lease is of no use to anybody.
     let patience = config.lease.duration.min(PATIENCE_MAX);
-    let pool = outbox::pool(&config.database, pool_size(config), patience).map_err(Failure::Unavailable)?;
+    let pool = outbox::pool(&config.database, pool_size(config), patience)?;
     Ok(Outbox::new(pool, &config.schema, config.on_published, patience))
 }
 

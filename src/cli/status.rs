@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Failure;
 use crate::config::DatabaseArgs;
-use crate::outbox::status::{HoldStatus, Status};
+use crate::outbox::status::{HoldStatus, OpenWriter, Status};
 use crate::outbox::{OnPublished, Outbox, pool};
 
 #[derive(Args, Debug)]
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(25);
 
 pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let (database, schema) = args.database.validate()?;
-    let pool = pool(&database, 1, PATIENCE).map_err(Failure::Unavailable)?;
+    let pool = pool(&database, 1, PATIENCE)?;
     let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
     outbox.verify_schema().await?;
     let status = outbox.status().await?;
@@ -177,19 +177,33 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
              available_at = now() WHERE id = … sends one again; DELETE discards it."
         ));
     }
-    if let Some(writer) = status.open_writer.as_ref().filter(|w| w.age_seconds > 60.0) {
-        advice.push(format!(
-            "A transaction has been open for {} after writing to the outbox (pid {}, {}): commit it, or SELECT pg_terminate_backend({}).",
-            age(writer.age_seconds),
-            writer.pid,
-            plain(writer.application.as_deref().filter(|name| !name.is_empty()).unwrap_or("unnamed")),
-            writer.pid
-        ));
-    }
+    advice.extend(status.open_writer.as_ref().and_then(about_writer));
     if advice.is_empty() {
         advice.push("Nothing: all is well.".to_owned());
     }
     advice
+}
+
+/// Every writer is open for a moment; nothing is said of those.
+fn about_writer(writer: &OpenWriter) -> Option<String> {
+    const LONG: f64 = 60.0;
+    const MANY: i64 = 1_000;
+    let name = writer.application.as_deref().filter(|name| !name.is_empty());
+    let who = format!("pid {}, {}", writer.pid, plain(name.unwrap_or("unnamed")));
+    let what_to_do = format!("commit it, or SELECT pg_terminate_backend({}).", writer.pid);
+    match writer.age_seconds {
+        Some(seconds) => (seconds > LONG).then(|| {
+            let open = age(seconds);
+            format!("A transaction has been open for {open} after writing to the outbox ({who}): {what_to_do}")
+        }),
+        None => (writer.later_transactions >= MANY).then(|| {
+            format!(
+                "A transaction has written to the outbox and is open, though {} began to write after it ({who}; since when, only a login with \
+                 pg_read_all_stats sees). If it is forgotten: {what_to_do}",
+                writer.later_transactions
+            )
+        }),
+    }
 }
 
 /// Whoever writes a key or a broker's message must not write to the operator's terminal.
@@ -235,7 +249,7 @@ fn age(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::status::{Backlog, DeadStatus, OpenWriter, WorkerStatus};
+    use crate::outbox::status::{Backlog, DeadStatus, WorkerStatus};
     use proptest::prelude::*;
 
     fn quiet() -> Status {
@@ -327,9 +341,37 @@ mod tests {
         status.open_writer = Some(OpenWriter {
             pid: 1,
             application: Some(text.into()),
-            age_seconds: 100.0,
+            age_seconds: Some(100.0),
+            later_transactions: 0,
         });
         status
+    }
+
+    #[test]
+    fn a_writer_that_stays_open_is_named_also_to_who_may_not_see_since_when() {
+        let named = |age_seconds, later_transactions| {
+            about_writer(&OpenWriter {
+                pid: 42,
+                application: Some("billing".into()),
+                age_seconds,
+                later_transactions,
+            })
+        };
+        let shown = named(Some(61.0), 0).expect("open for long");
+        assert!(
+            shown.contains("open for 1m") && shown.contains("pg_terminate_backend(42)"),
+            "{shown}"
+        );
+        let hidden = named(None, 1_000).expect("open for long, it seems");
+        assert!(
+            hidden.contains("billing") && hidden.contains("pg_read_all_stats"),
+            "{hidden}"
+        );
+        assert_eq!(
+            (named(Some(59.0), 5_000), named(None, 999)),
+            (None, None),
+            "every writer is open for a moment"
+        );
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
-    let pool = pool(&settings.database, 1, PATIENCE).map_err(crate::outbox::Error::Schema)?;
+    let pool = pool(&settings.database, 1, PATIENCE)?;
     let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, PATIENCE);
     outbox.verify_schema().await?;
     verify::verify(settings, bar).await
@@ -90,14 +90,16 @@ async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Err
 
 impl VerifyArgs {
     fn settings(&self) -> Result<Settings, Failure> {
-        let (database, schema) = self.database.validate()?;
         let since = self.since.as_deref().map(parse_since).transpose();
+        let since = since.map_err(|problem| Problems(vec![problem]));
+        let servers = Problems::of_both(self.database.validate(), self.kafka.consumer());
+        let (((database, schema), kafka), since) = Problems::of_both(servers, since)?;
         Ok(Settings {
             database,
             schema,
-            kafka: self.kafka.consumer()?,
+            kafka,
             topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
-            since: since.map_err(|problem| Problems(vec![problem]))?,
+            since,
             serialized_keys: self.serialized_keys,
         })
     }

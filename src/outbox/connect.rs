@@ -13,8 +13,8 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::Result;
 use super::session::Session;
+use super::{Error, Result};
 
 /// Where the database is and how to speak to it.
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ impl Pool {
 }
 
 /// A pool of sessions whose statements may take as long as `patience`.
-pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result::Result<Pool, String> {
+pub fn pool(database: &Database, size: usize, patience: Duration) -> Result<Pool> {
     let manager = Manager::from_config(
         database.session(patience),
         tls(database)?,
@@ -168,7 +168,7 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .runtime(Runtime::Tokio1)
         .build()
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| Error::Setting(error.to_string()))?;
     Ok(Pool {
         connections,
         local_settings: (database.pooler == Pooler::Transaction).then(|| local_settings(patience)),
@@ -177,7 +177,7 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> std::result
 
 /// One plain connection, without the daemon's session settings: for migrations and for the demo.
 pub async fn connect(database: &Database) -> Result<Client> {
-    let tls = tls(database).map_err(super::Error::Schema)?;
+    let tls = tls(database)?;
     let config = with_patience(database.config.clone());
     let connected = tokio::time::timeout(SESSION_TIMEOUT, config.connect(tls)).await;
     let (client, connection) = connected.map_err(|_| super::Error::Silent(SESSION_TIMEOUT))??;
@@ -189,11 +189,11 @@ pub async fn connect(database: &Database) -> Result<Client> {
     Ok(client)
 }
 
-fn tls(database: &Database) -> std::result::Result<MakeRustlsConnect, String> {
+fn tls(database: &Database) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| Error::Setting(error.to_string()))?;
     let config = if database.verify_server {
         builder.with_root_certificates(roots(database)?).with_no_client_auth()
     } else {
@@ -206,17 +206,18 @@ fn tls(database: &Database) -> std::result::Result<MakeRustlsConnect, String> {
     Ok(MakeRustlsConnect::new(config))
 }
 
-fn roots(database: &Database) -> std::result::Result<RootCertStore, String> {
+fn roots(database: &Database) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let certificates = match &database.ca_file {
         Some(path) => CertificateDer::pem_file_iter(path)
             .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
-            .map_err(|error| format!("cannot read the CA file {}: {error}", path.display()))?,
+            .map_err(|error| Error::Setting(format!("cannot read the CA file {}: {error}", path.display())))?,
         None => rustls_native_certs::load_native_certs().certs,
     };
     roots.add_parsable_certificates(certificates);
     if roots.is_empty() {
-        return Err("no usable CA certificate found; give one with --database-tls-ca".to_owned());
+        let problem = "no usable CA certificate found; give one with --database-tls-ca";
+        return Err(Error::Setting(problem.to_owned()));
     }
     Ok(roots)
 }

@@ -17,6 +17,8 @@ pub enum Error {
     #[error("migration failed: {}", with_causes(.0))]
     Migration(#[from] refinery::Error),
     #[error("{0}")]
+    Setting(String),
+    #[error("{0}")]
     Schema(String),
     #[error("{0}")]
     Busy(String),
@@ -31,6 +33,8 @@ pub enum Error {
 pub enum Kind {
     /// It should pass: wait and try again.
     Passing,
+    /// A setting is wrong, such as a file that cannot be read.
+    Setting,
     /// Wrong user or password, or not allowed to connect.
     Login,
     /// A privilege is missing.
@@ -42,6 +46,7 @@ pub enum Kind {
 impl Error {
     pub fn kind(&self) -> Kind {
         match self {
+            Error::Setting(_) => Kind::Setting,
             Error::Schema(_) => Kind::Schema,
             Error::Permission(_) => Kind::Permission,
             Error::Postgres(error) => kind_of(error),

@@ -68,7 +68,10 @@ pub struct DeadStatus {
 pub struct OpenWriter {
     pub pid: i32,
     pub application: Option<String>,
-    pub age_seconds: f64,
+    /// `None`: this login may not see it.
+    pub age_seconds: Option<f64>,
+    /// How many transactions began to write after it, to any table.
+    pub later_transactions: i64,
 }
 
 impl Outbox {
@@ -153,6 +156,7 @@ impl Outbox {
                     pid: row.try_get("pid")?,
                     application: row.try_get("application_name")?,
                     age_seconds: row.try_get("age")?,
+                    later_transactions: row.try_get("later")?,
                 })
             })
             .transpose()

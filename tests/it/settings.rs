@@ -118,6 +118,47 @@ fn bad_settings_are_listed_all_at_once_and_no_secret_is_repeated() {
 }
 
 #[test]
+fn every_command_lists_all_problems_of_its_settings() {
+    let commands: [(&[&str], &[&str]); 5] = [
+        (
+            &["verify", "--since", "lately"],
+            &["--database-url", "--kafka-brokers", "--since"],
+        ),
+        (&["purge", "--retention", "5s"], &["--database-url", "--retention"]),
+        (
+            &["status", "--log-level", "verbose"],
+            &["--log-level", "write error, warn"],
+        ),
+        (&["status", "--log-level", "outboxd=loud"], &["--log-level"]),
+        (&["migrate", "--schema", "Bad Name"], &["--database-url", "--schema"]),
+    ];
+    for (args, flags) in commands {
+        let output = outboxd().args(args).output().expect("outboxd runs");
+        let said = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        for flag in flags {
+            assert!(said.contains(flag), "{flag} is missing in:\n{said}");
+        }
+    }
+}
+
+#[test]
+fn a_certificate_that_cannot_be_read_is_a_setting_to_every_command() {
+    let database = ["--database-url", ENOUGH[1], "--database-tls-ca", "/nowhere/ca.pem"];
+    for (command, more) in [("run", &ENOUGH[2..]), ("migrate", &[]), ("status", &[]), ("purge", &[])] {
+        let output = outboxd()
+            .arg(command)
+            .args(database)
+            .args(more)
+            .output()
+            .expect("outboxd runs");
+        let said = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(64), "{command}: {said}");
+        assert!(said.contains("/nowhere/ca.pem"), "{said}");
+    }
+}
+
+#[test]
 fn help_does_not_show_secrets_from_the_environment() {
     let output = outboxd()
         .args(["run", "--help"])

@@ -51,6 +51,21 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     assert!(relay.logged("forgetful"), "and in the log");
     let status = world.outboxd("status", &["--json"]);
     assert!(String::from_utf8_lossy(&status.stdout).contains("forgetful"));
+    let operator = world.login("operator", &["outbox_operator"]).await;
+    let status = outboxd()
+        .args(["status", "--json", "--database-url", &operator])
+        .output()
+        .expect("runs");
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    let named = &status["open_writer"];
+    assert_eq!(
+        named["application"], "forgetful",
+        "also to who may not see when it began"
+    );
+    assert!(
+        named["age_seconds"].is_null() && named["later_transactions"].as_i64() > Some(15),
+        "{named}"
+    );
     // Statistics arrive with a delay, in lumps: sums over several rounds do not care.
     let early: i64 = reads[2..6].iter().sum();
     let late: i64 = reads[11..].iter().sum();
