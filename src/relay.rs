@@ -1,6 +1,7 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
 mod batch;
+mod company;
 mod look;
 
 use std::collections::HashSet;
@@ -12,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use self::batch::{ByLane, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors};
+pub use self::company::Company;
+use self::company::Marks;
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
@@ -71,6 +74,7 @@ pub struct Relay {
     pub settings: Settings,
     pub pace: Pace,
     pub watch: Watch,
+    pub company: Company,
 }
 
 /// While Kafka is away, a loop turns this often all the same.
@@ -141,7 +145,7 @@ impl Relay {
         let began = Instant::now();
         match self.claim_lanes(checkout, held).await {
             Ok(Some(claim)) => {
-                self.relay_claim(&checkout.term, checkout.settled, held, claim, began)
+                self.relay_claim(&checkout.term, checkout.settled, held, claim, began, false)
                     .await
             }
             Ok(None) => held.iter().map(|h| discarded(h.lane)).collect(),
@@ -152,7 +156,7 @@ impl Relay {
         }
     }
 
-    /// Publishes and marks what was claimed of these lanes.
+    /// Publishes and marks what was claimed of these lanes; the mark may wait for company.
     async fn relay_claim(
         &self,
         term: &Term,
@@ -160,6 +164,7 @@ impl Relay {
         held: &[Held],
         claim: Claim,
         began: Instant,
+        may_wait: bool,
     ) -> Vec<Seen> {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let slow = self.is_slow(began);
@@ -169,7 +174,7 @@ impl Relay {
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
-        if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict).await {
+        if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict, may_wait).await {
             return Vec::new();
         }
         let rows = ByLane::new(&rows);
@@ -207,23 +212,31 @@ impl Relay {
     }
 
     /// Writes the verdict. False: fenced, and the term is over.
-    async fn settle_lanes(&self, term: &Term, held: &[Held], rows: &[Row], verdict: &Verdict) -> bool {
+    async fn settle_lanes(&self, term: &Term, held: &[Held], rows: &[Row], verdict: &Verdict, may_wait: bool) -> bool {
         failpoint::hit("after_publish").await;
-        let began = Instant::now();
         let lanes: Vec<(i16, i64)> = held
             .iter()
             .filter(|held| rows.iter().any(|row| row.lane == Some(held.lane)))
             .map(|held| (held.lane, held.epoch))
             .collect();
+        let marks = Marks {
+            lanes,
+            ids: verdict.published.clone(),
+        };
+        if may_wait && verdict.is_clean() && self.company.wait(term.worker, marks.clone()).await {
+            self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
+            return true;
+        }
+        let began = Instant::now();
         let written = self
             .while_term_lasts(term, || async {
                 if verdict.refused.is_empty() && verdict.holds.is_empty() {
-                    return self.mark_lanes(term, &lanes, &verdict.published).await;
+                    return self.mark_lanes(term, &marks).await;
                 }
                 let holds = with_floors(&verdict.holds, held);
                 let kept = self
                     .outbox
-                    .settle_lanes(term, &lanes, &verdict.published, &verdict.refused, &holds)
+                    .settle_lanes(term, &marks.lanes, &marks.ids, &verdict.refused, &holds)
                     .await?;
                 Ok(kept.then_some(verdict.published.len() as u64))
             })
@@ -241,20 +254,31 @@ impl Relay {
         }
     }
 
-    /// Marks rows; `None`: the lanes are no longer ours.
-    async fn mark_lanes(&self, term: &Term, lanes: &[(i16, i64)], ids: &[i64]) -> Result<Option<u64>> {
+    /// Marks rows, and takes along those that wait for it; `None`: the lanes are no longer ours.
+    async fn mark_lanes(&self, term: &Term, marks: &Marks) -> Result<Option<u64>> {
+        let Marks { lanes, ids } = marks;
         if ids.is_empty() {
             return Ok(Some(0));
         }
+        let asked = ids.len() as u64;
+        if let Some(waiting) = self.company.take(term.worker) {
+            let mut both = marks.clone();
+            both.extend(&waiting.marks);
+            if self.outbox.mark_lanes(term, &both.lanes, &both.ids).await? == both.ids.len() as u64 {
+                waiting.marked();
+                return Ok(Some(asked));
+            }
+            // Something is wrong with one of them: each finds out for itself.
+        }
         let marked = self.outbox.mark_lanes(term, lanes, ids).await?;
-        if marked == ids.len() as u64 {
+        if marked == asked {
             return Ok(Some(marked));
         }
         if self.outbox.still_ours(term, lanes).await? < lanes.len() {
             return Ok(None);
         }
         // A mark whose answer was lost is repeated and finds its rows done; an operator may also have removed some.
-        debug!(asked = ids.len(), marked, "some rows were already marked or gone");
+        debug!(asked, marked, "some rows were already marked or gone");
         Ok(Some(marked))
     }
 

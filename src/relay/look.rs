@@ -6,26 +6,62 @@ use tracing::warn;
 
 use super::batch::{discarded, nothing_there, with_rows};
 use super::{Relay, before_claim};
-use crate::lanes::Lookout;
+use crate::floor::Settled;
+use crate::lanes::{Held, Lookout, Term};
 use crate::metrics;
-use crate::outbox::{Found, Result};
+use crate::outbox::{Claim, Found, Result};
 use crate::wakeup::{Look, Turn};
 
 /// The most rows a look walks before it says that it does not know.
 const WALK_MOST: usize = 1000;
 
+/// What a look found, and the lanes that have it: still checked out.
+struct Sighted {
+    term: Term,
+    settled: Settled,
+    lanes: Vec<Held>,
+    claim: Claim,
+    in_full: bool,
+}
+
+/// Are rows spread over the lanes, and thinly? A lane whose mark waits is claimed from later: hardly a row may come there meanwhile, and a
+/// hot key would wait for itself.
+fn is_spread(lanes: usize, owned: usize) -> bool {
+    lanes >= 3 && 4 * lanes <= owned
+}
+
 impl Relay {
     /// Asks for what lanes without a known backlog have, and relays it: a claim of them all in one walk along the ids.
     pub(super) async fn look(&self, turn: Turn<'_>) {
-        let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
-            return turn.over(self.look_without_lanes());
-        };
         let began = Instant::now();
+        let Some(sighted) = self.sighted(turn).await else {
+            // Whose marks wait for the next batch would wait in vain.
+            return self.company.dismiss();
+        };
+        let Sighted {
+            term,
+            settled,
+            lanes,
+            claim,
+            in_full,
+        } = sighted;
+        let may_wait = !in_full && self.settings.tasks > 1 && is_spread(lanes.len(), self.lanes.owned());
+        let seen = self.relay_claim(&term, settled, &lanes, claim, began, may_wait).await;
+        self.lanes.checkin(&term, seen);
+    }
+
+    /// Takes a look. `None`: nothing is to be relayed, and nothing is checked out any more.
+    async fn sighted(&self, turn: Turn<'_>) -> Option<Sighted> {
+        let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
+            turn.over(self.look_without_lanes());
+            return None;
+        };
         let found = match self.found(&lookout).await {
             Ok(Some(found)) => found,
             Ok(None) => {
                 self.lanes.put_back(&lookout.term, &lookout.lanes);
-                return turn.over(Look::Something);
+                turn.over(Look::Something);
+                return None;
             }
             Err(error) => {
                 metrics::database_error();
@@ -33,7 +69,8 @@ impl Relay {
                     warn!(%error, "cannot look for rows; trying again");
                 }
                 self.lanes.put_back(&lookout.term, &lookout.lanes);
-                return turn.over(Look::Failed);
+                turn.over(Look::Failed);
+                return None;
             }
         };
         if found.keyless || found.cut {
@@ -43,7 +80,8 @@ impl Relay {
             self.lanes.want_horizon();
             let seen = lookout.lanes.iter().map(|held| discarded(held.lane)).collect();
             self.lanes.checkin(&lookout.term, seen);
-            return turn.over(Look::Blind);
+            turn.over(Look::Blind);
+            return None;
         }
         let settled = self.lanes.looked(&lookout, &found.overview);
         let is_empty = found.claim.is_empty();
@@ -55,13 +93,17 @@ impl Relay {
         let (lanes, empty) = with_rows(lookout.lanes, &found.claim);
         let seen = empty.iter().map(|lane| nothing_there(*lane, settled)).collect();
         if is_empty {
-            return self.lanes.checkin(&lookout.term, seen);
+            self.lanes.checkin(&lookout.term, seen);
+            return None;
         }
         self.lanes.checkin_some(&lookout.term, seen);
-        let seen = self
-            .relay_claim(&lookout.term, settled, &lanes, found.claim, began)
-            .await;
-        self.lanes.checkin(&lookout.term, seen);
+        Some(Sighted {
+            term: lookout.term,
+            settled,
+            lanes,
+            claim: found.claim,
+            in_full: lookout.in_full,
+        })
     }
 
     /// Every lane of ours is known to be ready or is at work. Rows without a lane have an index of their own: a claim tells.

@@ -382,6 +382,30 @@ async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes(
     world.assert_promises_kept(&topic, &[&relay]).await;
 }
 
+/// Each step writes into four of some fifteen lanes: few enough that their marks may wait however slow the machine is.
+#[tokio::test]
+async fn under_a_trickle_one_mark_takes_the_one_before_along() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let relay = world.relay().start_ready().await;
+    let few_lanes = "INSERT INTO outbox.message (topic, key, payload)
+                     SELECT $1, 'k' || (4 * $2::bigint + n) % 16, '1' FROM generate_series(0, 3) n";
+    let load = Trickle::writing(&world, &topic, few_lanes);
+    world
+        .until("(SELECT count(*) > 3000 FROM outbox.message WHERE published_at IS NOT NULL)")
+        .await;
+    load.stop();
+    world.drained(SOON).await;
+    let count = |of| relay.metric(&format!("outboxd_{of}_seconds_count")).unwrap_or(0.0);
+    let (batches, marks) = (count("publish"), count("mark"));
+    println!("{marks} marks of {batches} batches");
+    assert!(marks < 0.9 * batches, "{marks} marks of {batches} batches");
+    world.assert_promises_kept(&topic, &[&relay]).await;
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    let marked = relay.metric("outboxd_rows_marked_total");
+    assert_eq!(marked, relay.metric("outboxd_rows_published_total"), "each is counted");
+}
+
 /// The next look is due when what the last one found is relayed, and finds something again, for as long as the load lasts.
 #[tokio::test]
 async fn looks_that_always_find_something_keep_nothing_else_waiting() {
