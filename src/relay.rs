@@ -223,11 +223,18 @@ impl Relay {
             lanes,
             ids: verdict.published.clone(),
         };
-        if may_wait && verdict.is_clean() && self.company.wait(term.worker, marks.clone()).await {
+        // While somebody keeps watch: else the next batch is this task's to find.
+        let waits = may_wait && verdict.is_clean() && self.watch.is_kept();
+        if waits && self.company.wait(term.worker, marks.clone()).await {
             self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
             return true;
         }
         let began = Instant::now();
+        if verdict.is_clean() && self.mark_in_company(term, &marks).await {
+            metrics::mark_took(Stream::Lanes, began.elapsed());
+            self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
+            return true;
+        }
         let written = self
             .while_term_lasts(term, || async {
                 if verdict.refused.is_empty() && verdict.holds.is_empty() {
@@ -254,31 +261,46 @@ impl Relay {
         }
     }
 
-    /// Marks rows, and takes along those that wait for it; `None`: the lanes are no longer ours.
+    /// Marks rows together with those that wait for it, in one try. False: none do, or it went wrong, and each is on its own.
+    async fn mark_in_company(&self, term: &Term, marks: &Marks) -> bool {
+        let Some(waiting) = self.company.take(term.worker) else {
+            return false;
+        };
+        let mut both = marks.clone();
+        both.extend(&waiting.marks);
+        match self.outbox.mark_lanes(term, &both.lanes, &both.ids).await {
+            Ok(marked) if marked == both.ids.len() as u64 => {
+                waiting.marked();
+                true
+            }
+            Ok(marked) => {
+                // Whose they were, nobody knows: each finds out for itself, and its own count misses these.
+                metrics::rows_marked(marked);
+                false
+            }
+            Err(error) => {
+                metrics::database_error();
+                debug!(%error, "cannot mark two batches at once");
+                false
+            }
+        }
+    }
+
+    /// Marks rows; `None`: the lanes are no longer ours.
     async fn mark_lanes(&self, term: &Term, marks: &Marks) -> Result<Option<u64>> {
         let Marks { lanes, ids } = marks;
         if ids.is_empty() {
             return Ok(Some(0));
         }
-        let asked = ids.len() as u64;
-        if let Some(waiting) = self.company.take(term.worker) {
-            let mut both = marks.clone();
-            both.extend(&waiting.marks);
-            if self.outbox.mark_lanes(term, &both.lanes, &both.ids).await? == both.ids.len() as u64 {
-                waiting.marked();
-                return Ok(Some(asked));
-            }
-            // Something is wrong with one of them: each finds out for itself.
-        }
         let marked = self.outbox.mark_lanes(term, lanes, ids).await?;
-        if marked == asked {
+        if marked == ids.len() as u64 {
             return Ok(Some(marked));
         }
         if self.outbox.still_ours(term, lanes).await? < lanes.len() {
             return Ok(None);
         }
         // A mark whose answer was lost is repeated and finds its rows done; an operator may also have removed some.
-        debug!(asked, marked, "some rows were already marked or gone");
+        debug!(asked = ids.len(), marked, "some rows were already marked or gone");
         Ok(Some(marked))
     }
 

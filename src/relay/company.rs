@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-/// Nobody waits for longer. The next look is due much sooner, and whatever comes of it ends the wait.
-const WAIT_MOST: Duration = Duration::from_millis(50);
+/// For so long nobody may come. The next look is due sooner, and if it finds nothing that ends the wait as well.
+const WAIT_MOST: Duration = Duration::from_millis(15);
 
 /// Published rows to be marked, and the lanes they stand in, with their epochs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,6 +48,7 @@ pub struct Company(Mutex<Option<Waiting>>);
 impl Company {
     /// Waits until somebody has written these marks along with others. False: nobody has, they are the caller's.
     pub async fn wait(&self, worker: Uuid, marks: Marks) -> bool {
+        let first = marks.ids.first().copied();
         let (marked, mut answer) = oneshot::channel();
         {
             let mut place = self.lock();
@@ -59,7 +60,8 @@ impl Company {
         if let Ok(answer) = timeout(WAIT_MOST, &mut answer).await {
             return answer.is_ok();
         }
-        self.dismiss();
+        self.lock()
+            .take_if(|waiting| waiting.marks.ids.first().copied() == first);
         // Who has taken them along meanwhile answers, one way or the other.
         answer.await.is_ok()
     }
@@ -134,6 +136,7 @@ mod tests {
         assert!(company.lock().is_none(), "and nobody takes them along any more");
         let waits = waiting(&company).await;
         company.dismiss();
+        assert!(company.take(WORKER).is_none());
         assert!(!waits.await.expect("no panic"));
     }
 
@@ -143,7 +146,7 @@ mod tests {
         let company = Arc::new(Company::default());
         let waits = waiting(&company).await;
         let taken = company.take(WORKER).expect("somebody waits");
-        tokio::time::sleep(2 * WAIT_MOST).await;
+        tokio::time::sleep(3 * WAIT_MOST).await;
         assert!(!waits.is_finished());
         taken.marked();
         assert!(waits.await.expect("no panic"));

@@ -24,10 +24,10 @@ struct Sighted {
     in_full: bool,
 }
 
-/// Are rows spread over the lanes, and thinly? A lane whose mark waits is claimed from later: hardly a row may come there meanwhile, and a
-/// hot key would wait for itself.
-fn is_spread(lanes: usize, owned: usize) -> bool {
-    lanes >= 3 && 4 * lanes <= owned
+/// Are rows spread thinly over our lanes? One whose mark waits is claimed from later, so hardly a row may come there meanwhile; a hot key
+/// would wait for itself.
+fn is_thin(rows: usize, lanes: usize, owned: usize) -> bool {
+    lanes >= 3 && rows == lanes && 6 * lanes <= owned
 }
 
 impl Relay {
@@ -45,7 +45,7 @@ impl Relay {
             claim,
             in_full,
         } = sighted;
-        let may_wait = !in_full && self.settings.tasks > 1 && is_spread(lanes.len(), self.lanes.owned());
+        let may_wait = !in_full && is_thin(claim.rows.len(), lanes.len(), self.lanes.owned());
         let seen = self.relay_claim(&term, settled, &lanes, claim, began, may_wait).await;
         self.lanes.checkin(&term, seen);
     }
