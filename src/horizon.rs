@@ -1,5 +1,6 @@
 //! The task that moves the horizon where looks do not: see `floor` for the rules. The gap between floor and tail triggers it, since
-//! every claim reads that gap again; it takes at most a twentieth of its own time. The floor of the rows without a lane follows here, too.
+//! every claim reads that gap again; asking who writes takes at most a twentieth of its time. The floor of the rows without a lane follows
+//! here, too.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,9 @@ const NOTHING_TO_DO: Duration = Duration::from_secs(1);
 /// The keyless floor costs a query of its own; where so many rows were claimed since, claims cost more without it.
 const KEYLESS_EVERY: Duration = Duration::from_millis(100);
 const KEYLESS_LAG_WORTH: usize = 1000;
-/// Of its time, at most one part in this many.
+/// Of its time, at most one part in this many; but an answer that was long on its way must not stop floors for long.
 const SHARE_OF_TIME: u32 = 20;
+const REST_MOST: Duration = Duration::from_secs(1);
 
 /// A noted writer that stays longer than this is a holder: the soft horizon moves without it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -41,6 +43,7 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
         settled: 0,
         settled_at: Instant::now(),
         softened_at: Instant::now(),
+        rests_until: Instant::now(),
         keyless_at: Instant::now(),
         named_at: None,
         told_at: None,
@@ -67,6 +70,8 @@ struct Watch<'a> {
     settled: i64,
     settled_at: Instant,
     softened_at: Instant,
+    /// Nobody is asked who writes before that.
+    rests_until: Instant,
     keyless_at: Instant,
     named_at: Option<Instant>,
     told_at: Option<Instant>,
@@ -88,17 +93,20 @@ impl Watch<'_> {
             return self.follow(&term).await.or(Some(LOOK_EVERY));
         }
         let began = Instant::now();
+        if began < self.rests_until {
+            return self.follow(&term).await.or(Some(LOOK_EVERY));
+        }
         if let Err(error) = self.step(&term).await {
             return Some(cannot_move(&error));
         }
         self.see_it_move();
         metrics::floor_age(self.settled_at.elapsed());
-        let rest = if has_holders && gap < GAP_WORTH {
+        self.rests_until = Instant::now() + (began.elapsed() * SHARE_OF_TIME).min(REST_MOST);
+        Some(if has_holders && gap < GAP_WORTH {
             HOLDERS_EVERY
         } else {
             LOOK_EVERY
-        };
-        Some(rest.max(began.elapsed() * SHARE_OF_TIME))
+        })
     }
 
     /// Looks move it, too.
