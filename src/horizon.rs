@@ -1,6 +1,6 @@
 //! The task that moves the horizon where looks do not: see `floor` for the rules. The gap between floor and tail triggers it, since
-//! every claim reads that gap again; asking who writes takes at most a twentieth of its time. The floor of the rows without a lane follows
-//! here, too.
+//! every claim reads that gap again; asking who writes takes at most a twentieth of its time, or comes a second after a slow answer. The
+//! floor of the rows without a lane follows here, too.
 
 use std::time::{Duration, Instant};
 
