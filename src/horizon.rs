@@ -12,7 +12,7 @@ use crate::floor::{Horizon, Sight};
 use crate::jitter::jittered;
 use crate::lanes::{Lanes, Term};
 use crate::metrics;
-use crate::outbox::{Error, Outbox, Result};
+use crate::outbox::{Error, Holder, Outbox, Result};
 
 /// A gap of so many ids is worth closing at once; a smaller one after a while.
 const GAP_WORTH: i64 = 100;
@@ -27,7 +27,8 @@ const KEYLESS_LAG_WORTH: usize = 1000;
 const SHARE_OF_TIME: u32 = 20;
 const REST_MOST: Duration = Duration::from_secs(1);
 
-/// A noted writer that stays longer than this is a holder: the soft horizon moves without it.
+/// A noted writer that stays longer than this is a holder: the soft horizon moves without it. It is lost in two halves: who was noted
+/// when the first was over, and still is when the second is, has outstayed it.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Rows of a holder are found at most this much after it commits.
 const HOLDERS_EVERY: Duration = Duration::from_millis(50);
@@ -46,7 +47,7 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
         rests_until: Instant::now(),
         keyless_at: Instant::now(),
         named_at: None,
-        told_at: None,
+        told: None,
     };
     while !draining.is_cancelled() {
         let changed = lanes.changed();
@@ -74,7 +75,7 @@ struct Watch<'a> {
     rests_until: Instant,
     keyless_at: Instant,
     named_at: Option<Instant>,
-    told_at: Option<Instant>,
+    told: Option<(Instant, Holder)>,
 }
 
 impl Watch<'_> {
@@ -139,7 +140,7 @@ impl Watch<'_> {
         let (highest_id, writers) = self.outbox.writers(term).await?;
         self.lanes
             .with_horizon(term.worker, |horizon| horizon.look(highest_id, &writers));
-        if self.settled_at.elapsed() > PATIENCE && self.softened_at.elapsed() > PATIENCE {
+        if self.settled_at.elapsed().min(self.softened_at.elapsed()) > PATIENCE / 2 {
             self.softened_at = Instant::now();
             self.lanes.with_horizon(term.worker, Horizon::soften);
         }
@@ -186,21 +187,19 @@ impl Watch<'_> {
         let Some(oldest) = self.lanes.holders().into_iter().min() else {
             return Ok(());
         };
-        let Some((pid, application)) = self.outbox.holder(oldest).await? else {
+        let Some(holder) = self.outbox.holder(oldest).await? else {
             return Ok(());
         };
-        metrics::floor_holder(pid);
-        if self.told_at.is_some_and(|at| at.elapsed() < REMIND_EVERY) {
-            return Ok(());
+        metrics::floor_holder(match holder {
+            Holder::Session { pid, .. } => pid,
+            Holder::Prepared { .. } => 0,
+        });
+        // What was a session's is nobody's once it is prepared: then another is to be told of, and another command.
+        let is_told = |(at, of): &(Instant, Holder)| of == &holder && at.elapsed() < REMIND_EVERY;
+        if !self.told.as_ref().is_some_and(is_told) {
+            tell(&holder, held);
+            self.told = Some((Instant::now(), holder));
         }
-        self.told_at = Some(Instant::now());
-        warn!(
-            pid,
-            application,
-            seconds = held.as_secs(),
-            "a transaction that wrote to the outbox stays open: its rows follow when it commits; \
-             the scan floor waits for it. To end it: SELECT pg_terminate_backend(pid)"
-        );
         Ok(())
     }
 
@@ -208,6 +207,25 @@ impl Watch<'_> {
         metrics::floor_age(Duration::ZERO);
         metrics::floor_holder(0);
         self.named_at = None;
+    }
+}
+
+fn tell(holder: &Holder, held: Duration) {
+    let seconds = held.as_secs();
+    match holder {
+        Holder::Session { pid, application } => warn!(
+            pid,
+            application,
+            seconds,
+            "a transaction that wrote to the outbox stays open: its rows follow when it commits; \
+             the scan floor waits for it. To end it: SELECT pg_terminate_backend(pid)"
+        ),
+        Holder::Prepared { gid } => warn!(
+            gid,
+            seconds,
+            "a transaction that wrote to the outbox stays prepared: its rows follow when it commits; \
+             the scan floor waits for it. To end it: COMMIT PREPARED or ROLLBACK PREPARED its gid"
+        ),
     }
 }
 

@@ -181,7 +181,7 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "outboxd_floor_holder_pid",
         Gauge,
         Unit::Count,
-        "Backend of the transaction that the scan floor waits for; 0 where there is none.",
+        "Backend of the transaction that the scan floor waits for; 0 where there is none, or it is prepared.",
     ),
     (
         "outboxd_backlog_sampled",

@@ -7,6 +7,7 @@ mod claim;
 mod connect;
 mod error;
 mod hold;
+mod holder;
 mod lease;
 mod mark;
 pub mod migrate;
@@ -23,6 +24,7 @@ pub use claim::{Claim, Dropped, Found, Free, Recorded};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
 pub use hold::StoredHold;
+pub use holder::Holder;
 pub use lease::{Peer, Renewal};
 pub use sweep::{Commands, Counted, InboxSample, Purge, Purged, Retention, Sample, Table};
 

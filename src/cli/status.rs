@@ -8,7 +8,7 @@ use clap::Args;
 use super::Failure;
 use crate::config::DatabaseArgs;
 use crate::outbox::status::{HoldStatus, OpenWriter, Status};
-use crate::outbox::{OnPublished, Outbox, pool};
+use crate::outbox::{Holder, OnPublished, Outbox, pool};
 
 #[derive(Args, Debug)]
 pub struct StatusArgs {
@@ -188,9 +188,19 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
 fn about_writer(writer: &OpenWriter) -> Option<String> {
     const LONG: f64 = 60.0;
     const MANY: i64 = 1_000;
-    let name = writer.application.as_deref().filter(|name| !name.is_empty());
-    let who = format!("pid {}, {}", writer.pid, plain(name.unwrap_or("unnamed")));
-    let what_to_do = format!("commit it, or SELECT pg_terminate_backend({}).", writer.pid);
+    let (who, what_to_do) = match &writer.holder {
+        Holder::Session { pid, application } => {
+            let name = if application.is_empty() { "unnamed" } else { application };
+            (
+                format!("pid {pid}, {}", plain(name)),
+                format!("commit it, or SELECT pg_terminate_backend({pid})."),
+            )
+        }
+        Holder::Prepared { gid } => (
+            "prepared, so no session's".to_owned(),
+            format!("COMMIT PREPARED {gid}, or ROLLBACK PREPARED {gid}.", gid = literal(gid)),
+        ),
+    };
     match writer.age_seconds {
         Some(seconds) => (seconds > LONG).then(|| {
             let open = age(seconds);
@@ -305,7 +315,14 @@ mod tests {
     }
 
     /// A status with this text wherever somebody else chooses the text.
-    fn saying(text: &str) -> Status {
+    fn session(application: &str) -> Holder {
+        Holder::Session {
+            pid: 42,
+            application: application.into(),
+        }
+    }
+
+    fn saying(text: &str, holder: Holder) -> Status {
         let mut status = quiet();
         status.workers.push(WorkerStatus {
             name: text.into(),
@@ -339,8 +356,7 @@ mod tests {
             age_seconds: 1.0,
         });
         status.open_writer = Some(OpenWriter {
-            pid: 1,
-            application: Some(text.into()),
+            holder,
             age_seconds: Some(100.0),
             later_transactions: 0,
         });
@@ -351,8 +367,7 @@ mod tests {
     fn a_writer_that_stays_open_is_named_also_to_who_may_not_see_since_when() {
         let named = |age_seconds, later_transactions| {
             about_writer(&OpenWriter {
-                pid: 42,
-                application: Some("billing".into()),
+                holder: session("billing"),
                 age_seconds,
                 later_transactions,
             })
@@ -375,6 +390,20 @@ mod tests {
     }
 
     #[test]
+    fn a_transaction_left_prepared_is_ended_by_its_name() {
+        let shown = about_writer(&OpenWriter {
+            holder: Holder::Prepared { gid: "o'brien".into() },
+            age_seconds: Some(61.0),
+            later_transactions: 0,
+        });
+        let shown = shown.expect("open for long");
+        assert!(
+            shown.contains("COMMIT PREPARED 'o''brien'") && shown.contains("ROLLBACK PREPARED 'o''brien'"),
+            "{shown}"
+        );
+    }
+
+    #[test]
     fn a_held_key_is_named_by_a_literal_that_can_be_pasted() {
         assert_eq!(literal("k:o'brien"), "'k:o''brien'");
         assert_eq!(literal(r"k:a\b"), r"'k:a\b'");
@@ -384,14 +413,18 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_of_others_reaches_the_terminal_raw(text: String, control in "[\x00-\x1f\x7f-\u{9f}]{0,4}") {
-            let shown = render(&saying(&format!("{text}{control}")), "outbox");
-            prop_assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", shown);
-            prop_assert_eq!(shown.lines().count(), render(&saying("x"), "outbox").lines().count());
+            let text = format!("{text}{control}");
+            let lines = render(&saying("x", session("x")), "outbox").lines().count();
+            for holder in [session(&text), Holder::Prepared { gid: text.clone() }] {
+                let shown = render(&saying(&text, holder), "outbox");
+                prop_assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", shown);
+                prop_assert_eq!(shown.lines().count(), lines);
+            }
         }
 
         #[test]
         fn any_status_is_json_that_says_the_same(text: String) {
-            let json = serde_json::to_string_pretty(&saying(&text)).expect("serialises");
+            let json = serde_json::to_string_pretty(&saying(&text, session(&text))).expect("serialises");
             let value: serde_json::Value = serde_json::from_str(&json).expect("parses");
             prop_assert_eq!(&value["dead"][0]["reason"], &serde_json::Value::from(text.as_str()));
             prop_assert_eq!(&value["workers"][0]["name"], &serde_json::Value::from(text.as_str()));

@@ -261,13 +261,6 @@ impl Outbox {
         Ok((highest.try_get("id")?, names.into_iter().zip(ids).collect()))
     }
 
-    /// The session of this transaction: its pid and the name it goes by. `None`: it has ended, or is nobody's any more.
-    pub async fn holder(&self, transaction: i64) -> Result<Option<(i32, String)>> {
-        let rows = self.query(&self.statements.holder, &[&transaction]).await?;
-        let holder = |row: &tokio_postgres::Row| Ok((row.try_get("pid")?, row.try_get("application")?));
-        rows.first().map(holder).transpose()
-    }
-
     /// Has one of these transactions ended? Then a claim from a soft floor before this call is worth nothing.
     pub async fn any_ended(&self, holders: &[i64]) -> Result<bool> {
         if holders.is_empty() {

@@ -1,5 +1,9 @@
--- Whose transaction this is. The name of its session is for everybody to see, unlike how long it has been open.
-SELECT l.pid, a.application_name AS application
-FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+-- Whose transaction this is: a session's or, once prepared, nobody's, and then it has a name of its own. The name of a session is for
+-- everybody to see, unlike how long its transaction has been open.
+SELECT l.pid, p.gid, coalesce(a.application_name, '') AS application
+FROM pg_locks l
+     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
 WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
   AND l.transactionid::text::bigint = $1 & 4294967295
+  AND num_nonnulls(a.pid, p.gid) > 0

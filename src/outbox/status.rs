@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Outbox, Result};
+use super::{Holder, Outbox, Result};
 
 /// The most rows walked for a count, and the most examples shown.
 const WALK_MOST: i64 = 100_000;
@@ -66,8 +66,8 @@ pub struct DeadStatus {
 
 #[derive(Debug, Serialize)]
 pub struct OpenWriter {
-    pub pid: i32,
-    pub application: Option<String>,
+    #[serde(flatten)]
+    pub holder: Holder,
     /// `None`: this login may not see it.
     pub age_seconds: Option<f64>,
     /// How many transactions began to write after it, to any table.
@@ -153,8 +153,7 @@ impl Outbox {
         rows.first()
             .map(|row| {
                 Ok(OpenWriter {
-                    pid: row.try_get("pid")?,
-                    application: row.try_get("application_name")?,
+                    holder: Holder::of(row)?,
                     age_seconds: row.try_get("age")?,
                     later_transactions: row.try_get("later")?,
                 })

@@ -1,9 +1,14 @@
 -- Of the transactions that have written to the outbox and not ended, the one that began to write first: what keeps floors from moving.
--- How long it has been open is hidden from logins without pg_read_all_stats, unlike its transaction id.
-SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age,
-       coalesce(age(a.backend_xid), 0)::bigint AS later
-FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+-- How long it has been open is hidden from logins without pg_read_all_stats, unlike its transaction id. A prepared one has no pid, is
+-- found by the lock on its own id, and shows to everybody since when it is prepared.
+SELECT l.pid, p.gid, coalesce(a.application_name, '') AS application,
+       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8 AS age,
+       coalesce(age(coalesce(a.backend_xid, p.transaction)), 0)::bigint AS later
+FROM pg_locks l
+     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     LEFT JOIN (pg_locks own JOIN pg_prepared_xacts p ON p.transaction = own.transactionid)
+       ON l.pid IS NULL AND own.pid IS NULL AND own.virtualtransaction = l.virtualtransaction
 WHERE l.locktype = 'relation' AND l.relation = 'outbox.message'::regclass AND l.mode = 'RowExclusiveLock'
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND a.pid <> pg_backend_pid()
-ORDER BY age(a.backend_xid) DESC NULLS LAST, a.xact_start LIMIT 1
+  AND l.pid IS DISTINCT FROM pg_backend_pid() AND num_nonnulls(a.pid, p.gid) > 0
+ORDER BY age(coalesce(a.backend_xid, p.transaction)) DESC NULLS LAST, coalesce(a.xact_start, p.prepared) LIMIT 1

@@ -52,6 +52,21 @@ impl Late {
         history
     }
 
+    async fn status_names_to_an_operator(&self, gid: &str) {
+        let operator = self.world.login("operator", &["outbox_operator"]).await;
+        let status = outboxd()
+            .args(["status", "--json", "--database-url", &operator])
+            .output()
+            .expect("runs");
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+        let named = &status["open_writer"];
+        assert_eq!(named["gid"], gid, "{named}");
+        assert!(
+            named["age_seconds"].is_number(),
+            "since when, everybody may see: {named}"
+        );
+    }
+
     /// The lowest and the highest of all lanes, rows without one included.
     async fn stored_floors(&self) -> (i64, i64) {
         let floors = "SELECT min(floor), max(floor) FROM outbox.lane";
@@ -134,9 +149,15 @@ async fn a_copy_that_stalls_on_drawn_ids_is_published_when_it_ends() {
 /// A prepared transaction outlives its session, and keeps the database from being dropped.
 struct Prepared<'a>(&'a World);
 
+impl Prepared<'_> {
+    fn gid(&self) -> String {
+        format!("forgotten in {}", self.0.name)
+    }
+}
+
 impl Drop for Prepared<'_> {
     fn drop(&mut self) {
-        let rollback = format!("ROLLBACK PREPARED '{}'", self.0.name);
+        let rollback = format!("ROLLBACK PREPARED '{}'", self.gid());
         let _ = Command::new("psql")
             .args([&self.0.database_url, "-qc", &rollback])
             .output();
@@ -160,6 +181,7 @@ async fn a_prepared_transaction_that_outlives_a_crash_is_published_when_it_commi
     postgres.restart();
     late.world.db = late.world.session().await;
     late.others_move_on().await;
+    late.status_names_to_an_operator("late").await;
     late.world.execute("COMMIT PREPARED 'late'").await;
     let recovered = fault.over().until_drained(&late.world).await;
     late.arrives(10).await;
@@ -167,9 +189,10 @@ async fn a_prepared_transaction_that_outlives_a_crash_is_published_when_it_commi
 }
 
 #[tokio::test]
-async fn a_prepared_transaction_is_published_when_it_commits() {
+async fn a_prepared_transaction_is_named_and_published_when_it_commits() {
     let late = Late::new().await;
-    let _cleanup = Prepared(&late.world);
+    let prepared = Prepared(&late.world);
+    let gid = prepared.gid();
     let writer = late.world.session().await;
     writer
         .batch_execute(&format!("BEGIN; {}", late.insert()))
@@ -177,14 +200,15 @@ async fn a_prepared_transaction_is_published_when_it_commits() {
         .expect("inserted");
     // Seen as a session's first, then as nobody's.
     late.others_move_on().await;
-    let name = &late.world.name;
     writer
-        .batch_execute(&format!("PREPARE TRANSACTION '{name}'"))
+        .batch_execute(&format!("PREPARE TRANSACTION '{gid}'"))
         .await
         .expect("prepared");
     drop(writer);
     late.others_move_on().await;
-    late.world.execute(&format!("COMMIT PREPARED '{name}'")).await;
+    late.status_names_to_an_operator(&gid).await;
+    eventually(SOON, "it to be named", async || late.relay.logged(&gid).then_some(())).await;
+    late.world.execute(&format!("COMMIT PREPARED '{gid}'")).await;
     late.arrives(10).await;
 }
 

@@ -247,6 +247,15 @@ async fn every_rule_of_a_record_refuses_what_no_function_would_write() {
 }
 
 #[tokio::test]
+async fn an_operator_names_the_scope_of_a_command_as_its_producer_does() {
+    let world = world().await;
+    let operator = connect(&world.login("operator", &["outbox_operator"]).await).await;
+    let scope = "SELECT outbox.idempotency_scope('acme', 'pay')";
+    let named = operator.query_one(scope, &[]).await.expect("granted");
+    assert_eq!(named.get::<_, &str>(0), "acme/pay");
+}
+
+#[tokio::test]
 async fn a_producer_works_through_the_functions_and_never_touches_the_table() {
     let world = world().await;
     let producer = connect(&world.login("producer", &["outbox_producer"]).await).await;
