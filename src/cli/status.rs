@@ -314,7 +314,6 @@ mod tests {
         assert!(text.contains("dead_at = NULL"), "{text}");
     }
 
-    /// A status with this text wherever somebody else chooses the text.
     fn session(application: &str) -> Holder {
         Holder::Session {
             pid: 42,
@@ -322,6 +321,7 @@ mod tests {
         }
     }
 
+    /// A status with this text wherever somebody else chooses the text.
     fn saying(text: &str, holder: Holder) -> Status {
         let mut status = quiet();
         status.workers.push(WorkerStatus {
