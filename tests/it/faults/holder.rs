@@ -51,12 +51,7 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     assert!(relay.logged("forgetful"), "and in the log");
     let status = world.outboxd("status", &["--json"]);
     assert!(String::from_utf8_lossy(&status.stdout).contains("forgetful"));
-    let operator = world.login("operator", &["outbox_operator"]).await;
-    let status = outboxd()
-        .args(["status", "--json", "--database-url", &operator])
-        .output()
-        .expect("runs");
-    let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    let status = world.status_to_an_operator().await;
     let named = &status["open_writer"];
     assert_eq!(
         named["application"], "forgetful",

@@ -53,12 +53,7 @@ impl Late {
     }
 
     async fn status_names_to_an_operator(&self, gid: &str) {
-        let operator = self.world.login("operator", &["outbox_operator"]).await;
-        let status = outboxd()
-            .args(["status", "--json", "--database-url", &operator])
-            .output()
-            .expect("runs");
-        let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+        let status = self.world.status_to_an_operator().await;
         let named = &status["open_writer"];
         assert_eq!(named["gid"], gid, "{named}");
         assert!(

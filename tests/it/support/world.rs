@@ -91,6 +91,16 @@ impl World {
         command.args(args).output().expect("outboxd runs")
     }
 
+    /// What `outboxd status` says to a login that is an operator's and nothing else.
+    pub async fn status_to_an_operator(&self) -> serde_json::Value {
+        let operator = self.login("operator", &["outbox_operator"]).await;
+        let status = outboxd()
+            .args(["status", "--json", "--database-url", &operator])
+            .output()
+            .expect("runs");
+        serde_json::from_slice(&status.stdout).expect("JSON")
+    }
+
     /// A login of this world with these roles, and nothing else; answers its URL.
     pub async fn login(&self, name: &str, roles: &[&str]) -> String {
         let login = format!("{}_{name}", self.name);
