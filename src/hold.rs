@@ -162,6 +162,7 @@ impl Relay {
                 }
             }
             Outcome::Sick { reason, .. } => self.later(hold, reason),
+            Outcome::PutOff { reason } => self.later(hold, reason),
             Outcome::Unsent | Outcome::Unknown => self.later(hold, "no answer from Kafka".to_owned()),
         }
     }

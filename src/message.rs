@@ -228,6 +228,8 @@ pub enum Outcome {
     Unknown,
     /// Kafka refused this very record, sent alone; or it has nowhere to go: no such partition, no lane.
     Refused { reason: String },
+    /// Not sent: its topic has just refused another record, and this one, too, would have to go alone. The batch does not wait.
+    PutOff { reason: String },
     /// Nothing wrong with the record, but its topic cannot take it now.
     Sick {
         fault: TopicFault,

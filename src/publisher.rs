@@ -21,7 +21,7 @@ pub mod properties;
 mod topics;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -410,10 +410,41 @@ impl Publisher {
         alone: &[(usize, i32)],
         until: Until,
     ) -> Vec<(usize, Outcome)> {
-        let sends = alone
-            .iter()
-            .map(|&(index, partition)| async move { (index, self.send_alone(&rows[index], partition, until).await) });
-        futures_util::future::join_all(sends).await
+        let mut topics: BTreeMap<&str, Vec<(usize, i32)>> = BTreeMap::new();
+        for place in alone {
+            topics.entry(&rows[place.0].topic).or_default().push(*place);
+        }
+        let sends = topics.values().map(|alone| self.send_topic_alone(rows, alone, until));
+        futures_util::future::join_all(sends).await.concat()
+    }
+
+    /// The first before the others. Who refused one may refuse them all, each refusal takes a while, and the batch would wait: once
+    /// there was one, what has a key and was not yet sent is put off.
+    async fn send_topic_alone(
+        self: &Arc<Self>,
+        rows: &[Row],
+        alone: &[(usize, i32)],
+        until: Until,
+    ) -> Vec<(usize, Outcome)> {
+        let refused = AtomicBool::new(false);
+        let send = async |&(index, partition): &(usize, i32)| {
+            let row = &rows[index];
+            let outcome = if refused.load(Ordering::Relaxed) && row.lane.is_some() {
+                put_off(row)
+            } else {
+                self.send_alone(row, partition, until).await
+            };
+            if matches!(outcome, Outcome::Refused { .. }) {
+                refused.store(true, Ordering::Relaxed);
+            }
+            (index, outcome)
+        };
+        let Some((first, others)) = alone.split_first() else {
+            return Vec::new();
+        };
+        let mut outcomes = vec![send(first).await];
+        outcomes.extend(futures_util::future::join_all(others.iter().map(send)).await);
+        outcomes
     }
 
     /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
@@ -547,6 +578,15 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
         partition,
         alone: topic.limit.is_some_and(|limit| row.size() > limit),
     })
+}
+
+fn put_off(row: &Row) -> Outcome {
+    Outcome::PutOff {
+        reason: format!(
+            "topic {} has just refused another record: this one is sent alone as soon as its turn comes",
+            row.topic
+        ),
+    }
 }
 
 /// The rows of the batch that must be there before this one.

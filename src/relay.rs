@@ -533,6 +533,15 @@ fn report_hold(hold: &HoldOrder) {
             reason = hold.reason,
             "topic parked: it is tried again by itself; other topics go on"
         );
+    } else if hold.failures == 0 {
+        // Perhaps thousands, each for a moment: nobody has to act.
+        debug!(
+            topic = hold.topic,
+            unit = hold.unit,
+            id = hold.head_id,
+            reason = hold.reason,
+            "key held until its row has been sent alone; other keys go on"
+        );
     } else {
         warn!(
             topic = hold.topic,

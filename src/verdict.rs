@@ -79,6 +79,8 @@ pub struct HoldOrder {
     pub unit: String,
     pub head_id: Option<i64>,
     pub reason: String,
+    /// Once for what was tried; not at all for what has not had its turn.
+    pub failures: i32,
     /// `None` waits for an operator.
     pub wait: Option<Duration>,
 }
@@ -135,6 +137,11 @@ pub fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &P
             Outcome::Refused { reason } => {
                 refuse(row, reason, policy, &mut held_units, &mut verdict);
             }
+            Outcome::PutOff { reason } => {
+                verdict.unsent.push(row.id);
+                let not_yet_tried = (0, Some(Duration::ZERO));
+                hold_key(row, reason, not_yet_tried, &mut held_units, &mut verdict);
+            }
             Outcome::Sick {
                 fault,
                 reason,
@@ -162,6 +169,7 @@ pub fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &P
             unit: String::new(),
             head_id: None,
             reason,
+            failures: 1,
             wait: Some(policy.backoff(1)),
         });
     }
@@ -178,13 +186,23 @@ fn refuse(
     let refusal = policy.refusal(row, reason);
     let (dead, wait) = (refusal.dead, refusal.wait);
     verdict.refused.push(refusal);
-    let (Some(lane), Some(unit)) = (row.lane, row.unit()) else {
-        return;
-    };
     if dead && policy.on_dead == OnDead::Continue {
         return;
     }
-    // The first refused row of a unit is its head; one behind it waits with the rest.
+    hold_key(row, reason, (1, (!dead).then_some(wait)), held_units, verdict);
+}
+
+/// The first row of a unit that stays is its head; one behind it waits with the rest.
+fn hold_key(
+    row: &Row,
+    reason: &str,
+    (failures, wait): (i32, Option<Duration>),
+    held_units: &mut BTreeSet<(String, String)>,
+    verdict: &mut Verdict,
+) {
+    let (Some(lane), Some(unit)) = (row.lane, row.unit()) else {
+        return;
+    };
     if held_units.insert((row.topic.clone(), unit.clone())) {
         verdict.holds.push(HoldOrder {
             lane,
@@ -192,7 +210,8 @@ fn refuse(
             unit,
             head_id: Some(row.id),
             reason: reason.to_owned(),
-            wait: (!dead).then_some(wait),
+            failures,
+            wait,
         });
     }
 }
@@ -226,6 +245,12 @@ mod tests {
         }
     }
 
+    fn put_off() -> Outcome {
+        Outcome::PutOff {
+            reason: "another was refused".into(),
+        }
+    }
+
     fn slow() -> Outcome {
         Outcome::Sick {
             fault: TopicFault::Transient,
@@ -240,9 +265,27 @@ mod tests {
         let verdict = judge(&rows, &[Outcome::Acked], false, &POLICY);
         assert!(verdict.is_clean());
         assert_eq!(verdict.published, [1]);
-        for outcome in [refused(), Outcome::Unsent, Outcome::Unknown, slow()] {
+        for outcome in [refused(), put_off(), Outcome::Unsent, Outcome::Unknown, slow()] {
             assert!(!judge(&rows, &[outcome], true, &POLICY).is_clean());
         }
+    }
+
+    #[test]
+    fn a_row_put_off_holds_its_key_untried_and_may_be_sent_at_once() {
+        let rows = [
+            row(1, Some(0), "t", Some("a"), 0),
+            row(2, Some(0), "t", Some("a"), 0),
+            row(3, None, "t", None, 0),
+        ];
+        let verdict = judge(&rows, &[put_off(), Outcome::Unsent, put_off()], true, &POLICY);
+        assert_eq!(verdict.unsent, [1, 2, 3]);
+        assert!(verdict.refused.is_empty(), "it costs no attempt");
+        let [hold] = verdict.holds.as_slice() else {
+            panic!("{:?}", verdict.holds)
+        };
+        assert_eq!((hold.unit.as_str(), hold.head_id), ("k:a", Some(1)));
+        assert_eq!((hold.failures, hold.wait), (0, Some(Duration::ZERO)));
+        assert!(verdict.holds_back(&rows[1]));
     }
 
     #[test]
@@ -324,6 +367,7 @@ mod tests {
             2 => Just(Outcome::Unsent),
             1 => Just(Outcome::Unknown),
             1 => Just(refused()),
+            1 => Just(put_off()),
             1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Outcome::Sick {
                 fault: if gone { TopicFault::Unusable } else { TopicFault::Transient },
                 reason: "sick".into(),
@@ -381,6 +425,10 @@ mod tests {
                             prop_assert!(verdict.holds_back(row), "a refused head holds its key");
                         }
                     }
+                    Outcome::PutOff { .. } => {
+                        prop_assert!(places[1]);
+                        prop_assert!(row.lane.is_none() || verdict.holds_back(row), "its key waits for it");
+                    }
                     Outcome::Sick { fault, maybe_landed, .. } => {
                         let place = 1 + usize::from(*maybe_landed);
                         prop_assert!(places[place]);
@@ -399,7 +447,7 @@ mod tests {
                 let cause = rows.iter().zip(&outcomes).any(|(row, outcome)| {
                     row.lane.unwrap_or(KEYLESS) == hold.lane && row.topic == hold.topic
                         && match outcome {
-                            Outcome::Refused { .. } => hold.head_id == Some(row.id),
+                            Outcome::Refused { .. } | Outcome::PutOff { .. } => hold.head_id == Some(row.id),
                             Outcome::Sick { .. } => hold.unit.is_empty(),
                             _ => false,
                         }

@@ -108,11 +108,14 @@ fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
         let next = hold.retry_in_seconds.map_or("waits for you".to_owned(), |seconds| {
             format!("next try in {}", age(seconds))
         });
+        let tried = match hold.failures {
+            0 => "not tried yet".to_owned(),
+            failures => format!("tried {failures}×"),
+        };
         writeln!(
             out,
-            "  {what}: {}, tried {}×, held {}, {next}",
+            "  {what}: {}, {tried}, held {}, {next}",
             plain(&hold.reason),
-            hold.failures,
             age(hold.age_seconds)
         )?;
     }
@@ -308,7 +311,19 @@ mod tests {
             age_seconds: 5.0,
             retry_in_seconds: Some(1.0),
         });
+        status.holds.push(HoldStatus {
+            topic: "busy".into(),
+            unit: "k:7".into(),
+            lanes: 1,
+            failures: 0,
+            reason: "its turn has not come".into(),
+            head_id: Some(7),
+            age_seconds: 1.0,
+            retry_in_seconds: Some(0.0),
+        });
         let text = render(&status, "outbox");
+        assert!(text.contains("unknown topic, tried 3×, held 5s"), "{text}");
+        assert!(text.contains("its turn has not come, not tried yet, held 1s"), "{text}");
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
         assert!(text.contains("Topic gone takes nothing"), "{text}");
         assert!(text.contains("dead_at = NULL"), "{text}");

@@ -208,9 +208,13 @@ pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds
     let heads: Vec<Option<i64>> = holds.iter().map(|(h, _)| h.head_id).collect();
     let floors: Vec<i64> = holds.iter().map(|(_, floor)| *floor).collect();
     let reasons: Vec<&str> = holds.iter().map(|(h, _)| h.reason.as_str()).collect();
+    let failures: Vec<i32> = holds.iter().map(|(h, _)| h.failures).collect();
     let waits: Vec<f64> = holds.iter().map(|(h, _)| seconds_or_never(h.wait)).collect();
     transaction
-        .execute(sql, &[&lanes, &topics, &units, &heads, &floors, &reasons, &waits])
+        .execute(
+            sql,
+            &[&lanes, &topics, &units, &heads, &floors, &reasons, &failures, &waits],
+        )
         .await?;
     Ok(())
 }

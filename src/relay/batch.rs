@@ -263,6 +263,7 @@ mod tests {
             unit: unit.into(),
             head_id: None,
             reason: "sick".into(),
+            failures: 1,
             wait: None,
         }
     }

@@ -203,6 +203,32 @@ async fn the_producer_of_single_records_is_replaced_after_a_thousand_refusals() 
     assert!(relay.logged("many records that were not acknowledged"));
 }
 
+/// Refusals take their time, one after the other: whoever is in the same batch does not wait for them.
+#[tokio::test]
+async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_in_order_when_mended() {
+    let world = World::new().await;
+    let ill = world.topic("ill", 8, &[("max.message.bytes", "2000")]).await;
+    let relay = patient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    introduce(&world, &ill, 0).await;
+    limit_is_known(&relay, &ill).await;
+    let keys: Vec<String> = (0..600).map(|n| format!("key-{}", n % 300)).collect();
+    let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), noise(3_000))).collect();
+    world.insert(&ill, &rows).await;
+    world
+        .until("SELECT EXISTS (SELECT FROM outbox.hold WHERE failures = 0)")
+        .await;
+    world
+        .until("SELECT count(*) = 300 AND min(failures) > 0 FROM outbox.hold")
+        .await;
+    let tried = "SELECT count(*) FROM outbox.message WHERE attempts > 0";
+    assert_eq!(world.count(tried).await, 300, "the head of each key, and nobody else");
+    alter_topic(&world.kafka, &ill, "max.message.bytes", "1048588").await;
+    world.drained(SOON).await;
+    world.held(0).await;
+    world.history(&ill).await.assert_exact();
+    assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(0.0));
+}
+
 #[tokio::test]
 async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_else() {
     let fault = Fault::new(
