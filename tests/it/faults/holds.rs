@@ -160,3 +160,34 @@ async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
     history.assert_exact();
     assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
 }
+
+/// A topic that refuses every key has thousands of holds in a lane, and each of its rows is looked up among them.
+#[tokio::test]
+async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
+    const HELD: i64 = 3_000;
+    const OTHERS: i64 = 300;
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let lane = "(hashtextextended('k' COLLATE \"C\", 0) & 63)::smallint";
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT {lane}, '{topic}', 'k:held-' || n, 0, 'refused', 'infinity' FROM generate_series(1, {HELD}) n"
+        ))
+        .await;
+    let others = world.neighbours("k", OTHERS).await;
+    let rows: Vec<_> = others.iter().map(|key| (Some(key.as_str()), b"x".to_vec())).collect();
+    world.insert(&topic, &rows).await;
+    let mut relay = patient(&world).start_ready().await;
+    world.drained(SOON).await;
+    // By looks, too.
+    for key in &others[..20] {
+        let ids = world.insert(&topic, &[(Some(key.as_str()), b"y".to_vec())]).await;
+        world.published(ids[0]).await;
+    }
+    relay.stop();
+    world.relays_sessions_end().await;
+    let read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'outbox.hold'::regclass";
+    let read = world.count(read).await;
+    assert!(read < 20 * HELD, "{read} holds read to publish {OTHERS} rows of other keys");
+}
