@@ -90,6 +90,14 @@ impl Ground {
         }
     }
 
+    /// So many rows to be drained, all older than the last checkpoint; a backlog has them.
+    pub async fn ready(&self, rows: i64) -> Outcome<()> {
+        match self.obstacle {
+            Obstacle::Backlog(_) => self.place.checkpoint().await,
+            _ => self.add(rows).await.map(drop),
+        }
+    }
+
     /// The rows of one round; answers how many of them can be published.
     pub async fn add(&self, rows: i64) -> Outcome<i64> {
         if self.obstacle == Obstacle::None {

@@ -2,7 +2,7 @@
 WITH gone AS (
     DELETE FROM outbox.message
     WHERE id = ANY ($5::bigint[]) AND published_at IS NULL AND dead_at IS NULL
-      AND lane = ANY (ARRAY(
+      AND coalesce(lane, -1::smallint) = ANY (ARRAY(
           SELECT l.lane FROM outbox.lane l
           WHERE l.lane = ANY ($2::smallint[]) AND l.epoch = ($3::bigint[])[array_position($2::smallint[], l.lane)]
             AND l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $4

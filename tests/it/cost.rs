@@ -77,3 +77,28 @@ async fn a_row_costs_few_bytes_of_wal_whatever_becomes_of_it() {
         assert!(bytes <= most, "{said}, {most} allowed");
     }
 }
+
+/// A new table has no statistics for minutes, and a session keeps the plan it made then.
+#[tokio::test]
+async fn marks_look_for_each_row_once_though_the_table_has_no_statistics() {
+    for on_published in ["keep", "archive", "delete"] {
+        let world = World::new().await;
+        let topic = world.topic("orders", 1, &[]).await;
+        world
+            .execute("ALTER TABLE outbox.message SET (autovacuum_enabled = off)")
+            .await;
+        let args = ["--on-published", on_published];
+        let mut relay = world.relay().args(&args).start_ready().await;
+        // While it is all but empty, a session decides how it will look for rows from then on.
+        for rows in [vec![1; 10], vec![500]].concat() {
+            world.fill(&topic, rows, 500).await;
+            world.drained(SOON).await;
+        }
+        relay.stop();
+        world.relays_sessions_end().await;
+        let scans = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelid = 'outbox.message_lane'::regclass";
+        let scans = world.count(scans).await;
+        // A claim is one for each lane, a mark none.
+        assert!(scans < 1_000, "{on_published}: {scans} searches by lane for 500 rows");
+    }
+}

@@ -189,5 +189,8 @@ async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
     world.relays_sessions_end().await;
     let read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'outbox.hold'::regclass";
     let read = world.count(read).await;
-    assert!(read < 20 * HELD, "{read} holds read to publish {OTHERS} rows of other keys");
+    assert!(
+        read < 20 * HELD,
+        "{read} holds read to publish {OTHERS} rows of other keys"
+    );
 }
