@@ -17,7 +17,7 @@ use crate::lanes::{Held, Lowered, Share, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Free, Result, StoredHold};
-use crate::relay::{Relay, report_refusal};
+use crate::relay::{Relay, report_held_key, report_refusal};
 use crate::verdict::{OnDead, Refusal};
 
 /// So many holds are read at once, and so many heads sent at once.
@@ -61,7 +61,9 @@ impl Relay {
         let next = holds
             .iter()
             .map(|hold| hold.wait)
+            // What was never tried does not wait for its turn any longer than it must.
             .filter(|wait| *wait > 0.0)
+            .chain(holds.iter().any(|hold| hold.failures == 0).then_some(0.0))
             .fold(1.0, f64::min);
         let due = holds.into_iter().filter(|hold| hold.wait <= 0.0).chain(keyless);
         futures_util::stream::iter(due)
@@ -143,6 +145,9 @@ impl Relay {
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
                 report_refusal(&refusal);
+                if hold.failures == 0 {
+                    report_held_key(&hold.topic, &hold.unit, Some(row.id), &reason);
+                }
                 let (dead, wait) = (refusal.dead, refusal.wait);
                 match (dead, policy.on_dead) {
                     (true, OnDead::Continue) => Change::Release {

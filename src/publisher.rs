@@ -46,6 +46,9 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
 const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
+/// So long the first record of a topic that is sent alone is waited for before the others are: one partition that gives no answer must
+/// not take their time.
+const HEAD_START: Duration = Duration::from_millis(100);
 /// The producer of single records is replaced after so many that were not acknowledged. With each that was refused the client counts
 /// its epoch up, and after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
 const FAILURES_ALONE_MOST: u32 = 1000;
@@ -190,7 +193,8 @@ impl Publisher {
             let [outcome] = outcomes;
             return outcome;
         };
-        self.send_alone(row, route.partition, until).await
+        self.send_alone(row, route.partition, until, &AtomicBool::new(false))
+            .await
     }
 
     /// Kafka is away: everybody waits until it answers again.
@@ -418,8 +422,8 @@ impl Publisher {
         futures_util::future::join_all(sends).await.concat()
     }
 
-    /// The first before the others. Who refused one may refuse them all, each refusal takes a while, and the batch would wait: once
-    /// there was one, what has a key and was not yet sent is put off.
+    /// The first a little before the others. Who refused one may refuse them all, each refusal takes a while, and the batch would
+    /// wait: once there was one, what has a key and is not on its way is put off.
     async fn send_topic_alone(
         self: &Arc<Self>,
         rows: &[Row],
@@ -428,31 +432,32 @@ impl Publisher {
     ) -> Vec<(usize, Outcome)> {
         let refused = AtomicBool::new(false);
         let send = async |&(index, partition): &(usize, i32)| {
-            let row = &rows[index];
-            let outcome = if refused.load(Ordering::Relaxed) && row.lane.is_some() {
-                put_off(row)
-            } else {
-                self.send_alone(row, partition, until).await
-            };
-            if matches!(outcome, Outcome::Refused { .. }) {
-                refused.store(true, Ordering::Relaxed);
-            }
+            let outcome = self.send_alone(&rows[index], partition, until, &refused).await;
             (index, outcome)
         };
         let Some((first, others)) = alone.split_first() else {
             return Vec::new();
         };
-        let mut outcomes = vec![send(first).await];
-        outcomes.extend(futures_util::future::join_all(others.iter().map(send)).await);
+        let mut first = std::pin::pin!(send(first));
+        let answered = tokio::time::timeout(HEAD_START, &mut first).await;
+        let others = futures_util::future::join_all(others.iter().map(&send));
+        let (first, mut outcomes) = match answered {
+            Ok(first) => (first, others.await),
+            Err(_) => tokio::join!(first, others),
+        };
+        outcomes.push(first);
         outcomes
     }
 
     /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
-    async fn send_alone(&self, row: &Row, partition: i32, until: Until) -> Outcome {
+    async fn send_alone(&self, row: &Row, partition: i32, until: Until, refused: &AtomicBool) -> Outcome {
         let turn = self.turn(&row.topic, partition);
         let Ok(_turn) = tokio::time::timeout_at(until.handed_over.into(), turn.lock()).await else {
             return Outcome::Unsent;
         };
+        if refused.load(Ordering::Relaxed) && row.lane.is_some() {
+            return put_off(row);
+        }
         let quarantine = self.quarantine().await;
         let sent = Instant::now();
         if until.answered.saturating_duration_since(sent) < LEAST_TIME_ALONE {
@@ -473,6 +478,9 @@ impl Publisher {
             self.acknowledged();
         } else {
             quarantine.count_failure();
+        }
+        if let Outcome::Refused { .. } = outcome {
+            refused.store(true, Ordering::Relaxed);
         }
         outcome
     }

@@ -543,14 +543,15 @@ fn report_hold(hold: &HoldOrder) {
             "key held until its row has been sent alone; other keys go on"
         );
     } else {
-        warn!(
-            topic = hold.topic,
-            unit = hold.unit,
-            id = hold.head_id,
-            reason = hold.reason,
-            "key held behind a refused row; other keys go on"
-        );
+        report_held_key(&hold.topic, &hold.unit, hold.head_id, &hold.reason);
     }
+}
+
+pub(crate) fn report_held_key(topic: &str, unit: &str, id: Option<i64>, reason: &str) {
+    warn!(
+        topic,
+        unit, id, reason, "key held behind a refused row; other keys go on"
+    );
 }
 
 #[cfg(test)]

@@ -90,12 +90,13 @@ impl Ground {
         }
     }
 
-    /// So many rows to be drained, all older than the last checkpoint; a backlog has them.
-    pub async fn ready(&self, rows: i64) -> Outcome<()> {
-        match self.obstacle {
-            Obstacle::Backlog(_) => self.place.checkpoint().await,
-            _ => self.add(rows).await.map(drop),
+    /// Rows for one short drain. A backlog is as deep as before, and not vacuumed for so few.
+    pub async fn top_up(&self, rows: i64) -> Outcome<()> {
+        if let Obstacle::Backlog(_) = self.obstacle {
+            self.place.insert(self.shape, rows).await?;
+            return self.place.checkpoint().await;
         }
+        self.add(rows).await.map(drop)
     }
 
     /// The rows of one round; answers how many of them can be published.

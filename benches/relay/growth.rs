@@ -104,7 +104,7 @@ async fn measure(bench: &Bench, entry: &Entry) -> Outcome<Run> {
     let mut first = Vec::new();
     if case.is_compared_from_the_start(growth) {
         for _ in 1..STARTS {
-            ground.ready(growth.shallow).await?;
+            ground.top_up(growth.shallow).await?;
             let marks = drain(entry, growth.shallow).await?;
             first.push(marks.rate_between(0, growth.shallow));
         }

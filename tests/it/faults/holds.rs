@@ -181,7 +181,7 @@ async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
     let mut relay = patient(&world).start_ready().await;
     world.drained(SOON).await;
     // By looks, too.
-    for key in &others[..20] {
+    for key in &others[..200] {
         let ids = world.insert(&topic, &[(Some(key.as_str()), b"y".to_vec())]).await;
         world.published(ids[0]).await;
     }
@@ -189,8 +189,9 @@ async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
     world.relays_sessions_end().await;
     let read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'outbox.hold'::regclass";
     let read = world.count(read).await;
+    // Reading them all a few times a second, to try them again, is no walk.
     assert!(
-        read < 20 * HELD,
+        read < 100 * HELD,
         "{read} holds read to publish {OTHERS} rows of other keys"
     );
 }

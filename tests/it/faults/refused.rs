@@ -211,11 +211,21 @@ async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_
     let relay = patient(&world).args(&["--log-level", "debug"]).start_ready().await;
     introduce(&world, &ill, 0).await;
     limit_is_known(&relay, &ill).await;
-    let keys: Vec<String> = (0..600).map(|n| format!("key-{}", n % 300)).collect();
-    let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), noise(3_000))).collect();
-    world.insert(&ill, &rows).await;
+    let healthy = world.topic("healthy", 1, &[]).await;
     world
-        .until("SELECT EXISTS (SELECT FROM outbox.hold WHERE failures = 0)")
+        .execute(&format!(
+            "INSERT INTO outbox.message (topic, key, payload_bytes)
+             SELECT topic, 'key-' || n % 300, {noise}
+             FROM generate_series(1, 600) n, (VALUES ('{ill}', 100), ('{healthy}', 1)) t (topic, uuids)",
+            noise = "convert_to((SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, uuids) WHERE n > 0), 'UTF8')"
+        ))
+        .await;
+    // In the same batch as rows that have not even been tried.
+    world
+        .until(&format!(
+            "SELECT EXISTS (SELECT FROM outbox.hold WHERE failures = 0)
+                AND NOT EXISTS (SELECT FROM outbox.message WHERE topic = '{healthy}' AND published_at IS NULL)"
+        ))
         .await;
     world
         .until("SELECT count(*) = 300 AND min(failures) > 0 FROM outbox.hold")
@@ -225,7 +235,9 @@ async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_
     alter_topic(&world.kafka, &ill, "max.message.bytes", "1048588").await;
     world.drained(SOON).await;
     world.held(0).await;
-    world.history(&ill).await.assert_exact();
+    for topic in [&ill, &healthy] {
+        world.history(topic).await.assert_exact();
+    }
     assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(0.0));
 }
 
