@@ -61,8 +61,8 @@ impl Relay {
         let next = holds
             .iter()
             .map(|hold| hold.wait)
-            // What was never tried does not wait for its turn any longer than it must.
             .filter(|wait| *wait > 0.0)
+            // What was never tried does not wait for its turn any longer than it must.
             .chain(holds.iter().any(|hold| hold.failures == 0).then_some(0.0))
             .fold(1.0, f64::min);
         let due = holds.into_iter().filter(|hold| hold.wait <= 0.0).chain(keyless);
