@@ -145,29 +145,22 @@ impl Relay {
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
                 report_refusal(&refusal);
+                if refusal.dead && policy.on_dead == OnDead::Continue {
+                    return Change::Release {
+                        published: None,
+                        refused: Some(refusal),
+                    };
+                }
                 if hold.failures == 0 {
                     report_held_key(&hold.topic, &hold.unit, Some(row.id), &reason);
                 }
-                let (dead, wait) = (refusal.dead, refusal.wait);
-                match (dead, policy.on_dead) {
-                    (true, OnDead::Continue) => Change::Release {
-                        published: None,
-                        refused: Some(refusal),
-                    },
-                    (true, OnDead::Hold) => Change::Postpone {
-                        reason,
-                        wait: None,
-                        refused: Some(refusal),
-                    },
-                    (false, _) => Change::Postpone {
-                        reason,
-                        wait: Some(wait),
-                        refused: Some(refusal),
-                    },
+                Change::Postpone {
+                    reason,
+                    wait: (!refusal.dead).then_some(refusal.wait),
+                    refused: Some(refusal),
                 }
             }
-            Outcome::Sick { reason, .. } => self.later(hold, reason),
-            Outcome::PutOff { reason } => self.later(hold, reason),
+            Outcome::Sick { reason, .. } | Outcome::PutOff { reason } => self.later(hold, reason),
             Outcome::Unsent | Outcome::Unknown => self.later(hold, "no answer from Kafka".to_owned()),
         }
     }

@@ -18,6 +18,7 @@ mod admin;
 mod outcome;
 mod producer;
 pub mod properties;
+mod quarantine;
 mod topics;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -35,6 +36,7 @@ use crate::jitter::jittered;
 use crate::message::{Outcome, Row, TopicFault};
 use crate::metrics;
 use producer::{Producer, Report, Wave};
+use quarantine::Turn;
 use topics::{Topic, Topics};
 
 pub use producer::headers;
@@ -44,14 +46,6 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 /// After a fatal error some reports come only after a purge, but answers that are on their way should come first: a record
 /// purged in flight has to be sent again, as a possible duplicate.
 const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
-/// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
-const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
-/// So long the first record of a topic that is sent alone is waited for before the others are: one partition that gives no answer must
-/// not take their time.
-const HEAD_START: Duration = Duration::from_millis(100);
-/// The producer of single records is replaced after so many that were not acknowledged. With each that was refused the client counts
-/// its epoch up, and after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
-const FAILURES_ALONE_MOST: u32 = 1000;
 /// Reports of purged records come at once; this is for the machine that does not.
 const PURGE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -91,8 +85,6 @@ struct Group {
     /// How many bytes of it may be under way at once: below the topic's limit, a refusal cannot hit innocents.
     limit: Option<usize>,
 }
-
-type Turn = Arc<tokio::sync::Mutex<()>>;
 
 pub struct Publisher {
     config: ClientConfig,
@@ -408,120 +400,8 @@ impl Publisher {
         fatal
     }
 
-    async fn send_each_alone(
-        self: &Arc<Self>,
-        rows: &[Row],
-        alone: &[(usize, i32)],
-        until: Until,
-    ) -> Vec<(usize, Outcome)> {
-        let mut topics: BTreeMap<&str, Vec<(usize, i32)>> = BTreeMap::new();
-        for place in alone {
-            topics.entry(&rows[place.0].topic).or_default().push(*place);
-        }
-        let sends = topics.values().map(|alone| self.send_topic_alone(rows, alone, until));
-        futures_util::future::join_all(sends).await.concat()
-    }
-
-    /// The first a little before the others. Who refused one may refuse them all, each refusal takes a while, and the batch would
-    /// wait: once there was one, what has a key and is not on its way is put off.
-    async fn send_topic_alone(
-        self: &Arc<Self>,
-        rows: &[Row],
-        alone: &[(usize, i32)],
-        until: Until,
-    ) -> Vec<(usize, Outcome)> {
-        let refused = AtomicBool::new(false);
-        let send = async |&(index, partition): &(usize, i32)| {
-            let outcome = self.send_alone(&rows[index], partition, until, &refused).await;
-            (index, outcome)
-        };
-        let Some((first, others)) = alone.split_first() else {
-            return Vec::new();
-        };
-        let mut first = std::pin::pin!(send(first));
-        let answered = tokio::time::timeout(HEAD_START, &mut first).await;
-        let others = futures_util::future::join_all(others.iter().map(&send));
-        let (first, mut outcomes) = match answered {
-            Ok(first) => (first, others.await),
-            Err(_) => tokio::join!(first, others),
-        };
-        outcomes.push(first);
-        outcomes
-    }
-
-    /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
-    async fn send_alone(&self, row: &Row, partition: i32, until: Until, refused: &AtomicBool) -> Outcome {
-        let turn = self.turn(&row.topic, partition);
-        let Ok(_turn) = tokio::time::timeout_at(until.handed_over.into(), turn.lock()).await else {
-            return Outcome::Unsent;
-        };
-        if refused.load(Ordering::Relaxed) && row.lane.is_some() {
-            return put_off(row);
-        }
-        let quarantine = self.quarantine().await;
-        let sent = Instant::now();
-        if until.answered.saturating_duration_since(sent) < LEAST_TIME_ALONE {
-            return Outcome::Unsent;
-        }
-        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)], until.handed_over);
-        let overdue = !wave.done_by(until.answered, || false).await;
-        if overdue {
-            if !quarantine.answered_since(sent) {
-                quarantine.retire();
-            }
-            quarantine.purge();
-            wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
-        }
-        let outcome = outcome::of_report(wave.reported(0), &row.topic, overdue);
-        if outcome == Outcome::Acked {
-            quarantine.acknowledged(&row.topic, partition);
-            self.acknowledged();
-        } else {
-            quarantine.count_failure();
-        }
-        if let Outcome::Refused { .. } = outcome {
-            refused.store(true, Ordering::Relaxed);
-        }
-        outcome
-    }
-
-    fn turn(&self, topic: &str, partition: i32) -> Turn {
-        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        // Turns nobody holds are forgotten, or the map would grow with every topic ever doubted.
-        alone.retain(|_, turn| Arc::strong_count(turn) > 1);
-        alone.entry((topic.to_owned(), partition)).or_default().clone()
-    }
-
     fn main(&self) -> Arc<Producer> {
         self.main.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The producer for single records. One with a fatal error would refuse every record it is given from then on, one that
-    /// gave no answer may never give one again, and one that failed often would begin its epochs again.
-    async fn quarantine(&self) -> Arc<Producer> {
-        // Held while another is built: one is enough for all who wait.
-        let mut quarantine = self.quarantine.lock().await;
-        let why = if quarantine.is_fatal() {
-            "a fatal error"
-        } else if quarantine.is_retired() {
-            "no answer at all"
-        } else if quarantine.failures() >= FAILURES_ALONE_MOST {
-            "many records that were not acknowledged"
-        } else {
-            return quarantine.clone();
-        };
-        let (config, clock) = (self.config.clone(), self.clock.clone());
-        let built = tokio::task::spawn_blocking(move || Producer::new(&config, false, &clock)).await;
-        match built {
-            Ok(Ok(next)) => {
-                *quarantine = next;
-                metrics::producer_rebuilt();
-                warn!(why, "replaced the Kafka producer for single records");
-            }
-            Ok(Err(error)) => warn!(%error, "cannot build a producer; keeping the old one"),
-            Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
-        }
-        quarantine.clone()
     }
 
     /// Puts the spare in the producer's place and builds a new spare in the background.
@@ -586,15 +466,6 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
         partition,
         alone: topic.limit.is_some_and(|limit| row.size() > limit),
     })
-}
-
-fn put_off(row: &Row) -> Outcome {
-    Outcome::PutOff {
-        reason: format!(
-            "topic {} has just refused another record: this one is sent alone as soon as its turn comes",
-            row.topic
-        ),
-    }
 }
 
 /// The rows of the batch that must be there before this one.

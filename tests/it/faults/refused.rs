@@ -212,12 +212,13 @@ async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_
     introduce(&world, &ill, 0).await;
     limit_is_known(&relay, &ill).await;
     let healthy = world.topic("healthy", 1, &[]).await;
+    // Of each row its own: n is named, or one would do for all.
+    let noise = "(SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, uuids) WHERE n > 0)";
     world
         .execute(&format!(
             "INSERT INTO outbox.message (topic, key, payload_bytes)
-             SELECT topic, 'key-' || n % 300, {noise}
-             FROM generate_series(1, 600) n, (VALUES ('{ill}', 100), ('{healthy}', 1)) t (topic, uuids)",
-            noise = "convert_to((SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, uuids) WHERE n > 0), 'UTF8')"
+             SELECT topic, 'key-' || n % 300, convert_to({noise}, 'UTF8')
+             FROM generate_series(1, 600) n, (VALUES ('{ill}', 100), ('{healthy}', 1)) t (topic, uuids)"
         ))
         .await;
     // In the same batch as rows that have not even been tried.
