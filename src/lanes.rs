@@ -11,6 +11,7 @@ mod checkout;
 mod horizon;
 pub mod keeper;
 mod keyless;
+mod portion;
 pub mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -581,5 +582,36 @@ pub(crate) mod tests {
         let inner = lanes.lock();
         assert!(inner.lanes[&0].window > 1000);
         assert_eq!(inner.lanes[&1].window, WINDOW_MIN);
+    }
+
+    #[test]
+    fn a_lane_that_has_run_ahead_claims_less_than_one_behind() {
+        let (lanes, term) = owning(2);
+        let seen = |lane, highest_id| Seen {
+            lane,
+            rows: 1000,
+            full: true,
+            highest_id,
+            sight: Some(Sight {
+                settled: Settled::default(),
+                cut_at: Some(0),
+                lowest_left: None,
+            }),
+            ..Seen::default()
+        };
+        let all = Appetite { tasks: 1, ..APPETITE };
+        let portions = || {
+            (0..2).find_map(|_| match lanes.checkout(&all)?.work {
+                Work::Lanes(held) => Some(held.iter().map(|held| held.most).collect::<Vec<_>>()),
+                Work::Keyless(_) => None,
+            })
+        };
+        let mut last = Vec::new();
+        for reached in [1000; 8].into_iter().chain([501_000]) {
+            last = portions().expect("both are ready");
+            lanes.checkin(&term, vec![seen(0, reached), seen(1, 501_000)]);
+        }
+        assert_eq!(last, [636, 363], "seven quarters beside one whole");
+        assert_eq!(portions(), Some(vec![500, 500]), "it has come abreast");
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Lane {
     pub(super) stored_floor: i64,
     /// How many rows the next claim asks for: doubles while claims come back full.
     pub(super) window: usize,
+    /// The highest id of its last claim; the floor before the first.
+    pub(super) reached: i64,
     pub(super) ready: bool,
     pub(super) busy: bool,
     /// A change of its holds waits for the batch to end: no new one before that.
@@ -69,6 +71,7 @@ impl From<&Taken> for Lane {
             floor: Floor::at(taken.floor),
             stored_floor: taken.floor,
             window: WINDOW_MIN,
+            reached: taken.floor,
             ready: true,
             busy: false,
             wanted: false,
@@ -144,6 +147,9 @@ impl Lane {
         }
         self.floor.advance(sight);
         self.window = next_window(self.window, seen);
+        if seen.rows > 0 {
+            self.reached = seen.highest_id;
+        }
         self.ready = seen.full || seen.overweight || sight.lowest_left.is_some();
         let all_done = !self.ready;
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::portion::portions;
 use super::{Inner, Lanes, Term};
 use crate::floor::{Settled, Sight};
 use crate::message::KEYLESS;
@@ -327,20 +328,17 @@ impl Inner {
         // Longest unserved first; leave some for the other tasks.
         ready.sort_unstable();
         ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
-        let wanted: usize = ready.iter().map(|(_, number)| self.lanes[number].window).sum();
+        let lanes: Vec<_> = ready.iter().map(|(_, number)| &self.lanes[number]).collect();
+        let portions = portions(appetite.rows, &lanes);
         self.served += 1;
         let (served, settled) = (self.served, self.horizon.settled());
         let held = ready
             .iter()
-            .filter_map(|(_, number)| {
+            .zip(portions)
+            .filter_map(|((_, number), most)| {
                 let lane = self.lanes.get_mut(number)?;
                 lane.busy = true;
                 lane.served = served;
-                let most = if wanted > appetite.rows {
-                    (lane.window * appetite.rows / wanted).max(1)
-                } else {
-                    lane.window
-                };
                 Some(lane.held(*number, most, settled))
             })
             .collect();

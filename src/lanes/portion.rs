@@ -1,0 +1,155 @@
+//! How many rows each lane of a batch may claim. Pure.
+//!
+//! Rows of all lanes lie on the same pages. If every lane claimed as many, one with few keys would run ahead of one with many, further
+//! the deeper the backlog, and whoever comes by later finds the page no longer in memory, changes it again and logs it whole again. If
+//! all kept step, the rows of one page would be marked at once, for which it has no room. So lanes keep within sight of each other: see
+//! `docs/adr/0003-marks.md`.
+
+use std::ops::RangeInclusive;
+
+use super::book::Lane;
+
+/// In ids. Rows of so many are some tens of megabytes.
+const SIGHT: f64 = 100_000.0;
+/// Of what a lane would get by its window alone: who waits for others goes on all the same, they may be stuck or endless.
+const PULL: RangeInclusive<f64> = 0.25..=1.75;
+
+/// The portions of these lanes: together no more than `rows`, unless that is less than one for each, and none more than its window.
+pub(super) fn portions(rows: usize, lanes: &[&Lane]) -> Vec<usize> {
+    let wanted: usize = lanes.iter().map(|lane| lane.window).sum();
+    if wanted <= rows {
+        return lanes.iter().map(|lane| lane.window).collect();
+    }
+    let middle = middle(lanes);
+    let weights = lanes.iter().map(|lane| lane.window as f64 * pull(lane, middle));
+    let total: f64 = weights.clone().sum();
+    let portion = |weight: f64| (weight / total * rows as f64) as usize;
+    lanes
+        .iter()
+        .zip(weights)
+        .map(|(lane, weight)| portion(weight).clamp(1, lane.window))
+        .collect()
+}
+
+/// More the further behind the middle a lane is.
+fn pull(lane: &Lane, middle: i64) -> f64 {
+    let ahead = (lane.reached - middle) as f64;
+    (1.0 - ahead / SIGHT).clamp(*PULL.start(), *PULL.end())
+}
+
+/// Not the mean: one lane far off would put all others on the same side.
+fn middle(lanes: &[&Lane]) -> i64 {
+    let mut reached: Vec<i64> = lanes.iter().map(|lane| lane.reached).collect();
+    reached.sort_unstable();
+    reached[reached.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lanes::Taken;
+
+    const DEEP: usize = 1 << 16;
+
+    fn lane(reached: i64, window: usize) -> Lane {
+        let taken = Taken {
+            lane: 0,
+            epoch: 1,
+            floor: reached,
+            suspect_rows: 0,
+            suspect_until: 0,
+            recovered: false,
+            held_topics: BTreeSet::new(),
+        };
+        Lane {
+            window,
+            ..Lane::from(&taken)
+        }
+    }
+
+    fn portions_of(rows: usize, lanes: &[Lane]) -> Vec<usize> {
+        portions(rows, &lanes.iter().collect::<Vec<_>>())
+    }
+
+    /// Drains this many rows of lanes whose rows lie so many ids apart; how far the first is ahead of the last.
+    fn apart_after(rows: usize, gaps: &[i64], portions: impl Fn(usize, &[Lane]) -> Vec<usize>) -> i64 {
+        let mut lanes: Vec<Lane> = gaps.iter().map(|_| lane(0, DEEP)).collect();
+        let mut drained = 0;
+        while drained < rows {
+            let portions = portions(2000, &lanes);
+            drained += portions.iter().sum::<usize>();
+            for ((lane, portion), gap) in lanes.iter_mut().zip(portions).zip(gaps) {
+                lane.reached += portion as i64 * gap;
+            }
+        }
+        let reached = || lanes.iter().map(|lane| lane.reached);
+        reached().max().unwrap_or(0) - reached().min().unwrap_or(0)
+    }
+
+    #[test]
+    fn lanes_of_few_and_of_many_keys_stay_within_sight_of_each_other() {
+        // As of 64 lanes and a thousand keys: from 8 to 26 in a lane, 22 lanes in a batch.
+        let gaps: Vec<i64> = (8..30).map(|keys| 1000 / keys.min(26)).collect();
+        let sight = SIGHT as i64;
+        for rows in [200_000, 2_000_000] {
+            let apart = apart_after(rows, &gaps, portions_of);
+            assert!((sight / 2..sight * 3 / 2).contains(&apart), "{apart} after {rows} rows");
+        }
+        let evenly = |rows: usize, lanes: &[Lane]| vec![rows / lanes.len(); lanes.len()];
+        assert!(
+            apart_after(2_000_000, &gaps, evenly) > 50 * sight,
+            "without this they do not"
+        );
+    }
+
+    #[test]
+    fn one_far_off_changes_little_for_the_others_and_gets_its_part() {
+        for far in [0, 1 << 40] {
+            let lanes = [
+                lane(1 << 30, DEEP),
+                lane(far, DEEP),
+                lane(1 << 30, DEEP),
+                lane(1 << 30, DEEP),
+            ];
+            let portions = portions_of(1000, &lanes);
+            let (off, other) = if far == 0 { (368, 210) } else { (76, 307) };
+            assert_eq!(portions, [other, off, other, other]);
+        }
+    }
+
+    #[test]
+    fn a_window_says_how_much_there_may_be() {
+        assert_eq!(portions_of(800, &[lane(0, 100), lane(0, 1500)]), [50, 750]);
+        assert_eq!(
+            portions_of(800, &[lane(0, 50), lane(9 << 20, 60)]),
+            [50, 60],
+            "there is room for all of it"
+        );
+        assert_eq!(
+            portions_of(1, &[lane(0, 50), lane(0, 60)]),
+            [1, 1],
+            "one goes, whatever there is room for"
+        );
+        assert!(portions_of(800, &[]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn a_batch_has_no_more_rows_than_it_may(
+            rows in 40usize..3000,
+            lanes in prop::collection::vec((0i64..1 << 40, 1usize..DEEP), 1..40),
+        ) {
+            let lanes: Vec<Lane> = lanes.into_iter().map(|(reached, window)| lane(reached, window)).collect();
+            let portions = portions_of(rows, &lanes);
+            let raised = portions.iter().filter(|portion| **portion == 1).count();
+            prop_assert!(portions.iter().sum::<usize>() <= rows + raised);
+            for (portion, lane) in portions.iter().zip(&lanes) {
+                prop_assert!((1..=lane.window).contains(portion));
+            }
+        }
+    }
+}
