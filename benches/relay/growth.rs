@@ -11,6 +11,7 @@ use crate::report::{Cell, Section, Table, number};
 use crate::size::Growth;
 use crate::spread::Spread;
 use crate::target::Target;
+use crate::wal::Moment;
 use crate::{Bench, Outcome};
 
 #[derive(Clone, Copy)]
@@ -33,6 +34,8 @@ struct Run {
     first: Vec<f64>,
     /// Over the rest; none where there is no rest.
     slice: Option<f64>,
+    /// Bytes of WAL for each row, images of pages included: how many pages were touched is what differs.
+    wal: f64,
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
@@ -110,11 +113,14 @@ async fn measure(bench: &Bench, entry: &Entry) -> Outcome<Run> {
         }
     }
     let rows = ground.add(case.rows).await?;
+    let before = Moment::now(&ground.place.db).await?;
     let marks = drain(entry, rows).await?;
+    let written = before.written_since(&ground.place.db).await?;
     first.push(marks.rate_between(0, growth.shallow));
     Ok(Run {
         first,
         slice: (rows > growth.shallow).then(|| marks.rate_between(rows / 10, rows)),
+        wal: (written.bytes + written.image_bytes) / rows as f64,
     })
 }
 
@@ -177,6 +183,7 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
             Cell::Spread(entry.slice(), 0),
             Cell::Number(ratio(entries, entry), 2),
             Cell::Spread(entry.first(), 0),
+            Cell::spread(entry.runs.iter().map(|run| run.wal), 0),
         ]
     };
     Section {
@@ -184,9 +191,10 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         title: "Growth",
         note: format!(
             "Each round adds {} rows to what is there and drains as many, with a new process; a checkpoint comes first. The rate \
-             leaves out the first tenth, and stands beside that of the same drain with nothing in the way. The last column is the \
+             leaves out the first tenth, and stands beside that of the same drain with nothing in the way. Of the first rows it is the \
              rate over the first {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
-             are started {STARTS} times a round for that.",
+             are started {STARTS} times a round for that. Whole pages are in the WAL once after the checkpoint: it grows with the pages \
+             touched.",
             number(growth.slice as f64, 0),
             number(growth.shallow as f64, 0)
         ),
@@ -196,6 +204,7 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
                 "messages/s",
                 "of the same with nothing in the way",
                 "first rows, messages/s",
+                "WAL with images, B a row",
             ],
             rows: entries.iter().map(row).collect(),
         }],
