@@ -9,8 +9,6 @@ use crate::process::Process;
 use crate::{Outcome, Patience};
 
 const LANES: i64 = 64;
-/// An idle process looks at least so often, if nothing else is configured.
-const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
 pub struct Fleet {
     pub processes: Vec<Process>,
@@ -48,18 +46,6 @@ impl Fleet {
         counts.len() == self.processes.len()
             && counts.iter().sum::<i64>() == LANES
             && least.zip(most).is_some_and(|(least, most)| most - least <= 1)
-    }
-
-    /// Has all of them asleep during what is done, for so long that each is due to look when it wakes up.
-    pub async fn asleep_during(&self, done: impl Future<Output = Outcome<()>>) -> Outcome<()> {
-        self.signal("-STOP")?;
-        sleep(LOOK_WITHIN).await;
-        done.await?;
-        self.signal("-CONT")
-    }
-
-    fn signal(&self, signal: &str) -> Outcome<()> {
-        self.processes.iter().try_for_each(|process| process.signal(signal))
     }
 
     /// Kills one as a crash would.

@@ -191,10 +191,10 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         title: "Growth",
         note: format!(
             "Each round adds {} rows to what is there and drains as many, with a new process; a checkpoint comes first. The rate \
-             leaves out the first tenth, and stands beside that of the same drain with nothing in the way. Of the first rows it is the \
-             rate over the first {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
-             are started {STARTS} times a round for that. Whole pages are in the WAL once after the checkpoint: it grows with the pages \
-             touched.",
+             leaves out the first tenth, and stands beside that of the same drain with nothing in the way. The column of the first rows \
+             is the rate over {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
+             are started {STARTS} times a round for that. The WAL is all that the server wrote meanwhile, autovacuum included; a page \
+             is in it whole once after the checkpoint, so it grows with the pages touched.",
             number(growth.slice as f64, 0),
             number(growth.shallow as f64, 0)
         ),

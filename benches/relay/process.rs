@@ -88,14 +88,9 @@ impl Process {
         cpu::memory_mib(self.pid(), "VmHWM")
     }
 
-    pub fn signal(&self, signal: &str) -> Outcome<()> {
-        let status = Command::new("kill").args([signal, &self.pid().to_string()]).status()?;
-        status.success().then_some(()).ok_or("a process that has ended".into())
-    }
-
     /// As a deploy stops it: what is in flight is finished.
     pub async fn stop(mut self) -> Outcome<()> {
-        self.signal("-TERM")?;
+        Command::new("kill").args(["-TERM", &self.pid().to_string()]).status()?;
         let patience = Patience::new(Duration::from_secs(40));
         while self.child.try_wait()?.is_none() {
             patience.or("a process that stops when told to")?;

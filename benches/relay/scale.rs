@@ -23,6 +23,7 @@ use crate::{Bench, Outcome, Patience};
 
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 const LOAD_RATE: u64 = 500;
+const LOOK_WITHIN: &str = "50ms";
 
 struct Entry {
     processes: usize,
@@ -67,16 +68,19 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     Ok(section(bench, &entries, &changes, &crashes))
 }
 
-/// All are up before there is anything to do, or the first would have drained it while the last still started; and all find it at the
-/// same time, or the clock would start with the first to look while others are idle for up to a second.
+/// All are up before there is anything to do, or the first would have drained it while the last still started; and all look often, or
+/// the clock would start with the first that finds it while others are idle for up to 2.5 seconds.
 async fn drain(bench: &Bench, count: usize) -> Outcome<f64> {
     let place = Place::new(&bench.stack, Shape::Keyed).await?;
-    let fleet = Fleet::start(&place, count, &["--on-published", Mode::Delete.name()]).await?;
+    let flags = [
+        "--on-published",
+        Mode::Delete.name(),
+        "--poll-interval-max",
+        LOOK_WITHIN,
+    ];
+    let fleet = Fleet::start(&place, count, &flags).await?;
     place.checkpoint().await?;
-    place.db.batch_execute("BEGIN").await?;
     place.insert(Shape::Keyed, bench.size.rows).await?;
-    let commit = async || Ok(place.db.batch_execute("COMMIT").await?);
-    fleet.asleep_during(commit()).await?;
     let marks = Marks::watch(&fleet.processes, bench.size.rows).await?;
     place.expect_delivered(bench.size.rows)?;
     drop(fleet);
@@ -170,9 +174,8 @@ fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         name: "scale",
         title: "Scale-out",
         note: format!(
-            "Processes that are all up before the backlog is committed drain it, delete mode. They are stopped (SIGSTOP) for the \
-             moment of that commit, so that all find it at once: else the clock would run while some are idle, for up to a second. \
-             Then, under {LOAD_RATE} commits a \
+            "Processes that are all up before the backlog is committed drain it, delete mode; idle, they look every \
+             {LOOK_WITHIN}, not every 2.5 s, so that all find it at once. Then, under {LOAD_RATE} commits a \
              second: a fourth process joins three, and one is killed with SIGKILL; lanes are even when no process owns two more \
              than another, counted from the start of the joining process and from the kill. The lease was {lease} s. Last, one of two is \
              killed in the middle of a drain: what was sent twice, against the most rows it had claimed and not marked."

@@ -22,7 +22,7 @@ pub(super) struct Lane {
     pub(super) stored_floor: i64,
     /// How many rows the next claim asks for: doubles while claims come back full.
     pub(super) window: usize,
-    /// The highest id of its last claim; the floor before the first.
+    /// Where the last claim that left rows behind was cut off; the floor before the first.
     pub(super) reached: i64,
     pub(super) ready: bool,
     pub(super) busy: bool,
@@ -147,9 +147,7 @@ impl Lane {
         }
         self.floor.advance(sight);
         self.window = next_window(self.window, seen);
-        if seen.rows > 0 {
-            self.reached = seen.highest_id;
-        }
+        self.reached = sight.cut_at.unwrap_or(self.reached);
         self.ready = seen.full || seen.overweight || sight.lowest_left.is_some();
         let all_done = !self.ready;
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
@@ -395,6 +393,31 @@ mod tests {
             (WINDOW_MIN / 2, now),
             "one that was discarded did not hurt"
         );
+    }
+
+    #[test]
+    fn a_lane_has_come_as_far_as_its_last_claim_that_was_cut_off() {
+        let mut lane = busy_lane();
+        assert_eq!(lane.reached, 10, "its floor");
+        let mut reached_after = |cut_at| {
+            let sight = Sight {
+                cut_at,
+                ..Sight::of_everything(SETTLED)
+            };
+            let seen = Seen {
+                sight: Some(sight),
+                // A delayed row may lie far ahead.
+                highest_id: 900,
+                ..Seen::default()
+            };
+            lane.checkin(&seen, Instant::now());
+            lane.reached
+        };
+        assert_eq!(reached_after(Some(40)), 40);
+        assert_eq!(reached_after(None), 40, "there was nothing more");
+        assert_eq!(reached_after(Some(20)), 20, "back to what a hold has released");
+        lane.checkin(&Seen::default(), Instant::now());
+        assert_eq!(lane.reached, 20, "a claim that failed");
     }
 
     #[test]
