@@ -341,7 +341,7 @@ pub(crate) mod tests {
         (lanes, term)
     }
 
-    fn owning(count: i16) -> (Lanes, Term) {
+    pub(crate) fn owning(count: i16) -> (Lanes, Term) {
         owning_suspect(count, 0)
     }
 
@@ -582,82 +582,5 @@ pub(crate) mod tests {
         let inner = lanes.lock();
         assert!(inner.lanes[&0].window > 1000);
         assert_eq!(inner.lanes[&1].window, WINDOW_MIN);
-    }
-
-    #[test]
-    fn a_lane_that_has_run_ahead_claims_less_than_one_behind() {
-        let (lanes, term) = owning(2);
-        let seen = |lane, reached| Seen {
-            lane,
-            rows: 1000,
-            full: true,
-            sight: Some(Sight {
-                settled: Settled::default(),
-                cut_at: Some(reached),
-                lowest_left: None,
-            }),
-            ..Seen::default()
-        };
-        let all = Appetite { tasks: 1, ..APPETITE };
-        let portions = || {
-            (0..2).find_map(|_| match lanes.checkout(&all)?.work {
-                Work::Lanes(held) => Some(held.iter().map(|held| held.most).collect::<Vec<_>>()),
-                Work::Keyless(_) => None,
-            })
-        };
-        let mut last = Vec::new();
-        for reached in [1000; 8].into_iter().chain([501_000]) {
-            last = portions().expect("both are ready");
-            lanes.checkin(&term, vec![seen(0, reached), seen(1, 501_000)]);
-        }
-        assert_eq!(last, [636, 363], "seven quarters beside one whole");
-        assert_eq!(portions(), Some(vec![500, 500]), "it has come abreast");
-    }
-
-    /// Each of three tasks has some lanes at a time, and mostly gets back those that it has just given back.
-    #[test]
-    fn lanes_stay_within_sight_of_each_other_whichever_task_has_them() {
-        let (lanes, term) = owning(64);
-        lanes.lock().keyless.ready = false;
-        let appetite = Appetite {
-            rows: 2000,
-            tasks: 3,
-            ..APPETITE
-        };
-        let mut random = fastrand::Rng::with_seed(2);
-        // From one row of a lane to its next, with 8 to 26 of a thousand keys in each.
-        let gaps: Vec<i64> = (0..64).map(|_| 1000 / random.i64(8..=26)).collect();
-        let mut reached = [0; 64];
-        let mut tasks: Vec<Checkout> = Vec::new();
-        let (mut drained, mut apart) = (0, 0);
-        while drained < 3_000_000 {
-            while tasks.len() < appetite.tasks {
-                tasks.extend(lanes.checkout(&appetite));
-            }
-            let Work::Lanes(held) = tasks.swap_remove(random.usize(..tasks.len())).work else {
-                continue;
-            };
-            let seen = held.iter().map(|held| {
-                let lane = held.lane as usize;
-                reached[lane] += held.most as i64 * gaps[lane];
-                drained += held.most;
-                Seen {
-                    lane: held.lane,
-                    rows: held.most,
-                    full: true,
-                    sight: Some(Sight {
-                        settled: Settled::default(),
-                        cut_at: Some(reached[lane]),
-                        lowest_left: None,
-                    }),
-                    ..Seen::default()
-                }
-            });
-            let seen = seen.collect();
-            lanes.checkin(&term, seen);
-            let (first, last) = (reached.iter().max(), reached.iter().min());
-            apart = first.zip(last).map_or(0, |(first, last)| first - last).max(apart);
-        }
-        assert!(apart < 300_000, "{apart} ids between the first lane and the last");
     }
 }

@@ -59,7 +59,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lanes::Taken;
+    use crate::floor::{Settled, Sight};
+    use crate::lanes::tests::{APPETITE, owning};
+    use crate::lanes::{Appetite, Checkout, Seen, Taken, Work};
 
     const DEEP: usize = 1 << 16;
 
@@ -130,6 +132,15 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_of_lanes_that_are_all_ahead_is_half_as_large_and_no_less() {
+        let ahead = |by: i64| portions(1000, &[&lane(by, DEEP), &lane(by, DEEP)], 0);
+        assert_eq!(ahead(0), [500, 500]);
+        assert_eq!(ahead(20_000), [400, 400]);
+        assert_eq!(ahead(1 << 30), [250, 250]);
+        assert_eq!(ahead(-(1 << 30)), [500, 500], "nor larger where they are behind");
+    }
+
+    #[test]
     fn a_window_says_how_much_there_may_be() {
         assert_eq!(portions_of(800, &[lane(0, 100), lane(0, 1500)]), [50, 750]);
         assert_eq!(
@@ -143,6 +154,77 @@ mod tests {
             "one goes, whatever there is room for"
         );
         assert!(portions_of(800, &[]).is_empty());
+    }
+
+    /// A claim that got all it asked for.
+    fn cut_off(lane: i16, rows: usize, at: i64) -> Seen {
+        Seen {
+            lane,
+            rows,
+            full: true,
+            sight: Some(Sight {
+                settled: Settled::default(),
+                cut_at: Some(at),
+                lowest_left: None,
+            }),
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn a_lane_that_has_run_ahead_claims_less_than_one_behind() {
+        let (lanes, term) = owning(2);
+        let all = Appetite { tasks: 1, ..APPETITE };
+        let portions = || {
+            (0..2).find_map(|_| match lanes.checkout(&all)?.work {
+                Work::Lanes(held) => Some(held.iter().map(|held| held.most).collect::<Vec<_>>()),
+                Work::Keyless(_) => None,
+            })
+        };
+        let mut last = Vec::new();
+        for reached in [1000; 8].into_iter().chain([501_000]) {
+            last = portions().expect("both are ready");
+            lanes.checkin(&term, vec![cut_off(0, 1000, reached), cut_off(1, 1000, 501_000)]);
+        }
+        assert_eq!(last, [636, 363], "seven quarters beside one whole");
+        assert_eq!(portions(), Some(vec![500, 500]), "it has come abreast");
+    }
+
+    /// Each of three tasks has some lanes at a time, and mostly gets back those that it has just given back.
+    #[test]
+    fn lanes_stay_within_sight_of_each_other_whichever_task_has_them() {
+        let (lanes, term) = owning(64);
+        lanes.lock().keyless.ready = false;
+        let appetite = Appetite {
+            rows: 2000,
+            tasks: 3,
+            ..APPETITE
+        };
+        let mut random = fastrand::Rng::with_seed(2);
+        // From one row of a lane to its next, with 8 to 26 of a thousand keys in each.
+        let gaps: Vec<i64> = (0..64).map(|_| 1000 / random.i64(8..=26)).collect();
+        let mut reached = [0; 64];
+        let mut tasks: Vec<Checkout> = Vec::new();
+        let (mut drained, mut apart) = (0, 0);
+        while drained < 3_000_000 {
+            while tasks.len() < appetite.tasks {
+                tasks.extend(lanes.checkout(&appetite));
+            }
+            let Work::Lanes(held) = tasks.swap_remove(random.usize(..tasks.len())).work else {
+                continue;
+            };
+            let seen = held.iter().map(|held| {
+                let lane = held.lane as usize;
+                reached[lane] += held.most as i64 * gaps[lane];
+                drained += held.most;
+                cut_off(held.lane, held.most, reached[lane])
+            });
+            let seen = seen.collect();
+            lanes.checkin(&term, seen);
+            let (first, last) = (reached.iter().max(), reached.iter().min());
+            apart = first.zip(last).map_or(0, |(first, last)| first - last).max(apart);
+        }
+        assert!(apart < 300_000, "{apart} ids between the first lane and the last");
     }
 
     proptest! {

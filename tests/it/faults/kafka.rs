@@ -45,7 +45,7 @@ async fn paused(relay: &Relay, expected: f64) {
 /// It has paused. A broker that answers all but what counts ends that within a millisecond, so it is read in the log.
 async fn has_paused(relay: &Relay) {
     eventually(SOON, "publishing to be paused", async || {
-        relay.log().contains("publishing is paused").then_some(())
+        relay.logged("publishing is paused").then_some(())
     })
     .await;
 }
