@@ -1,14 +1,19 @@
 //! Held keys and parked topics: tried again when their time has come, released when Kafka takes the row.
 //!
 //! A hold lives in `outbox.hold`, so that a successor finds what a floor has passed. Its head is sent alone, in
-//! quarantine, while the lane goes on; only the change of the hold itself waits for the lane to be between batches.
+//! quarantine, while the lane goes on; only the change of the hold itself waits for the lane to be between batches. What is due in
+//! a lane is tried, and changed, together: each change is a transaction, and after a release its lane walks again over all that was
+//! published since.
 //!
 //! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction.
 
+use std::future::ready;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use tokio::time::sleep;
+use futures_util::stream;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -16,17 +21,30 @@ use crate::failpoint;
 use crate::lanes::{Held, Lowered, Share, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
-use crate::outbox::{Free, Result, StoredHold};
+use crate::outbox::{Free, Postponed, Released, Result, StoredHold};
 use crate::relay::{Relay, report_held_key, report_refusal};
 use crate::verdict::{OnDead, Refusal};
 
-/// So many holds are read at once, and so many heads sent at once.
-const READ_MOST: usize = 256;
-pub const AT_ONCE: usize = 4;
+/// So many holds are read at once: enough that of thousands many are of one lane.
+const READ_MOST: usize = 1024;
+/// So many heads are sent at once.
+pub const AT_ONCE: usize = LANES_AT_ONCE * HEADS_AT_ONCE;
+const LANES_AT_ONCE: usize = 2;
+const HEADS_AT_ONCE: usize = 2;
+/// So long what has been tried of a lane waits for the rest. A head that is answered late keeps nobody longer: one that was published
+/// and is not marked would be sent again after a crash.
+const TOGETHER: Duration = Duration::from_millis(250);
+/// So many refusals end a round, and the next one waits: each costs the broker a new epoch of the producer, and a topic that refuses
+/// everything may hold thousands of keys. What is taken is not counted: a topic that was mended flows at once.
+const REFUSED_MOST: usize = 64;
+const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// A sick topic is looked at at least this often: it should flow again soon after it is mended.
 const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Without holds, look whether one has come this often.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
+/// The shortest pause between two rounds.
+const BREATHER: Duration = Duration::from_millis(50);
+const NO_ANSWER: &str = "no answer from Kafka";
 
 impl Relay {
     /// Retries what is due until `draining`.
@@ -58,47 +76,60 @@ impl Relay {
         let holds = self.outbox.holds(&term, READ_MOST).await?;
         let reserve = self.settings.lease;
         let keyless = self.outbox.holds_keyless(&term, reserve).await?;
-        let next = holds
-            .iter()
-            .map(|hold| hold.wait)
-            .filter(|wait| *wait > 0.0)
-            // What was never tried does not wait for its turn any longer than it must.
-            .chain(holds.iter().any(|hold| hold.failures == 0).then_some(0.0))
-            .fold(1.0, f64::min);
-        let due = holds.into_iter().filter(|hold| hold.wait <= 0.0).chain(keyless);
-        futures_util::stream::iter(due)
-            .for_each_concurrent(AT_ONCE, async |hold| {
-                if let Err(error) = self.retry(&term, &hold).await {
-                    metrics::database_error();
-                    warn!(%error, topic = hold.topic, "cannot retry a hold; trying again");
-                }
+        let next = wait_for_next(&holds);
+        let due = holds.into_iter().filter(|hold| hold.wait <= 0.0);
+        // Those without a lane first: they are reserved, and nobody else tries them meanwhile.
+        let lanes = by_lane(keyless.into_iter().chain(due));
+        let refusals = AtomicUsize::new(0);
+        stream::iter(lanes)
+            .for_each_concurrent(LANES_AT_ONCE, async |holds| {
+                self.retry_lane(&term, holds, &refusals).await
             })
             .await;
-        Ok(Duration::from_secs_f64(next.clamp(0.05, 1.0)))
+        let is_cut = refusals.into_inner() >= REFUSED_MOST;
+        Ok(if is_cut { REFUSED_WAIT } else { next })
     }
 
-    async fn retry(&self, term: &Term, hold: &StoredHold) -> Result<()> {
-        if hold.lane == KEYLESS {
-            return self.retry_keyless(term, hold).await;
+    /// What is due in one lane.
+    async fn retry_lane(&self, term: &Term, holds: Vec<StoredHold>, refusals: &AtomicUsize) {
+        let Some(lane) = holds.first().map(|hold| hold.lane) else {
+            return;
+        };
+        let holds = stream::iter(holds);
+        if lane == KEYLESS {
+            let retry = async |hold| warn_of(self.retry_keyless(term, hold).await).unwrap_or_default();
+            return holds.for_each_concurrent(HEADS_AT_ONCE, retry).await;
         }
-        let head = self.outbox.hold_head(hold).await?;
+        let tries = holds
+            .take_while(|_| ready(refusals.load(Ordering::Relaxed) < REFUSED_MOST))
+            .map(async |hold| warn_of(self.retry(term, hold, refusals).await).flatten())
+            .buffer_unordered(HEADS_AT_ONCE)
+            .filter_map(ready);
+        let mut tries = std::pin::pin!(tries);
+        while let Some(first) = tries.next().await {
+            let mut tried = vec![first];
+            let others = async {
+                while let Some(next) = tries.next().await {
+                    tried.push(next);
+                }
+            };
+            // Who has no answer by then is in the next change.
+            let _ = timeout(TOGETHER, others).await;
+            self.change(term, lane, tried).await;
+        }
+    }
+
+    /// `None`: somebody else's by now.
+    async fn retry(&self, term: &Term, hold: StoredHold, refusals: &AtomicUsize) -> Result<Option<Tried>> {
+        let head = self.outbox.hold_head(&hold).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker && self.lanes.owns(hold.lane)) else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(mut row) = head else {
             // The row was removed, redriven or discarded: nothing to wait for.
-            return self
-                .change(
-                    term,
-                    hold,
-                    Change::Release {
-                        published: None,
-                        refused: None,
-                    },
-                )
-                .await;
+            return Ok(Some(release(hold)));
         };
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
@@ -108,7 +139,10 @@ impl Relay {
         if certainly_not_there(&outcome) && !row.suspect {
             self.lanes.forget_unknown(hold.lane, row.id);
         }
-        self.change(term, hold, self.change_for(hold, &row, outcome)).await
+        if let Outcome::Refused { .. } = outcome {
+            refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Some(self.judge(hold, &row, outcome)))
     }
 
     async fn send_head(&self, row: &Row, lease_end: Instant) -> Outcome {
@@ -130,45 +164,46 @@ impl Relay {
         outcome
     }
 
-    fn change_for(&self, hold: &StoredHold, row: &Row, outcome: Outcome) -> Change {
+    fn judge(&self, hold: StoredHold, row: &Row, outcome: Outcome) -> Tried {
         let policy = &self.settings.policy;
         match outcome {
-            Outcome::Acked => Change::Release {
+            Outcome::Acked => Tried::Released(Released {
+                hold,
                 published: Some(row.id),
                 refused: None,
-            },
+            }),
             // The topic takes records, only not this one: it is the lane's to find that out and hold its key.
-            Outcome::Refused { .. } if hold.unit.is_empty() => Change::Release {
-                published: None,
-                refused: None,
-            },
+            Outcome::Refused { .. } if hold.unit.is_empty() => release(hold),
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
                 report_refusal(&refusal);
                 if refusal.dead && policy.on_dead == OnDead::Continue {
-                    return Change::Release {
+                    return Tried::Released(Released {
+                        hold,
                         published: None,
                         refused: Some(refusal),
-                    };
+                    });
                 }
                 if hold.failures == 0 {
                     report_held_key(&hold.topic, &hold.unit, Some(row.id), &reason);
                 }
-                Change::Postpone {
+                Tried::Postponed(Postponed {
+                    hold,
                     reason,
                     wait: (!refusal.dead).then_some(refusal.wait),
                     refused: Some(refusal),
-                }
+                })
             }
-            Outcome::Sick { reason, .. } | Outcome::PutOff { reason } => self.later(hold, reason),
-            Outcome::Unsent | Outcome::Unknown => self.later(hold, "no answer from Kafka".to_owned()),
+            Outcome::Sick { reason, .. } | Outcome::PutOff { reason } => Tried::Postponed(self.later(hold, &reason)),
+            Outcome::Unsent | Outcome::Unknown => Tried::Postponed(self.later(hold, NO_ANSWER)),
         }
     }
 
-    fn later(&self, hold: &StoredHold, reason: String) -> Change {
-        Change::Postpone {
-            reason,
-            wait: Some(self.topic_wait(hold)),
+    fn later(&self, hold: StoredHold, reason: &str) -> Postponed {
+        Postponed {
+            wait: Some(self.topic_wait(&hold)),
+            hold,
+            reason: reason.to_owned(),
             refused: None,
         }
     }
@@ -178,60 +213,62 @@ impl Relay {
         self.settings.policy.backoff(failures).min(TOPIC_WAIT_MAX)
     }
 
-    /// Writes a change of a hold, between two batches of its lane.
-    async fn change(&self, term: &Term, hold: &StoredHold, change: Change) -> Result<()> {
-        let Some((term, held)) = self.lane_between_batches(term, hold.lane).await else {
-            return Ok(());
+    /// Writes what became of holds, between two batches of their lane.
+    async fn change(&self, term: &Term, lane: i16, tried: Vec<Tried>) {
+        let Some((term, held)) = self.lane_between_batches(term, lane).await else {
+            return;
         };
         failpoint::hit("before_change").await;
-        let changed = self
-            .while_term_lasts(&term, || async {
-                self.change_checked_out(&term, held.epoch, hold, &change)
-                    .await
-                    .map(Some)
-            })
-            .await;
-        if changed != Some(true) {
+        let (mut released, mut postponed) = (Vec::new(), Vec::new());
+        for tried in tried {
+            match tried {
+                Tried::Released(hold) => released.push(hold),
+                Tried::Postponed(hold) => postponed.push(hold),
+            }
+        }
+        // A release raises the epoch, so it comes last.
+        let changed = self.postpone(&term, &held, &postponed).await && self.release(&term, &held, &released).await;
+        if !changed {
             // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again. Ended before the lane is
             // given back, or somebody claims from where it stood.
             self.fenced(&term, 0);
         }
         self.lanes.put_back(&term, &[held]);
-        Ok(())
     }
 
-    async fn change_checked_out(&self, term: &Term, epoch: i64, hold: &StoredHold, change: &Change) -> Result<bool> {
-        match change {
-            Change::Release { published, refused } => {
-                let refused: Vec<_> = refused.iter().cloned().collect();
-                let released = self
-                    .outbox
-                    .release_hold(term, epoch, hold, *published, &refused)
-                    .await?;
-                let Some(lowered) = released else { return Ok(false) };
-                failpoint::hit("after_release").await;
-                self.released(term, hold, lowered, *published).await;
-                Ok(true)
-            }
-            Change::Postpone { reason, wait, refused } => {
-                let refused: Vec<_> = refused.iter().cloned().collect();
-                self.outbox
-                    .postpone_hold(term, epoch, hold, reason, *wait, &refused)
-                    .await
-            }
+    async fn postpone(&self, term: &Term, held: &Held, postponed: &[Postponed]) -> bool {
+        if postponed.is_empty() {
+            return true;
         }
+        let write = || self.outbox.postpone_holds(term, held.lane, held.epoch, postponed);
+        self.while_term_lasts(term, || async { write().await.map(Some) }).await == Some(true)
     }
 
-    async fn released(&self, term: &Term, hold: &StoredHold, lowered: Lowered, published: Option<i64>) {
-        if let Some(id) = published {
-            metrics::rows_published(1);
-            metrics::rows_marked(1);
-            self.lanes.forget_unknown(hold.lane, id);
+    async fn release(&self, term: &Term, held: &Held, released: &[Released]) -> bool {
+        if released.is_empty() {
+            return true;
         }
+        let write = || self.outbox.release_holds(term, held.lane, held.epoch, released);
+        let Some(lowered) = self.while_term_lasts(term, write).await else {
+            return false;
+        };
+        failpoint::hit("after_release").await;
+        self.released(term, held.lane, lowered, released).await;
+        true
+    }
+
+    async fn released(&self, term: &Term, lane: i16, lowered: Lowered, released: &[Released]) {
+        let published = released.iter().filter_map(|released| released.published);
+        let count = published.clone().count();
+        metrics::rows_published(count);
+        metrics::rows_marked(count as u64);
+        published.for_each(|id| self.lanes.forget_unknown(lane, id));
         // Unless we know which are left, assume that all are: it costs a little reading.
-        let held_topics = self.outbox.held_topics(hold.lane).await.ok();
-        self.lanes.lower_floor(term, hold.lane, lowered, held_topics);
-        info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
+        let held_topics = self.outbox.held_topics(lane).await.ok();
+        self.lanes.lower_floor(term, lane, lowered, held_topics);
+        for Released { hold, .. } in released {
+            info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
+        }
     }
 
     async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<(Term, Held)> {
@@ -253,10 +290,10 @@ impl Relay {
 
     // ── topics parked among rows without a lane ────────────────────────────────────────────────
 
-    async fn retry_keyless(&self, term: &Term, hold: &StoredHold) -> Result<()> {
+    async fn retry_keyless(&self, term: &Term, hold: StoredHold) -> Result<()> {
         let began = Instant::now();
-        let Some((claim, mut row)) = self.claim_topic_head(term, hold).await? else {
-            return self.release_keyless(term, hold, None).await;
+        let Some((claim, mut row)) = self.claim_topic_head(term, &hold).await? else {
+            return self.release_keyless(term, &hold, None).await;
         };
         if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
             // It could arrive after somebody else has taken the row over.
@@ -267,7 +304,7 @@ impl Relay {
         row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
         let outcome = self.send_head(&row, began + self.settings.lease).await;
         if outcome == Outcome::Acked {
-            return self.release_keyless(term, hold, Some((claim, row.id))).await;
+            return self.release_keyless(term, &hold, Some((claim, row.id))).await;
         }
         let refused = self.keyless_refusal(&row, &outcome);
         let is_suspect = row.suspect || may_have_landed(&outcome);
@@ -278,9 +315,9 @@ impl Relay {
             .await?;
         match outcome {
             // The topic takes records, only not this one.
-            Outcome::Refused { .. } => self.release_keyless(term, hold, None).await,
+            Outcome::Refused { .. } => self.release_keyless(term, &hold, None).await,
             Outcome::Sick { reason, .. } => self.postpone_keyless(hold, &reason).await,
-            _ => self.postpone_keyless(hold, "no answer from Kafka").await,
+            _ => self.postpone_keyless(hold, NO_ANSWER).await,
         }
     }
 
@@ -306,9 +343,8 @@ impl Relay {
         Ok(Some((claim, row)))
     }
 
-    async fn postpone_keyless(&self, hold: &StoredHold, reason: &str) -> Result<()> {
-        let wait = self.topic_wait(hold);
-        self.outbox.postpone_hold_keyless(hold, reason, wait).await
+    async fn postpone_keyless(&self, hold: StoredHold, reason: &str) -> Result<()> {
+        self.outbox.postpone_hold_keyless(&self.later(hold, reason)).await
     }
 
     fn keyless_refusal(&self, row: &Row, outcome: &Outcome) -> Vec<Refusal> {
@@ -335,17 +371,47 @@ impl Relay {
 }
 
 /// What is to be written about a hold.
-enum Change {
-    Release {
-        published: Option<i64>,
-        refused: Option<Refusal>,
-    },
-    Postpone {
-        reason: String,
-        /// `None`: until an operator acts.
-        wait: Option<Duration>,
-        refused: Option<Refusal>,
-    },
+enum Tried {
+    Released(Released),
+    Postponed(Postponed),
+}
+
+fn release(hold: StoredHold) -> Tried {
+    Tried::Released(Released {
+        hold,
+        published: None,
+        refused: None,
+    })
+}
+
+fn wait_for_next(holds: &[StoredHold]) -> Duration {
+    let waits = holds.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
+    // What was never tried does not wait for its turn any longer than it must, and neither do those that were too many to read.
+    let is_cut_off = holds.len() == READ_MOST && holds.iter().all(|hold| hold.wait <= 0.0);
+    let has_more = is_cut_off || holds.iter().any(|hold| hold.failures == 0);
+    let next = waits.chain(has_more.then_some(0.0)).fold(1.0, f64::min);
+    Duration::from_secs_f64(next).max(BREATHER)
+}
+
+/// Lanes in the order of their first hold: whoever has waited longest is tried first, with all others of its lane.
+fn by_lane(holds: impl Iterator<Item = StoredHold>) -> Vec<Vec<StoredHold>> {
+    let mut lanes: Vec<Vec<StoredHold>> = Vec::new();
+    for hold in holds {
+        match lanes.iter_mut().find(|lane| lane[0].lane == hold.lane) {
+            Some(lane) => lane.push(hold),
+            None => lanes.push(vec![hold]),
+        }
+    }
+    lanes
+}
+
+fn warn_of<T>(retried: Result<T>) -> Option<T> {
+    retried
+        .inspect_err(|error| {
+            metrics::database_error();
+            warn!(%error, "cannot retry what is held; trying again");
+        })
+        .ok()
 }
 
 fn certainly_not_there(outcome: &Outcome) -> bool {
@@ -354,4 +420,50 @@ fn certainly_not_there(outcome: &Outcome) -> bool {
 
 fn may_have_landed(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Unknown | Outcome::Sick { maybe_landed: true, .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(lane: i16, failures: i32, wait: f64) -> StoredHold {
+        StoredHold {
+            lane,
+            topic: "orders".to_owned(),
+            unit: "k:1".to_owned(),
+            head_id: Some(1),
+            resume_floor: 0,
+            failures,
+            wait,
+        }
+    }
+
+    #[test]
+    fn holds_of_a_lane_are_tried_together_and_lanes_in_the_order_of_their_first() {
+        let holds = [hold(5, 1, -3.0), hold(2, 1, -2.0), hold(5, 1, -1.0)];
+        let lanes = by_lane(holds.into_iter());
+        let waits: Vec<Vec<f64>> = lanes
+            .iter()
+            .map(|lane| lane.iter().map(|hold| hold.wait).collect())
+            .collect();
+        assert_eq!(waits, [vec![-3.0, -1.0], vec![-2.0]]);
+    }
+
+    #[test]
+    fn a_round_waits_for_the_next_hold_and_not_at_all_for_what_could_have_been_in_it() {
+        assert_eq!(wait_for_next(&[]), Duration::from_secs(1));
+        assert_eq!(wait_for_next(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
+        let soon = [hold(0, 1, -1.0), hold(0, 1, 0.25), hold(0, 1, 0.5)];
+        assert_eq!(wait_for_next(&soon), Duration::from_millis(250));
+        assert_eq!(wait_for_next(&[hold(0, 1, 0.001)]), BREATHER);
+        assert_eq!(wait_for_next(&[hold(0, 0, -1.0)]), BREATHER, "never tried");
+        let mut many = vec![hold(0, 1, -1.0); READ_MOST];
+        assert_eq!(wait_for_next(&many), BREATHER, "there may be more than were read");
+        many[READ_MOST - 1].wait = 0.75;
+        assert_eq!(
+            wait_for_next(&many),
+            Duration::from_millis(750),
+            "all that are due were read"
+        );
+    }
 }

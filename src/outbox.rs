@@ -23,7 +23,7 @@ use std::time::Duration;
 pub use claim::{Claim, Dropped, Found, Free, Recorded};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool};
 pub use error::{Error, Kind, Result};
-pub use hold::StoredHold;
+pub use hold::{Postponed, Released, StoredHold};
 pub use holder::Holder;
 pub use lease::{Peer, Renewal};
 pub use sweep::{Commands, Counted, InboxSample, Purge, Purged, Retention, Sample, Table};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join;
 
-use super::param::Params;
+use super::param::{Param, Params};
 use super::{Outbox, Result, Transaction, row};
 use crate::lanes::{Lowered, Term};
 use crate::message::Row;
@@ -22,6 +22,27 @@ pub struct StoredHold {
     pub failures: i32,
     /// Seconds until it is to be tried again; negative when due.
     pub wait: f64,
+}
+
+/// A hold that is let go.
+#[derive(Clone, Debug)]
+pub struct Released {
+    pub hold: StoredHold,
+    /// Its head, which Kafka has taken.
+    pub published: Option<i64>,
+    /// Its head, which is dead.
+    pub refused: Option<Refusal>,
+}
+
+/// A hold whose next try is put away.
+#[derive(Clone, Debug)]
+pub struct Postponed {
+    pub hold: StoredHold,
+    pub reason: String,
+    /// `None`: until an operator acts.
+    pub wait: Option<Duration>,
+    /// Its head, where that was refused.
+    pub refused: Option<Refusal>,
 }
 
 impl Outbox {
@@ -67,32 +88,26 @@ impl Outbox {
         rows.first().map(row::head).transpose()
     }
 
-    /// Releases a hold of a lane we have checked out: the stored floor is lowered, the head marked or refused and
-    /// the hold deleted in one transaction. Answers where the lane stands now; `None`: fenced, or released already by a
+    /// Releases holds of a lane we have checked out: the stored floor is lowered, the heads marked or refused and
+    /// the holds deleted in one transaction. Answers where the lane stands now; `None`: fenced, or released already by a
     /// call whose answer was lost.
-    pub async fn release_hold(
+    pub async fn release_holds(
         &self,
         term: &Term,
+        lane: i16,
         epoch: i64,
-        hold: &StoredHold,
-        published: Option<i64>,
-        refused: &[Refusal],
+        released: &[Released],
     ) -> Result<Option<Lowered>> {
+        let (topics, units) = names(released.iter().map(|released| &released.hold));
+        let published: Vec<i64> = released.iter().filter_map(|released| released.published).collect();
+        let refused: Vec<Refusal> = released
+            .iter()
+            .filter_map(|released| released.refused.clone())
+            .collect();
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            let lowered = transaction
-                .query(
-                    &self.statements.lower_floor,
-                    &[
-                        &hold.lane,
-                        &epoch,
-                        &term.worker,
-                        &hold.topic,
-                        &hold.unit,
-                        &term.incarnation,
-                    ],
-                )
-                .await?;
+            let lower: Params<'_> = &[&lane, &epoch, &term.worker, &topics, &units, &term.incarnation];
+            let lowered = transaction.query(&self.statements.lower_floor, lower).await?;
             let Some(lowered) = lowered.first() else {
                 return Ok(None);
             };
@@ -100,52 +115,32 @@ impl Outbox {
                 epoch: lowered.try_get("epoch")?,
                 floor: lowered.try_get("floor")?,
             };
-            if let Some(id) = published {
-                transaction
-                    .execute(
-                        self.mark_lanes_statement(),
-                        &[
-                            &term.worker,
-                            &vec![hold.lane],
-                            &vec![lowered.epoch],
-                            &term.incarnation,
-                            &vec![id],
-                        ],
-                    )
-                    .await?;
+            if !published.is_empty() {
+                let (lanes, epochs) = (vec![lane], vec![lowered.epoch]);
+                let mark: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published];
+                transaction.execute(self.mark_lanes_statement(), mark).await?;
             }
-            self.refuse(&transaction, refused).await?;
-            transaction
-                .execute(
-                    &self.statements.unhold,
-                    &[&hold.lane, &hold.topic, &hold.unit, &lowered.floor],
-                )
-                .await?;
+            self.refuse(&transaction, &refused).await?;
+            let unhold: Params<'_> = &[&lane, &topics, &units, &lowered.floor];
+            transaction.execute(&self.statements.unhold, unhold).await?;
             transaction.commit().await?;
             Ok(Some(lowered))
         })
         .await
     }
 
-    /// Still refused or sick: counts it, and puts the next try `wait` away (`None`: until an operator acts).
-    pub async fn postpone_hold(
-        &self,
-        term: &Term,
-        epoch: i64,
-        hold: &StoredHold,
-        reason: &str,
-        wait: Option<Duration>,
-        refused: &[Refusal],
-    ) -> Result<bool> {
+    /// Holds of a lane we have checked out, still refused or sick: counts it, and puts their next tries away. `false`: fenced.
+    pub async fn postpone_holds(&self, term: &Term, lane: i16, epoch: i64, postponed: &[Postponed]) -> Result<bool> {
+        let refused: Vec<Refusal> = postponed.iter().filter_map(|later| later.refused.clone()).collect();
+        let columns = PostponedColumns::from(postponed);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            if !self.fence(&transaction, term, &[hold.lane], &[epoch]).await? {
+            if !self.fence(&transaction, term, &[lane], &[epoch]).await? {
                 return Ok(false);
             }
-            let refuse = self.refuse(&transaction, refused);
-            let wait = seconds_or_never(wait);
-            let postpone_params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &reason, &wait];
-            let postpone = transaction.execute(&self.statements.postpone, postpone_params);
+            let refuse = self.refuse(&transaction, &refused);
+            let params = columns.params(&lane);
+            let postpone = transaction.execute(&self.statements.postpone, &params);
             try_join(refuse, postpone).await?;
             transaction.commit().await?;
             Ok(true)
@@ -170,12 +165,9 @@ impl Outbox {
                     )
                     .await?;
             }
-            transaction
-                .execute(
-                    &self.statements.unhold,
-                    &[&hold.lane, &hold.topic, &hold.unit, &hold.resume_floor],
-                )
-                .await?;
+            let (topics, units) = names(std::iter::once(hold));
+            let unhold: Params<'_> = &[&hold.lane, &topics, &units, &hold.resume_floor];
+            transaction.execute(&self.statements.unhold, unhold).await?;
             // Last: while it is locked, nobody else has a turn to claim.
             transaction
                 .execute(
@@ -188,12 +180,10 @@ impl Outbox {
         .await
     }
 
-    pub async fn postpone_hold_keyless(&self, hold: &StoredHold, reason: &str, wait: Duration) -> Result<()> {
-        self.execute(
-            &self.statements.postpone,
-            &[&hold.lane, &hold.topic, &hold.unit, &reason, &wait.as_secs_f64()],
-        )
-        .await?;
+    pub async fn postpone_hold_keyless(&self, postponed: &Postponed) -> Result<()> {
+        let columns = PostponedColumns::from(std::slice::from_ref(postponed));
+        let params = columns.params(&postponed.hold.lane);
+        self.execute(&self.statements.postpone, &params).await?;
         Ok(())
     }
 }
@@ -217,6 +207,36 @@ pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds
         )
         .await?;
     Ok(())
+}
+
+fn names<'a>(holds: impl Iterator<Item = &'a StoredHold>) -> (Vec<&'a str>, Vec<&'a str>) {
+    holds.map(|hold| (hold.topic.as_str(), hold.unit.as_str())).unzip()
+}
+
+/// Holds of one lane put away, as the arrays the statement takes.
+struct PostponedColumns<'a> {
+    topics: Vec<&'a str>,
+    units: Vec<&'a str>,
+    reasons: Vec<&'a str>,
+    waits: Vec<f64>,
+}
+
+impl<'a> From<&'a [Postponed]> for PostponedColumns<'a> {
+    fn from(postponed: &'a [Postponed]) -> Self {
+        let (topics, units) = names(postponed.iter().map(|later| &later.hold));
+        PostponedColumns {
+            topics,
+            units,
+            reasons: postponed.iter().map(|later| later.reason.as_str()).collect(),
+            waits: postponed.iter().map(|later| seconds_or_never(later.wait)).collect(),
+        }
+    }
+}
+
+impl PostponedColumns<'_> {
+    fn params<'a>(&'a self, lane: &'a i16) -> [&'a dyn Param; 5] {
+        [lane, &self.topics, &self.units, &self.reasons, &self.waits]
+    }
 }
 
 /// How the statements spell "until an operator acts".

@@ -1,5 +1,6 @@
 -- Still refused or still sick: look again later.
-UPDATE outbox.hold
-SET failures = failures + 1, reason = $4,
-    retry_at = CASE WHEN $5::float8 < 0 THEN 'infinity' ELSE clock_timestamp() + $5::float8 * interval '1 second' END
-WHERE lane = $1 AND topic = $2 AND unit = $3
+UPDATE outbox.hold h
+SET failures = h.failures + 1, reason = later.reason,
+    retry_at = CASE WHEN later.wait < 0 THEN 'infinity' ELSE clock_timestamp() + later.wait * interval '1 second' END
+FROM unnest($2::text[], $3::text[], $4::text[], $5::float8[]) AS later (topic, unit, reason, wait)
+WHERE h.lane = $1 AND h.topic = later.topic AND h.unit = later.unit

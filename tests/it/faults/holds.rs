@@ -1,6 +1,6 @@
 //! A held key: handed over, and cheap to walk past.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::*;
 
@@ -193,5 +193,83 @@ async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
     assert!(
         read < 100 * HELD,
         "{read} holds read to publish {OTHERS} rows of other keys"
+    );
+}
+
+async fn attempts_of(world: &World, ids: &[i64]) -> i64 {
+    let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
+    let attempts = "SELECT coalesce(max(attempts), 0)::bigint FROM outbox.message WHERE id IN";
+    world.count(&format!("{attempts} ({})", ids.join(","))).await
+}
+
+/// After each release the lane walks again over all that was published since the hold was taken.
+#[tokio::test]
+async fn keys_of_a_lane_that_are_due_are_released_together_and_the_others_put_away_with_them() {
+    const KEYS: usize = 40;
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let mut relay = patient(&world).start_ready().await;
+    let keys = world.neighbours("k", KEYS as i64).await;
+    let size = |place: usize| if place % 2 == 0 { 20_000 } else { 60_000 };
+    let heads = keys.iter().enumerate();
+    let heads: Vec<_> = heads
+        .map(|(place, key)| (Some(key.as_str()), noise(size(place))))
+        .collect();
+    let ids = world.insert(&topic, &heads).await;
+    world.held(KEYS as i64).await;
+    let behind: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), b"x".to_vec())).collect();
+    world.insert(&topic, &behind).await;
+    relay.stop();
+
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "30000").await;
+    world
+        .execute("UPDATE outbox.hold SET retry_at = clock_timestamp()")
+        .await;
+    let refused: Vec<i64> = ids.iter().copied().skip(1).step_by(2).collect();
+    let tried_before = attempts_of(&world, &refused).await;
+    let epoch = "SELECT max(epoch) FROM outbox.lane WHERE lane = (SELECT max(lane) FROM outbox.hold)";
+    let epoch_before = world.count(epoch).await;
+    let _relay = patient(&world).start_ready().await;
+    world.held(KEYS as i64 / 2).await;
+    let every = format!(
+        "SELECT bool_and(attempts > {tried_before}) FROM outbox.message WHERE attempts > 0 AND published_at IS NULL"
+    );
+    world.until(&every).await;
+    // One is the taking of the lane; a slow machine may make several of one.
+    let releases = world.count(epoch).await - epoch_before - 1;
+    assert!(
+        (1..=5).contains(&releases),
+        "{releases} releases of {} keys of a lane",
+        KEYS / 2
+    );
+    let waiting = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL";
+    world.until(&format!("({waiting}) = {KEYS}")).await;
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_exact();
+}
+
+/// Each refusal costs the broker a new epoch of the producer, and a topic that refuses everything may have thousands of keys.
+#[tokio::test]
+async fn refusals_are_tried_again_at_a_pace() {
+    const KEYS: i64 = 260;
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let keys: Vec<String> = (0..KEYS).map(|n| n.to_string()).collect();
+    let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), noise(20_000))).collect();
+    world.insert(&topic, &rows).await;
+    let began = Instant::now();
+    let _relay = world
+        .relay()
+        .args(&["--retry-backoff-min", "10m", "--retry-backoff-max", "10m"])
+        .start_ready()
+        .await;
+    let tried = "SELECT count(*) FROM outbox.message WHERE attempts = 1";
+    world.until(&format!("({tried}) = {KEYS}")).await;
+    // Four rounds of 64, each with a second behind it, and a part of one.
+    assert!(
+        began.elapsed() > Duration::from_secs(3),
+        "all {KEYS} were tried in {:?}",
+        began.elapsed()
     );
 }
