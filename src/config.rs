@@ -519,7 +519,7 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
 
 /// Connections the daemon needs at once: its tasks, one each for lease, horizon and janitor, and what retries holds.
 pub fn pool_size(config: &Config) -> usize {
-    config.relay.tasks + 3 + crate::hold::AT_ONCE
+    config.relay.tasks + 3 + crate::hold::CONNECTIONS
 }
 
 fn host_name() -> String {

@@ -7,16 +7,19 @@
 //!
 //! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction.
 
+mod rest;
+
 use std::future::ready;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use self::rest::Rests;
 use crate::failpoint;
 use crate::lanes::{Held, Lowered, Share, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
@@ -27,17 +30,14 @@ use crate::verdict::{OnDead, Refusal};
 
 /// So many holds are read at once: enough that of thousands many are of one lane.
 const READ_MOST: usize = 1024;
-/// So many heads are sent at once.
-pub const AT_ONCE: usize = LANES_AT_ONCE * HEADS_AT_ONCE;
+/// So many lanes have their heads sent at once, and so many heads of each.
 const LANES_AT_ONCE: usize = 2;
 const HEADS_AT_ONCE: usize = 2;
+/// Connections that takes: for each lane its heads are read and what became of them is written.
+pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1);
 /// So long what has been tried of a lane waits for the rest. A head that is answered late keeps nobody longer: one that was published
 /// and is not marked would be sent again after a crash.
 const TOGETHER: Duration = Duration::from_millis(250);
-/// So many refusals end a round, and the next one waits: each costs the broker a new epoch of the producer, and a topic that refuses
-/// everything may hold thousands of keys. What is taken is not counted: a topic that was mended flows at once.
-const REFUSED_MOST: usize = 64;
-const REFUSED_WAIT: Duration = Duration::from_secs(1);
 /// A sick topic is looked at at least this often: it should flow again soon after it is mended.
 const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Without holds, look whether one has come this often.
@@ -49,8 +49,9 @@ const NO_ANSWER: &str = "no answer from Kafka";
 impl Relay {
     /// Retries what is due until `draining`.
     pub async fn retry_holds(&self, draining: &CancellationToken) {
+        let rests = Rests::default();
         while !draining.is_cancelled() {
-            let wait = match self.retry_due().await {
+            let wait = match self.retry_due(&rests, draining).await {
                 Ok(wait) => wait,
                 Err(error) => {
                     metrics::database_error();
@@ -66,7 +67,7 @@ impl Relay {
     }
 
     /// One round. Answers how long to wait for the next.
-    async fn retry_due(&self) -> Result<Duration> {
+    async fn retry_due(&self, rests: &Rests, draining: &CancellationToken) -> Result<Duration> {
         if !self.lanes.has_holds() || self.publisher.is_paused() {
             return Ok(IDLE_LOOK);
         }
@@ -76,55 +77,78 @@ impl Relay {
         let holds = self.outbox.holds(&term, READ_MOST).await?;
         let reserve = self.settings.lease;
         let keyless = self.outbox.holds_keyless(&term, reserve).await?;
-        let next = wait_for_next(&holds);
-        let due = holds.into_iter().filter(|hold| hold.wait <= 0.0);
+        rests.keep(|topic| holds.iter().any(|hold| hold.topic == topic));
+        let due = holds.iter().filter(|hold| hold.wait <= 0.0).cloned();
         // Those without a lane first: they are reserved, and nobody else tries them meanwhile.
         let lanes = by_lane(keyless.into_iter().chain(due));
-        let refusals = AtomicUsize::new(0);
+        let round = Round { term, rests, draining };
         stream::iter(lanes)
-            .for_each_concurrent(LANES_AT_ONCE, async |holds| {
-                self.retry_lane(&term, holds, &refusals).await
-            })
+            .for_each_concurrent(LANES_AT_ONCE, async |holds| self.retry_lane(&round, holds).await)
             .await;
-        let is_cut = refusals.into_inner() >= REFUSED_MOST;
-        Ok(if is_cut { REFUSED_WAIT } else { next })
+        Ok(wait_for_next(&holds, rests, Instant::now()))
     }
 
     /// What is due in one lane.
-    async fn retry_lane(&self, term: &Term, holds: Vec<StoredHold>, refusals: &AtomicUsize) {
+    async fn retry_lane(&self, round: &Round<'_>, holds: Vec<StoredHold>) {
         let Some(lane) = holds.first().map(|hold| hold.lane) else {
             return;
         };
-        let holds = stream::iter(holds);
-        if lane == KEYLESS {
-            let retry = async |hold| warn_of(self.retry_keyless(term, hold).await).unwrap_or_default();
-            return holds.for_each_concurrent(HEADS_AT_ONCE, retry).await;
-        }
-        let tries = holds
-            .take_while(|_| ready(refusals.load(Ordering::Relaxed) < REFUSED_MOST))
-            .map(async |hold| warn_of(self.retry(term, hold, refusals).await).flatten())
-            .buffer_unordered(HEADS_AT_ONCE)
-            .filter_map(ready);
-        let mut tries = std::pin::pin!(tries);
-        while let Some(first) = tries.next().await {
-            let mut tried = vec![first];
+        let (done, tried) = mpsc::unbounded_channel();
+        // Side by side: who waits for an answer holds what others wait for, and they what a change waits for.
+        tokio::join!(
+            self.try_heads(round, holds, done),
+            self.change_all(&round.term, lane, tried)
+        );
+    }
+
+    async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::UnboundedSender<Tried>) {
+        let may_go = |hold: &StoredHold| {
+            let is_resting = hold.lane != KEYLESS && round.rests.is_resting(&hold.topic, Instant::now());
+            ready(!is_resting && !round.draining.is_cancelled() && !self.publisher.is_paused())
+        };
+        stream::iter(holds)
+            .filter(may_go)
+            .for_each_concurrent(HEADS_AT_ONCE, async |hold| {
+                let topic = hold.topic.clone();
+                let tried = match hold.lane {
+                    KEYLESS => self.retry_keyless(&round.term, hold).await.map(|()| None),
+                    _ => self.retry(round, hold).await,
+                };
+                match tried {
+                    Ok(None) => {}
+                    Ok(Some(tried)) => {
+                        // Whoever listens does so until we are gone.
+                        let _ = done.send(tried);
+                    }
+                    Err(error) => {
+                        metrics::database_error();
+                        warn!(%error, topic, "cannot retry a hold; trying again");
+                    }
+                }
+            })
+            .await;
+    }
+
+    /// Writes what became of the heads of a lane, as many at a time as were answered together.
+    async fn change_all(&self, term: &Term, lane: i16, mut tried: mpsc::UnboundedReceiver<Tried>) {
+        while let Some(first) = tried.recv().await {
+            let mut together = vec![first];
             let others = async {
-                while let Some(next) = tries.next().await {
-                    tried.push(next);
+                while let Some(next) = tried.recv().await {
+                    together.push(next);
                 }
             };
-            // Who has no answer by then is in the next change.
             let _ = timeout(TOGETHER, others).await;
-            self.change(term, lane, tried).await;
+            self.change(term, lane, together).await;
         }
     }
 
     /// `None`: somebody else's by now.
-    async fn retry(&self, term: &Term, hold: StoredHold, refusals: &AtomicUsize) -> Result<Option<Tried>> {
+    async fn retry(&self, round: &Round<'_>, hold: StoredHold) -> Result<Option<Tried>> {
         let head = self.outbox.hold_head(&hold).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
-        let Some(live) = live.filter(|live| live.worker == term.worker && self.lanes.owns(hold.lane)) else {
+        let Some(live) = live.filter(|live| live.worker == round.term.worker && self.lanes.owns(hold.lane)) else {
             return Ok(None);
         };
         let Some(mut row) = head else {
@@ -140,7 +164,7 @@ impl Relay {
             self.lanes.forget_unknown(hold.lane, row.id);
         }
         if let Outcome::Refused { .. } = outcome {
-            refusals.fetch_add(1, Ordering::Relaxed);
+            round.rests.count_refusal(&hold.topic, Instant::now());
         }
         Ok(Some(self.judge(hold, &row, outcome)))
     }
@@ -370,6 +394,13 @@ impl Relay {
     }
 }
 
+/// What all tries of a round share.
+struct Round<'a> {
+    term: Term,
+    rests: &'a Rests,
+    draining: &'a CancellationToken,
+}
+
 /// What is to be written about a hold.
 enum Tried {
     Released(Released),
@@ -384,13 +415,19 @@ fn release(hold: StoredHold) -> Tried {
     })
 }
 
-fn wait_for_next(holds: &[StoredHold]) -> Duration {
-    let waits = holds.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
+fn wait_for_next(holds: &[StoredHold], rests: &Rests, now: Instant) -> Duration {
+    let active: Vec<_> = holds
+        .iter()
+        .filter(|hold| !rests.is_resting(&hold.topic, now))
+        .collect();
     // What was never tried does not wait for its turn any longer than it must, and neither do those that were too many to read.
-    let is_cut_off = holds.len() == READ_MOST && holds.iter().all(|hold| hold.wait <= 0.0);
-    let has_more = is_cut_off || holds.iter().any(|hold| hold.failures == 0);
-    let next = waits.chain(has_more.then_some(0.0)).fold(1.0, f64::min);
-    Duration::from_secs_f64(next).max(BREATHER)
+    let is_cut_off = holds.len() == READ_MOST && holds.iter().all(|hold| hold.wait <= 0.0) && !active.is_empty();
+    if is_cut_off || active.iter().any(|hold| hold.failures == 0) {
+        return BREATHER;
+    }
+    let waits = active.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
+    let next = Duration::from_secs_f64(waits.fold(1.0, f64::min));
+    rests.shortest(now).map_or(next, |rest| rest.min(next)).max(BREATHER)
 }
 
 /// Lanes in the order of their first hold: whoever has waited longest is tried first, with all others of its lane.
@@ -403,15 +440,6 @@ fn by_lane(holds: impl Iterator<Item = StoredHold>) -> Vec<Vec<StoredHold>> {
         }
     }
     lanes
-}
-
-fn warn_of<T>(retried: Result<T>) -> Option<T> {
-    retried
-        .inspect_err(|error| {
-            metrics::database_error();
-            warn!(%error, "cannot retry what is held; trying again");
-        })
-        .ok()
 }
 
 fn certainly_not_there(outcome: &Outcome) -> bool {
@@ -451,19 +479,31 @@ mod tests {
 
     #[test]
     fn a_round_waits_for_the_next_hold_and_not_at_all_for_what_could_have_been_in_it() {
-        assert_eq!(wait_for_next(&[]), Duration::from_secs(1));
-        assert_eq!(wait_for_next(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
+        let (rests, now) = (Rests::default(), Instant::now());
+        let wait = |holds: &[StoredHold]| wait_for_next(holds, &rests, now);
+        assert_eq!(wait(&[]), Duration::from_secs(1));
+        assert_eq!(wait(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
         let soon = [hold(0, 1, -1.0), hold(0, 1, 0.25), hold(0, 1, 0.5)];
-        assert_eq!(wait_for_next(&soon), Duration::from_millis(250));
-        assert_eq!(wait_for_next(&[hold(0, 1, 0.001)]), BREATHER);
-        assert_eq!(wait_for_next(&[hold(0, 0, -1.0)]), BREATHER, "never tried");
+        assert_eq!(wait(&soon), Duration::from_millis(250));
+        assert_eq!(wait(&[hold(0, 1, 0.001)]), BREATHER);
+        assert_eq!(wait(&[hold(0, 0, -1.0)]), BREATHER, "never tried");
         let mut many = vec![hold(0, 1, -1.0); READ_MOST];
-        assert_eq!(wait_for_next(&many), BREATHER, "there may be more than were read");
+        assert_eq!(wait(&many), BREATHER, "there may be more than were read");
         many[READ_MOST - 1].wait = 0.75;
-        assert_eq!(
-            wait_for_next(&many),
-            Duration::from_millis(750),
-            "all that are due were read"
-        );
+        assert_eq!(wait(&many), Duration::from_millis(750), "all that are due were read");
+    }
+
+    #[test]
+    fn a_round_does_not_wait_for_what_rests_but_for_the_end_of_its_rest() {
+        let (rests, now) = (Rests::default(), Instant::now());
+        (0..64).for_each(|_| rests.count_refusal("orders", now));
+        let later = now + Duration::from_millis(600);
+        let wait = |holds: &[StoredHold]| wait_for_next(holds, &rests, later);
+        assert_eq!(wait(&vec![hold(0, 0, -1.0); READ_MOST]), Duration::from_millis(400));
+        let other = StoredHold {
+            topic: "other".to_owned(),
+            ..hold(0, 1, 0.25)
+        };
+        assert_eq!(wait(&[hold(0, 1, 0.1), other]), Duration::from_millis(250));
     }
 }

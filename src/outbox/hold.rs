@@ -78,11 +78,8 @@ impl Outbox {
         let rows = match hold.head_id {
             Some(head) => self.query(&self.statements.hold_head, &[&hold.lane, &head]).await?,
             None => {
-                self.query(
-                    &self.statements.topic_head,
-                    &[&hold.lane, &hold.topic, &hold.resume_floor],
-                )
-                .await?
+                self.query(&self.statements.topic_head, &[&hold.lane, &hold.topic])
+                    .await?
             }
         };
         rows.first().map(row::head).transpose()
