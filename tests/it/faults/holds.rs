@@ -268,6 +268,44 @@ async fn a_topic_that_stays_parked_inherits_what_a_key_kept_back_and_one_that_go
     assert_eq!(world.text(left).await, "a  10, a k:2 50, c  50");
 }
 
+#[tokio::test]
+async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_being_read() {
+    let world = World::new().await;
+    world
+        .execute(
+            "WITH worker AS (
+                 INSERT INTO outbox.worker (id, name, version, lane_batch, lease_until)
+                 VALUES (gen_random_uuid(), 'a', '1', 1, 'infinity') RETURNING id
+             )
+             UPDATE outbox.lane SET owner = worker.id FROM worker WHERE lane >= 0",
+        )
+        .await;
+    world
+        .execute(
+            "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT n % 64, 'sick', 'k:' || n, 0, 'refused', now() - interval '1 hour' FROM generate_series(1, 2000) n
+             UNION ALL SELECT 1, 'well', 'k:due', 0, 'refused', now() - interval '1 second'
+             UNION ALL SELECT 1, 'well', 'k:next', 0, 'refused', now() + interval '1 hour'",
+        )
+        .await;
+    let holds = include_str!("../../../src/outbox/holds.sql")
+        .replace("$1", "(SELECT id FROM outbox.worker)")
+        .replace("$2", "(SELECT incarnation FROM outbox.server)");
+    let read = |most: i64| {
+        let holds = holds.replace("$3", &most.to_string());
+        format!("SELECT string_agg(DISTINCT topic || ' ' || (wait <= 0), ', ') FROM ({holds}) AS read")
+    };
+    assert_eq!(world.text(&read(1024)).await, "sick true, well true");
+    assert_eq!(world.text(&read(5000)).await, "sick true, well false, well true");
+    let soonest = holds.replace("$3", "2");
+    let last = format!("SELECT unit FROM ({soonest}) AS read OFFSET 1");
+    assert_eq!(
+        world.text(&last).await,
+        "k:due",
+        "the second of the sick topic comes later"
+    );
+}
+
 /// Each refusal costs the broker a new epoch of the producer, and a topic that refuses everything may have thousands of keys.
 #[tokio::test]
 async fn a_topic_that_refuses_much_is_tried_at_a_pace_and_no_other_waits_for_it() {
