@@ -38,6 +38,9 @@ pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1);
 /// So long what has been tried of a lane waits for the rest. A head that is answered late keeps nobody longer: one that was published
 /// and is not marked would be sent again after a crash.
 const TOGETHER: Duration = Duration::from_millis(250);
+const TOGETHER_MOST: usize = 64;
+/// So many heads may be published and not marked: written together, handed over, or on their way.
+pub const IN_FLIGHT_MOST: usize = LANES_AT_ONCE * (TOGETHER_MOST + 1 + HEADS_AT_ONCE);
 /// A sick topic is looked at at least this often: it should flow again soon after it is mended.
 const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Without holds, look whether one has come this often.
@@ -93,7 +96,7 @@ impl Relay {
         let Some(lane) = holds.first().map(|hold| hold.lane) else {
             return;
         };
-        let (done, tried) = mpsc::unbounded_channel();
+        let (done, tried) = mpsc::channel(1);
         // Side by side: who waits for an answer holds what others wait for, and they what a change waits for.
         tokio::join!(
             self.try_heads(round, holds, done),
@@ -101,7 +104,7 @@ impl Relay {
         );
     }
 
-    async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::UnboundedSender<Tried>) {
+    async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::Sender<Tried>) {
         let may_go = |hold: &StoredHold| {
             let is_resting = hold.lane != KEYLESS && round.rests.is_resting(&hold.topic, Instant::now());
             ready(!is_resting && !round.draining.is_cancelled() && !self.publisher.is_paused())
@@ -118,7 +121,7 @@ impl Relay {
                     Ok(None) => {}
                     Ok(Some(tried)) => {
                         // Whoever listens does so until we are gone.
-                        let _ = done.send(tried);
+                        let _ = done.send(tried).await;
                     }
                     Err(error) => {
                         metrics::database_error();
@@ -130,11 +133,13 @@ impl Relay {
     }
 
     /// Writes what became of the heads of a lane, as many at a time as were answered together.
-    async fn change_all(&self, term: &Term, lane: i16, mut tried: mpsc::UnboundedReceiver<Tried>) {
+    async fn change_all(&self, term: &Term, lane: i16, mut tried: mpsc::Receiver<Tried>) {
         while let Some(first) = tried.recv().await {
             let mut together = vec![first];
             let others = async {
-                while let Some(next) = tried.recv().await {
+                while together.len() < TOGETHER_MOST
+                    && let Some(next) = tried.recv().await
+                {
                     together.push(next);
                 }
             };
