@@ -38,6 +38,7 @@ pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1);
 /// So long what has been tried of a lane waits for the rest. A head that is answered late keeps nobody longer: one that was published
 /// and is not marked would be sent again after a crash.
 const TOGETHER: Duration = Duration::from_millis(250);
+/// No more than so many are written at a time.
 const TOGETHER_MOST: usize = 64;
 /// So many heads may be published and not marked: written together, handed over, or on their way.
 pub const IN_FLIGHT_MOST: usize = LANES_AT_ONCE * (TOGETHER_MOST + 1 + HEADS_AT_ONCE);
@@ -46,7 +47,7 @@ const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Without holds, look whether one has come this often.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// The shortest pause between two rounds.
-const BREATHER: Duration = Duration::from_millis(50);
+const PAUSE_LEAST: Duration = Duration::from_millis(50);
 const NO_ANSWER: &str = "no answer from Kafka";
 
 impl Relay {
@@ -158,7 +159,7 @@ impl Relay {
         };
         let Some(mut row) = head else {
             // The row was removed, redriven or discarded: nothing to wait for.
-            return Ok(Some(release(hold)));
+            return Ok(Some(let_go(hold, None, None)));
         };
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
@@ -196,22 +197,14 @@ impl Relay {
     fn judge(&self, hold: StoredHold, row: &Row, outcome: Outcome) -> Tried {
         let policy = &self.settings.policy;
         match outcome {
-            Outcome::Acked => Tried::Released(Released {
-                hold,
-                published: Some(row.id),
-                refused: None,
-            }),
+            Outcome::Acked => let_go(hold, Some(row.id), None),
             // The topic takes records, only not this one: it is the lane's to find that out and hold its key.
-            Outcome::Refused { .. } if hold.unit.is_empty() => release(hold),
+            Outcome::Refused { .. } if hold.unit.is_empty() => let_go(hold, None, None),
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
                 report_refusal(&refusal);
                 if refusal.dead && policy.on_dead == OnDead::Continue {
-                    return Tried::Released(Released {
-                        hold,
-                        published: None,
-                        refused: Some(refusal),
-                    });
+                    return let_go(hold, None, Some(refusal));
                 }
                 if hold.failures == 0 {
                     report_held_key(&hold.topic, &hold.unit, Some(row.id), &reason);
@@ -412,11 +405,11 @@ enum Tried {
     Postponed(Postponed),
 }
 
-fn release(hold: StoredHold) -> Tried {
+fn let_go(hold: StoredHold, published: Option<i64>, refused: Option<Refusal>) -> Tried {
     Tried::Released(Released {
         hold,
-        published: None,
-        refused: None,
+        published,
+        refused,
     })
 }
 
@@ -428,11 +421,11 @@ fn wait_for_next(holds: &[StoredHold], rests: &Rests, now: Instant) -> Duration 
     // What was never tried does not wait for its turn any longer than it must, and neither do those that were too many to read.
     let is_cut_off = holds.len() == READ_MOST && holds.iter().all(|hold| hold.wait <= 0.0) && !active.is_empty();
     if is_cut_off || active.iter().any(|hold| hold.failures == 0) {
-        return BREATHER;
+        return PAUSE_LEAST;
     }
     let waits = active.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
     let next = Duration::from_secs_f64(waits.fold(1.0, f64::min));
-    rests.shortest(now).map_or(next, |rest| rest.min(next)).max(BREATHER)
+    rests.shortest(now).map_or(next, |rest| rest.min(next)).max(PAUSE_LEAST)
 }
 
 /// Lanes in the order of their first hold: whoever has waited longest is tried first, with all others of its lane.
@@ -490,10 +483,10 @@ mod tests {
         assert_eq!(wait(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
         let soon = [hold(0, 1, -1.0), hold(0, 1, 0.25), hold(0, 1, 0.5)];
         assert_eq!(wait(&soon), Duration::from_millis(250));
-        assert_eq!(wait(&[hold(0, 1, 0.001)]), BREATHER);
-        assert_eq!(wait(&[hold(0, 0, -1.0)]), BREATHER, "never tried");
+        assert_eq!(wait(&[hold(0, 1, 0.001)]), PAUSE_LEAST);
+        assert_eq!(wait(&[hold(0, 0, -1.0)]), PAUSE_LEAST, "never tried");
         let mut many = vec![hold(0, 1, -1.0); READ_MOST];
-        assert_eq!(wait(&many), BREATHER, "there may be more than were read");
+        assert_eq!(wait(&many), PAUSE_LEAST, "there may be more than were read");
         many[READ_MOST - 1].wait = 0.75;
         assert_eq!(wait(&many), Duration::from_millis(750), "all that are due were read");
     }

@@ -194,7 +194,8 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
              leaves out the first tenth, and stands beside that of the same drain with nothing in the way. The column of the first rows \
              is the rate over {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
              are started {STARTS} times a round for that. With twenty topics what was published stays, with and without a poisoned one; \
-             otherwise a drain with nothing in the way starts from an empty table. The WAL is all that the server wrote meanwhile, autovacuum included; a page \
+             otherwise a drain with nothing in the way starts from an empty table. The WAL is all that the server wrote meanwhile, \
+             autovacuum included; a page \
              is in it whole once after the checkpoint, so it grows with the pages touched.",
             number(growth.slice as f64, 0),
             number(growth.shallow as f64, 0)
