@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::portion::{middle, portions};
+use super::portion::{Pack, sight};
 use super::{Inner, Lanes, Term};
 use crate::floor::{Settled, Sight};
 use crate::message::KEYLESS;
@@ -329,8 +329,9 @@ impl Inner {
         ready.sort_unstable();
         ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
         let lanes: Vec<_> = ready.iter().map(|(_, number)| &self.lanes[number]).collect();
-        let middle = middle(self.lanes.values().filter(|lane| lane.ready));
-        let portions = portions(appetite.rows, &lanes, middle);
+        let all: Vec<_> = self.lanes.values().filter(|lane| lane.ready).collect();
+        let sight = sight(appetite.rows, appetite.tasks, self.lanes.len());
+        let portions = Pack::of(&all, sight).portions(appetite.rows, &lanes);
         self.served += 1;
         let (served, settled) = (self.served, self.horizon.settled());
         let held = ready

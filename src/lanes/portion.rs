@@ -1,49 +1,82 @@
 //! How many rows each lane of a batch may claim. Pure.
 //!
 //! Rows of all lanes lie on the same pages. If every lane claimed as many, one with few keys would run ahead of one with many, further
-//! the deeper the backlog, and whoever comes by later finds the page no longer in memory, changes it again and logs it whole again. If
-//! all kept step, the rows of one page would be marked at once, for which it has no room. So lanes keep within sight of each other: see
-//! `docs/adr/0003-marks.md`.
+//! the deeper the backlog, and whoever comes by later finds the page no longer in memory, changes it again and logs it whole again. So
+//! lanes keep within sight of each other, in one batch and across those of all tasks: see `docs/adr/0003-marks.md`.
 
 use std::ops::RangeInclusive;
 
 use super::book::Lane;
+use crate::message::LANE_COUNT;
 
-/// In ids. So many rows of about 200 bytes are some 30 MB of table.
-const SIGHT: f64 = 100_000.0;
+/// As far as all tasks together come with so many claims each: no lane can keep closer than a few of its own steps.
+const SIGHT_CLAIMS: usize = 5;
+/// In ids. So many rows of about 200 bytes are some 45 MB of table.
+const SIGHT_MOST: usize = 100_000;
 /// What a lane gets beside one in the middle: who waits for others goes on all the same, they may be stuck or endless.
-const PULL: RangeInclusive<f64> = 0.25..=1.75;
+const PULL: RangeInclusive<f64> = 0.25..=3.0;
 /// A batch of lanes that are ahead is smaller, by so much at the most: small ones are dear.
 const BATCH_LEAST: f64 = 0.5;
 
-/// How many rows these lanes may claim in one batch, when the middle one of all that have a backlog has come so far. None gets more than
-/// its window; together they get no more than `rows`, and one for each that would get none. What windows cut off is not handed on: with a
-/// deep backlog they are larger than any portion.
-pub(super) fn portions(rows: usize, lanes: &[&Lane], middle: i64) -> Vec<usize> {
-    let wanted: usize = lanes.iter().map(|lane| lane.window).sum();
-    if wanted <= rows {
-        return lanes.iter().map(|lane| lane.window).collect();
+/// How far is within sight, in ids, for one that has so many of the lanes, each of whose tasks claims so many rows: between these lie
+/// those of the other lanes.
+pub(super) fn sight(rows: usize, tasks: usize, lanes: usize) -> usize {
+    (rows * tasks * SIGHT_CLAIMS * LANE_COUNT / lanes.max(1)).min(SIGHT_MOST)
+}
+
+/// The lanes that have a backlog, whoever has them at the moment.
+pub(super) struct Pack {
+    sight: f64,
+    /// How far the middle one has come.
+    middle: i64,
+    pull: f64,
+}
+
+impl Pack {
+    pub(super) fn of(lanes: &[&Lane], sight: usize) -> Self {
+        let mut pack = Pack {
+            sight: sight as f64,
+            middle: middle(lanes),
+            pull: 1.0,
+        };
+        pack.pull = pack.mean_pull(lanes);
+        pack
     }
-    let weights = lanes.iter().map(|lane| lane.window as f64 * pull(lane, middle));
-    let total: f64 = weights.clone().sum();
-    let batch = rows as f64 * (total / wanted as f64).clamp(BATCH_LEAST, 1.0);
-    let portion = |weight: f64| (weight / total * batch) as usize;
-    lanes
-        .iter()
-        .zip(weights)
-        .map(|(lane, weight)| portion(weight).clamp(1, lane.window))
-        .collect()
+
+    /// How many rows some of them may claim in one batch. None gets more than its window; together they get no more than `rows`, and one
+    /// for each that would get none. What windows cut off is not handed on: with a deep backlog they are larger than any portion.
+    pub(super) fn portions(&self, rows: usize, lanes: &[&Lane]) -> Vec<usize> {
+        let wanted: usize = lanes.iter().map(|lane| lane.window).sum();
+        if wanted <= rows {
+            return lanes.iter().map(|lane| lane.window).collect();
+        }
+        // A task mostly gets back the lanes that it has just given back, and those may all be ahead, or behind.
+        let mean = self.mean_pull(lanes);
+        let batch = rows as f64 * (mean / self.pull).clamp(BATCH_LEAST, 1.0);
+        let portion = |lane: &Lane| (self.weight(lane) / (mean * wanted as f64) * batch) as usize;
+        lanes.iter().map(|lane| portion(lane).clamp(1, lane.window)).collect()
+    }
+
+    fn mean_pull(&self, lanes: &[&Lane]) -> f64 {
+        let wanted: usize = lanes.iter().map(|lane| lane.window).sum();
+        let weights: f64 = lanes.iter().map(|lane| self.weight(lane)).sum();
+        weights / wanted.max(1) as f64
+    }
+
+    fn weight(&self, lane: &Lane) -> f64 {
+        lane.window as f64 * self.pull(lane)
+    }
+
+    /// More the further behind the middle a lane is.
+    fn pull(&self, lane: &Lane) -> f64 {
+        let ahead = (lane.reached - self.middle) as f64;
+        (1.0 - ahead / self.sight).clamp(*PULL.start(), *PULL.end())
+    }
 }
 
-/// More the further behind the middle a lane is.
-fn pull(lane: &Lane, middle: i64) -> f64 {
-    let ahead = (lane.reached - middle) as f64;
-    (1.0 - ahead / SIGHT).clamp(*PULL.start(), *PULL.end())
-}
-
-/// How far the middle one of these has come. Not the mean: one lane far off would put all others on the same side.
-pub(super) fn middle<'a>(lanes: impl Iterator<Item = &'a Lane>) -> i64 {
-    let mut reached: Vec<i64> = lanes.map(|lane| lane.reached).collect();
+/// Not the mean: one lane far off would put all others on the same side.
+fn middle(lanes: &[&Lane]) -> i64 {
+    let mut reached: Vec<i64> = lanes.iter().map(|lane| lane.reached).collect();
     let half = reached.len() / 2;
     if reached.is_empty() {
         0
@@ -81,8 +114,12 @@ mod tests {
         }
     }
 
+    /// With three tasks and all lanes.
+    const SIGHT: usize = 2000 * 3 * SIGHT_CLAIMS;
+
     fn portions_of(rows: usize, lanes: &[Lane]) -> Vec<usize> {
-        portions(rows, &lanes.iter().collect::<Vec<_>>(), middle(lanes.iter()))
+        let lanes: Vec<&Lane> = lanes.iter().collect();
+        Pack::of(&lanes, SIGHT).portions(rows, &lanes)
     }
 
     /// Drains this many rows of lanes whose rows lie so many ids apart; how far the first is ahead of the last.
@@ -126,18 +163,37 @@ mod tests {
                 lane(1 << 30, DEEP),
             ];
             let portions = portions_of(1000, &lanes);
-            let (off, other) = if far == 0 { (368, 210) } else { (62, 250) };
+            let (off, other) = if far == 0 { (500, 166) } else { (76, 307) };
             assert_eq!(portions, [other, off, other, other]);
         }
     }
 
     #[test]
-    fn a_batch_of_lanes_that_are_all_ahead_is_half_as_large_and_no_less() {
-        let ahead = |by: i64| portions(1000, &[&lane(by, DEEP), &lane(by, DEEP)], 0);
-        assert_eq!(ahead(0), [500, 500]);
-        assert_eq!(ahead(20_000), [400, 400]);
-        assert_eq!(ahead(1 << 30), [250, 250]);
-        assert_eq!(ahead(-(1 << 30)), [500, 500], "nor larger where they are behind");
+    fn a_batch_of_lanes_that_are_all_ahead_is_smaller_by_half_at_the_most() {
+        let others = [lane(0, DEEP), lane(0, DEEP), lane(0, DEEP)];
+        let beside = |by: i64| {
+            let ours = [lane(by, DEEP), lane(by, DEEP)];
+            let pack: Vec<&Lane> = ours.iter().chain(&others).collect();
+            let pack = Pack::of(&pack, SIGHT);
+            let batch = |lanes: &[Lane]| pack.portions(1200, &lanes.iter().collect::<Vec<_>>());
+            (batch(&ours), batch(&others))
+        };
+        assert_eq!(beside(0), (vec![600; 2], vec![400; 3]));
+        assert_eq!(beside(SIGHT as i64 / 5), (vec![521; 2], vec![400; 3]));
+        assert_eq!(beside(1 << 30), (vec![300; 2], vec![400; 3]));
+        assert_eq!(
+            beside(-(1 << 30)),
+            (vec![600; 2], vec![222; 3]),
+            "where they are behind, it is the others who are ahead"
+        );
+    }
+
+    #[test]
+    fn one_of_many_processes_sees_as_many_of_its_own_rows_until_that_is_too_much_of_the_table() {
+        assert_eq!(sight(2000, 3, 64), SIGHT);
+        assert_eq!(sight(2000, 3, 32), 2 * SIGHT);
+        assert_eq!(sight(2000, 3, 8), SIGHT_MOST);
+        assert_eq!(sight(100, 3, 64), SIGHT / 20);
     }
 
     #[test]
@@ -186,7 +242,7 @@ mod tests {
             last = portions().expect("both are ready");
             lanes.checkin(&term, vec![cut_off(0, 1000, reached), cut_off(1, 1000, 501_000)]);
         }
-        assert_eq!(last, [636, 363], "seven quarters beside one whole");
+        assert_eq!(last, [750, 250], "thrice as much");
         assert_eq!(portions(), Some(vec![500, 500]), "it has come abreast");
     }
 
@@ -201,8 +257,9 @@ mod tests {
             ..APPETITE
         };
         let mut random = fastrand::Rng::with_seed(2);
-        // From one row of a lane to its next, with 8 to 26 of a thousand keys in each.
-        let gaps: Vec<i64> = (0..64).map(|_| 1000 / random.i64(8..=26)).collect();
+        // From one row of a lane to its next, with 8 to 26 of a thousand keys in each; those of the third task have more.
+        let keys = (0..64).map(|lane| random.i64(if lane < 44 { 8..=22 } else { 12..=26 }));
+        let gaps: Vec<i64> = keys.map(|keys| 1000 / keys).collect();
         let mut reached = [0; 64];
         let mut tasks: Vec<Checkout> = Vec::new();
         let (mut drained, mut apart) = (0, 0);
@@ -224,7 +281,7 @@ mod tests {
             let (first, last) = (reached.iter().max(), reached.iter().min());
             apart = first.zip(last).map_or(0, |(first, last)| first - last).max(apart);
         }
-        assert!(apart < 300_000, "{apart} ids between the first lane and the last");
+        assert!(apart < 140_000, "{apart} ids between the first lane and the last");
     }
 
     proptest! {
