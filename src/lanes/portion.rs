@@ -9,17 +9,17 @@ use std::ops::RangeInclusive;
 use super::book::Lane;
 use crate::message::LANE_COUNT;
 
-/// As far as all tasks together come with so many claims each: no lane can keep closer than a few of its own steps.
+/// As far as all tasks together come with so many claims each: a lane moves by steps, and does not keep closer than a few of them.
 const SIGHT_CLAIMS: usize = 5;
-/// In ids. So many rows of about 200 bytes are some 45 MB of table.
+/// In ids, however long the steps are: so many rows of about 200 bytes are some 45 MB of table.
 const SIGHT_MOST: usize = 100_000;
 /// What a lane gets beside one in the middle: who waits for others goes on all the same, they may be stuck or endless.
 const PULL: RangeInclusive<f64> = 0.25..=3.0;
 /// A batch of lanes that are ahead is smaller, by so much at the most: small ones are dear.
 const BATCH_LEAST: f64 = 0.5;
 
-/// How far is within sight, in ids, for one that has so many of the lanes, each of whose tasks claims so many rows: between these lie
-/// those of the other lanes.
+/// How far is within sight, in ids, for a process whose tasks claim so many rows each. The fewer of all lanes it has, the further apart its
+/// rows lie.
 pub(super) fn sight(rows: usize, tasks: usize, lanes: usize) -> usize {
     (rows * tasks * SIGHT_CLAIMS * LANE_COUNT / lanes.max(1)).min(SIGHT_MOST)
 }
@@ -29,6 +29,7 @@ pub(super) struct Pack {
     sight: f64,
     /// How far the middle one has come.
     middle: i64,
+    /// The mean of all.
     pull: f64,
 }
 
@@ -246,9 +247,10 @@ mod tests {
         assert_eq!(portions(), Some(vec![500, 500]), "it has come abreast");
     }
 
-    /// Each of three tasks has some lanes at a time, and mostly gets back those that it has just given back.
-    #[test]
-    fn lanes_stay_within_sight_of_each_other_whichever_task_has_them() {
+    /// Drains three million rows of lanes whose rows lie so many ids apart by three tasks, each of which has some of them at a time and mostly
+    /// gets back those that it has just given back. `next` says whose batch ends. How far the first lane was ahead of the last, and how many rows a
+    /// batch had.
+    fn drain_by_three(gaps: &[i64], mut next: impl FnMut() -> usize) -> (i64, usize) {
         let (lanes, term) = owning(64);
         lanes.lock().keyless.ready = false;
         let appetite = Appetite {
@@ -256,18 +258,14 @@ mod tests {
             tasks: 3,
             ..APPETITE
         };
-        let mut random = fastrand::Rng::with_seed(2);
-        // From one row of a lane to its next, with 8 to 26 of a thousand keys in each; those of the third task have more.
-        let keys = (0..64).map(|lane| random.i64(if lane < 44 { 8..=22 } else { 12..=26 }));
-        let gaps: Vec<i64> = keys.map(|keys| 1000 / keys).collect();
         let mut reached = [0; 64];
         let mut tasks: Vec<Checkout> = Vec::new();
-        let (mut drained, mut apart) = (0, 0);
+        let (mut drained, mut batches, mut apart) = (0, 0, 0);
         while drained < 3_000_000 {
             while tasks.len() < appetite.tasks {
                 tasks.extend(lanes.checkout(&appetite));
             }
-            let Work::Lanes(held) = tasks.swap_remove(random.usize(..tasks.len())).work else {
+            let Work::Lanes(held) = tasks.remove(next()).work else {
                 continue;
             };
             let seen = held.iter().map(|held| {
@@ -278,10 +276,42 @@ mod tests {
             });
             let seen = seen.collect();
             lanes.checkin(&term, seen);
+            batches += 1;
             let (first, last) = (reached.iter().max(), reached.iter().min());
             apart = first.zip(last).map_or(0, |(first, last)| first - last).max(apart);
         }
-        assert!(apart < 140_000, "{apart} ids between the first lane and the last");
+        (apart, drained / batches)
+    }
+
+    #[test]
+    fn lanes_stay_within_sight_of_each_other_whichever_task_has_them() {
+        let mut random = fastrand::Rng::with_seed(2);
+        // From one row of a lane to its next, with 8 to 26 of a thousand keys in each; those of the third task have more.
+        let keys = (0..64).map(|lane| random.i64(if lane < 44 { 8..=22 } else { 12..=26 }));
+        let gaps: Vec<i64> = keys.map(|keys| 1000 / keys).collect();
+        let (apart, batch) = drain_by_three(&gaps, || 0);
+        assert!(
+            apart < 2 * SIGHT as i64,
+            "{apart} ids between the first lane and the last"
+        );
+        assert!(batch > 1600, "{batch} rows a batch, where two of three must wait");
+    }
+
+    #[test]
+    fn a_task_that_is_slow_for_a_while_is_waited_for() {
+        let mut random = fastrand::Rng::with_seed(2);
+        let (apart, batch) = drain_by_three(&[64; 64], || random.usize(..3));
+        assert!(
+            apart < 3 * SIGHT as i64,
+            "{apart} ids between the first lane and the last"
+        );
+        assert!(batch > 1500, "{batch} rows a batch");
+    }
+
+    #[test]
+    fn lanes_that_are_abreast_claim_whole_batches_but_for_the_step_that_one_is_ahead() {
+        let (_, batch) = drain_by_three(&[64; 64], || 0);
+        assert!(batch > 1800, "{batch} rows a batch");
     }
 
     proptest! {
