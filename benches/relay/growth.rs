@@ -40,7 +40,7 @@ struct Run {
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let cases = cases(bench);
-    let progress = Progress::new("growth", cases.len() * (bench.rounds + 1));
+    let progress = Progress::new("growth", cases.len() * (bench.compared_rounds + 1));
     let mut entries = Vec::new();
     for case in cases {
         progress.step(&format!("preparing {}", case.name()));
@@ -52,7 +52,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         });
         progress.done();
     }
-    for round in 1..=bench.rounds {
+    for round in 1..=bench.compared_rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.case.name()));
             let run = bench.quiet.run(async || measure(bench, entry).await).await?;
@@ -158,8 +158,18 @@ impl Entry {
         Spread::of(self.runs.iter().flat_map(|run| run.first.iter().copied()))
     }
 
+    /// Of each round.
+    fn firsts(&self) -> Vec<f64> {
+        let median = |run: &Run| Spread::of(run.first.iter().copied()).map(|spread| spread.median);
+        self.runs.iter().filter_map(median).collect()
+    }
+
+    fn slices(&self) -> Vec<f64> {
+        self.runs.iter().filter_map(|run| run.slice).collect()
+    }
+
     fn slice(&self) -> Option<Spread> {
-        Spread::of(self.runs.iter().filter_map(|run| run.slice))
+        Spread::of(self.slices())
     }
 }
 
@@ -171,8 +181,8 @@ fn plain<'a>(entries: &'a [Entry], of: &Case) -> Option<&'a Entry> {
     })
 }
 
-fn ratio(entries: &[Entry], entry: &Entry) -> Option<f64> {
-    Some(entry.slice()?.median / plain(entries, &entry.case)?.slice()?.median)
+fn ratio(entries: &[Entry], entry: &Entry) -> Option<Spread> {
+    Spread::of_ratios(&entry.slices(), &plain(entries, &entry.case)?.slices())
 }
 
 fn section(bench: &Bench, entries: &[Entry]) -> Section {
@@ -181,7 +191,7 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         vec![
             Cell::text(entry.case.name()),
             Cell::Spread(entry.slice(), 0),
-            Cell::Number(ratio(entries, entry), 2),
+            Cell::Spread(ratio(entries, entry), 2),
             Cell::Spread(entry.first(), 0),
             Cell::spread(entry.runs.iter().map(|run| run.wal), 0),
         ]
@@ -191,7 +201,7 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         title: "Growth",
         note: format!(
             "Each round adds {} rows to what is there and drains as many, with a new process; a checkpoint comes first. The rate \
-             leaves out the first tenth, and stands beside that of the same drain with nothing in the way. The column of the first rows \
+             leaves out the first tenth, and stands beside that of the same drain with nothing in the way, round by round. The column of the first rows \
              is the rate over {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
              are started {STARTS} times a round for that. With twenty topics what was published stays, with and without a poisoned one; \
              otherwise a drain with nothing in the way starts from an empty table. The WAL is all that the server wrote meanwhile, \
@@ -240,7 +250,8 @@ fn targets(bench: &Bench, entries: &[Entry]) -> Vec<Target> {
     // Where a case is run in several modes, the worst counts.
     let worst = |obstacle| {
         let of = entries.iter().filter(|entry| entry.case.obstacle == obstacle);
-        of.filter_map(|entry| ratio(entries, entry)).reduce(f64::min)
+        of.filter_map(|entry| Some(ratio(entries, entry)?.median))
+            .reduce(f64::min)
     };
     let target =
         |what: &str, bound, measured| Target::at_least(format!("drain with {what}, of one without"), bound, measured);
@@ -279,6 +290,6 @@ fn deepest(entries: &[Entry], deepest: i64, shallow: i64) -> Option<f64> {
     let small = entries
         .iter()
         .find(|entry| entry.case.obstacle == Obstacle::None && entry.case.rows == shallow)?;
-    let first = deep.first()?.median / small.first()?.median;
-    Some(first.min(ratio(entries, deep)?))
+    let first = Spread::of_ratios(&deep.firsts(), &small.firsts())?;
+    Some(first.median.min(ratio(entries, deep)?.median))
 }

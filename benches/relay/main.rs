@@ -65,7 +65,7 @@ struct Args {
     /// Only these scenarios, in their usual order
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Scenario>,
-    /// How often each measurement is repeated [default: 3; 1 with --quick]
+    /// How often each measurement is repeated [default: 3, drains of scale and growth 7; 1 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
     /// Rows of a drained backlog [default: 500,000; 10,000 with --quick]
@@ -91,6 +91,8 @@ struct Bench {
     stack: Stack,
     size: Size,
     rounds: usize,
+    /// See [`Size::compared_rounds`].
+    compared_rounds: usize,
     quiet: Quiet,
 }
 
@@ -116,12 +118,14 @@ async fn bench(args: Args) -> Outcome<()> {
     let bench = Bench {
         stack: Stack::running()?,
         rounds: args.rounds.unwrap_or(size.rounds).max(1),
+        compared_rounds: args.rounds.unwrap_or(size.compared_rounds).max(1),
         quiet: Quiet::new(size.patience),
         size,
     };
     let mut report = Report {
         title: bench.size.title,
         rounds: bench.rounds,
+        compared_rounds: bench.compared_rounds,
         machine: machine::facts(&bench.stack).await?,
         sections: Vec::new(),
     };

@@ -14,6 +14,7 @@ use crate::target::Target;
 pub struct Report {
     pub title: &'static str,
     pub rounds: usize,
+    pub compared_rounds: usize,
     pub machine: Vec<Fact>,
     pub sections: Vec<Section>,
 }
@@ -153,11 +154,12 @@ impl Report {
 
     fn markdown(&self) -> String {
         let mut out = format!(
-            "# {}\n\n{}\nMedians of interleaved rounds, {} of each; below, in brackets, the lowest and the highest.\n\n\
+            "# {}\n\n{}\nMedians of interleaved rounds, {} of each, {} of the drains of scale-out and growth; below, in brackets, the lowest and the highest.\n\n\
              ## Machine\n\n{}\n## Targets\n\n{}",
             self.title,
             self.at_a_glance(),
             self.rounds,
+            self.compared_rounds,
             self.ground().markdown(),
             self.all_targets().markdown()
         );
@@ -181,6 +183,7 @@ impl Report {
         json!({
             "title": self.title,
             "rounds": self.rounds,
+            "compared_rounds": self.compared_rounds,
             "machine": facts,
             "targets": self.targets().map(Target::json).collect::<Vec<_>>(),
             "scenarios": sections,

@@ -50,14 +50,16 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         rates: Vec::new(),
     });
     let (mut changes, mut crashes) = (Vec::new(), Vec::new());
-    let progress = Progress::new("scale", (entries.len() + 2) * bench.rounds);
-    for round in 1..=bench.rounds {
+    let progress = Progress::new("scale", entries.len() * bench.compared_rounds + 2 * bench.rounds);
+    for round in 1..=bench.compared_rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {} processes drain", entry.processes));
             let run = async || drain(bench, entry.processes).await;
             entry.rates.push(bench.quiet.run(run).await?);
             progress.done();
         }
+    }
+    for round in 1..=bench.rounds {
         progress.step(&format!("round {round}, one joins, one is killed under load"));
         changes.push(change(bench).await?);
         progress.done();
@@ -174,7 +176,7 @@ fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         name: "scale",
         title: "Scale-out",
         note: format!(
-            "Processes that are all up before the backlog is committed drain it, delete mode; idle, they look every \
+            "Processes that are all up before the backlog is committed drain it, delete mode, beside one alone round by round; idle, they look every \
              {LOOK_WITHIN}, not every 2.5 s, so that all find it at once. Then, under {LOAD_RATE} commits a \
              second: a fourth process joins three, and one is killed with SIGKILL; lanes are even when no process owns two more \
              than another, counted from the start of the joining process and from the kill. The lease was {lease} s. Last, one of two is \
@@ -192,8 +194,8 @@ impl Entry {
     }
 }
 
-fn of_one(entries: &[Entry], entry: &Entry) -> Option<f64> {
-    Some(entry.rate()?.median / entries.first()?.rate()?.median)
+fn of_one(entries: &[Entry], entry: &Entry) -> Option<Spread> {
+    Spread::of_ratios(&entry.rates, &entries.first()?.rates)
 }
 
 fn rates(entries: &[Entry]) -> Table {
@@ -201,7 +203,7 @@ fn rates(entries: &[Entry]) -> Table {
         vec![
             Cell::Number(Some(entry.processes as f64), 0),
             Cell::Spread(entry.rate(), 0),
-            Cell::Number(of_one(entries, entry), 2),
+            Cell::Spread(of_one(entries, entry), 2),
         ]
     };
     Table {
@@ -267,7 +269,7 @@ fn targets(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         Target::at_least(
             "drain by 8 processes, of one",
             0.9,
-            entries.last().and_then(|entry| of_one(entries, entry)),
+            entries.last().and_then(|entry| Some(of_one(entries, entry)?.median)),
         ),
         Target::at_most("lanes even after a join", 3.0, worst(|change| change.even_after_join)).shown("s", 2),
         Target::at_most(

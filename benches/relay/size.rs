@@ -5,6 +5,8 @@ use std::time::Duration;
 pub struct Size {
     pub title: &'static str,
     pub rounds: usize,
+    /// Of drains whose rates are compared by less than the machine's own pace differs within minutes.
+    pub compared_rounds: usize,
     /// Rows of a drained backlog; of the larger ones; of what the textbook gets, which would otherwise take all day.
     pub rows: i64,
     pub large_rows: i64,
@@ -59,6 +61,7 @@ impl Size {
         Size {
             title: "outboxd bench",
             rounds: 3,
+            compared_rounds: 7,
             rows: 500_000,
             large_rows: 50_000,
             textbook_rows: 20_000,
@@ -93,6 +96,7 @@ impl Size {
         Size {
             title: "outboxd bench, in small: it shows that everything runs, its figures mean little",
             rounds: 1,
+            compared_rounds: 1,
             rows: 10_000,
             large_rows: 2_000,
             textbook_rows: 2_000,
