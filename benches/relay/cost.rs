@@ -52,8 +52,8 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
 async fn count(bench: &Bench) -> Outcome<Section> {
     let mut entries = entries(bench);
     let mut commits = Vec::new();
-    let progress = Progress::new("cost", (entries.len() + 1) * bench.rounds + entries.len());
-    for round in 1..=bench.rounds {
+    let progress = Progress::new("cost", (entries.len() + 1) * bench.size.rounds + entries.len());
+    for round in 1..=bench.size.rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.contestant.name()));
             let run = async || measure(bench, entry.contestant, entry.rows).await;

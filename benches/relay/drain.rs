@@ -69,9 +69,9 @@ struct Entry {
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = entries(bench);
-    let progress = Progress::new("drain", entries.len() * bench.rounds + WARM_UP.len());
+    let progress = Progress::new("drain", entries.len() * bench.size.rounds + WARM_UP.len());
     warm_up(bench, &progress).await?;
-    for round in 1..=bench.rounds {
+    for round in 1..=bench.size.rounds {
         for entry in &mut entries {
             progress.step(&format!(
                 "round {round}, {}, {}",

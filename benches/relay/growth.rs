@@ -40,7 +40,7 @@ struct Run {
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let cases = cases(bench);
-    let progress = Progress::new("growth", cases.len() * (bench.compared_rounds + 1));
+    let progress = Progress::new("growth", cases.len() * (bench.size.compared_rounds + 1));
     let mut entries = Vec::new();
     for case in cases {
         progress.step(&format!("preparing {}", case.name()));
@@ -52,7 +52,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         });
         progress.done();
     }
-    for round in 1..=bench.compared_rounds {
+    for round in 1..=bench.size.compared_rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.case.name()));
             let run = bench.quiet.run(async || measure(bench, entry).await).await?;
@@ -201,12 +201,11 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         title: "Growth",
         note: format!(
             "Each round adds {} rows to what is there and drains as many, with a new process; a checkpoint comes first. The rate \
-             leaves out the first tenth, and stands beside that of the same drain with nothing in the way, round by round. The column of the first rows \
-             is the rate over {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
+             leaves out the first tenth, and stands beside that of the same drain with nothing in the way, round by round. \
+             The column of the first rows is the rate over {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
              are started {STARTS} times a round for that. With twenty topics what was published stays, with and without a poisoned one; \
              otherwise a drain with nothing in the way starts from an empty table. The WAL is all that the server wrote meanwhile, \
-             autovacuum included; a page \
-             is in it whole once after the checkpoint, so it grows with the pages touched.",
+             autovacuum included; a page is in it whole once after the checkpoint, so it grows with the pages touched.",
             number(growth.slice as f64, 0),
             number(growth.shallow as f64, 0)
         ),

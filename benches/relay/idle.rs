@@ -42,8 +42,8 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         runs: Vec::new(),
     });
     let mut starts = Vec::new();
-    let progress = Progress::new("idle", (fleets.len() + 1) * bench.rounds);
-    for round in 1..=bench.rounds {
+    let progress = Progress::new("idle", (fleets.len() + 1) * bench.size.rounds);
+    for round in 1..=bench.size.rounds {
         for fleet in &mut fleets {
             progress.step(&format!("round {round}, {} idle", fleet.processes));
             // An idle process hardly wants processors: what it lacks of them says nothing.

@@ -59,12 +59,12 @@ struct Entry {
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = entries();
-    let progress = Progress::new("latency", entries.len() * bench.rounds + 1);
+    let progress = Progress::new("latency", entries.len() * bench.size.rounds + 1);
     // Thrown away: small requests and those of consumers take other ways through the broker than a drain.
     progress.step("warming up");
     measure(bench, WARM_UP_RATE, Contestant::Outboxd).await?;
     progress.done();
-    for round in 1..=bench.rounds {
+    for round in 1..=bench.size.rounds {
         for entry in &mut entries {
             progress.step(&format!(
                 "round {round}, {} commits/s, {}",

@@ -90,9 +90,6 @@ enum Scenario {
 struct Bench {
     stack: Stack,
     size: Size,
-    rounds: usize,
-    /// See [`Size::compared_rounds`].
-    compared_rounds: usize,
     quiet: Quiet,
 }
 
@@ -115,17 +112,17 @@ async fn main() -> ExitCode {
 async fn bench(args: Args) -> Outcome<()> {
     let mut size = if args.quick { Size::quick() } else { Size::full() };
     size.rows = args.rows.unwrap_or(size.rows).max(1);
+    size.rounds = args.rounds.unwrap_or(size.rounds).max(1);
+    size.compared_rounds = args.rounds.unwrap_or(size.compared_rounds).max(1);
     let bench = Bench {
         stack: Stack::running()?,
-        rounds: args.rounds.unwrap_or(size.rounds).max(1),
-        compared_rounds: args.rounds.unwrap_or(size.compared_rounds).max(1),
         quiet: Quiet::new(size.patience),
         size,
     };
     let mut report = Report {
         title: bench.size.title,
-        rounds: bench.rounds,
-        compared_rounds: bench.compared_rounds,
+        rounds: bench.size.rounds,
+        compared_rounds: bench.size.compared_rounds,
         machine: machine::facts(&bench.stack).await?,
         sections: Vec::new(),
     };

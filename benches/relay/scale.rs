@@ -50,8 +50,11 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         rates: Vec::new(),
     });
     let (mut changes, mut crashes) = (Vec::new(), Vec::new());
-    let progress = Progress::new("scale", entries.len() * bench.compared_rounds + 2 * bench.rounds);
-    for round in 1..=bench.compared_rounds {
+    let progress = Progress::new(
+        "scale",
+        entries.len() * bench.size.compared_rounds + 2 * bench.size.rounds,
+    );
+    for round in 1..=bench.size.compared_rounds {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {} processes drain", entry.processes));
             let run = async || drain(bench, entry.processes).await;
@@ -59,7 +62,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
             progress.done();
         }
     }
-    for round in 1..=bench.rounds {
+    for round in 1..=bench.size.rounds {
         progress.step(&format!("round {round}, one joins, one is killed under load"));
         changes.push(change(bench).await?);
         progress.done();
@@ -176,8 +179,8 @@ fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         name: "scale",
         title: "Scale-out",
         note: format!(
-            "Processes that are all up before the backlog is committed drain it, delete mode, beside one alone round by round; idle, they look every \
-             {LOOK_WITHIN}, not every 2.5 s, so that all find it at once. Then, under {LOAD_RATE} commits a \
+            "Processes that are all up before the backlog is committed drain it, delete mode, beside one alone round by round; \
+             idle, they look every {LOOK_WITHIN}, not every 2.5 s, so that all find it at once. Then, under {LOAD_RATE} commits a \
              second: a fourth process joins three, and one is killed with SIGKILL; lanes are even when no process owns two more \
              than another, counted from the start of the joining process and from the kill. The lease was {lease} s. Last, one of two is \
              killed in the middle of a drain: what was sent twice, against the most rows it had claimed and not marked."

@@ -329,9 +329,9 @@ impl Inner {
         ready.sort_unstable();
         ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
         let lanes: Vec<_> = ready.iter().map(|(_, number)| &self.lanes[number]).collect();
-        let all: Vec<_> = self.lanes.values().filter(|lane| lane.ready).collect();
+        let all = self.lanes.values().filter(|lane| lane.ready).collect();
         let sight = sight(appetite.rows, appetite.tasks, self.lanes.len());
-        let portions = Pack::of(&all, sight).portions(appetite.rows, &lanes);
+        let portions = Pack::of(all, sight).portions(appetite.rows, &lanes);
         self.served += 1;
         let (served, settled) = (self.served, self.horizon.settled());
         let held = ready

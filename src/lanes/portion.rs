@@ -25,23 +25,20 @@ pub(super) fn sight(rows: usize, tasks: usize, lanes: usize) -> usize {
 }
 
 /// The lanes that have a backlog, whoever has them at the moment.
-pub(super) struct Pack {
+pub(super) struct Pack<'a> {
+    lanes: Vec<&'a Lane>,
     sight: f64,
     /// How far the middle one has come.
     middle: i64,
-    /// The mean of all.
-    pull: f64,
 }
 
-impl Pack {
-    pub(super) fn of(lanes: &[&Lane], sight: usize) -> Self {
-        let mut pack = Pack {
+impl<'a> Pack<'a> {
+    pub(super) fn of(lanes: Vec<&'a Lane>, sight: usize) -> Self {
+        Pack {
             sight: sight as f64,
-            middle: middle(lanes),
-            pull: 1.0,
-        };
-        pack.pull = pack.mean_pull(lanes);
-        pack
+            middle: middle(&lanes),
+            lanes,
+        }
     }
 
     /// How many rows some of them may claim in one batch. None gets more than its window; together they get no more than `rows`, and one
@@ -53,7 +50,7 @@ impl Pack {
         }
         // A task mostly gets back the lanes that it has just given back, and those may all be ahead, or behind.
         let mean = self.mean_pull(lanes);
-        let batch = rows as f64 * (mean / self.pull).clamp(BATCH_LEAST, 1.0);
+        let batch = rows as f64 * (mean / self.mean_pull(&self.lanes)).clamp(BATCH_LEAST, 1.0);
         let portion = |lane: &Lane| (self.weight(lane) / (mean * wanted as f64) * batch) as usize;
         lanes.iter().map(|lane| portion(lane).clamp(1, lane.window)).collect()
     }
@@ -120,7 +117,7 @@ mod tests {
 
     fn portions_of(rows: usize, lanes: &[Lane]) -> Vec<usize> {
         let lanes: Vec<&Lane> = lanes.iter().collect();
-        Pack::of(&lanes, SIGHT).portions(rows, &lanes)
+        Pack::of(lanes.clone(), SIGHT).portions(rows, &lanes)
     }
 
     /// Drains this many rows of lanes whose rows lie so many ids apart; how far the first is ahead of the last.
@@ -174,8 +171,7 @@ mod tests {
         let others = [lane(0, DEEP), lane(0, DEEP), lane(0, DEEP)];
         let beside = |by: i64| {
             let ours = [lane(by, DEEP), lane(by, DEEP)];
-            let pack: Vec<&Lane> = ours.iter().chain(&others).collect();
-            let pack = Pack::of(&pack, SIGHT);
+            let pack = Pack::of(ours.iter().chain(&others).collect(), SIGHT);
             let batch = |lanes: &[Lane]| pack.portions(1200, &lanes.iter().collect::<Vec<_>>());
             (batch(&ours), batch(&others))
         };
@@ -295,6 +291,11 @@ mod tests {
             "{apart} ids between the first lane and the last"
         );
         assert!(batch > 1600, "{batch} rows a batch, where two of three must wait");
+        let (apart, _) = drain_by_three(&gaps, || random.usize(..3));
+        assert!(
+            apart < 4 * SIGHT as i64,
+            "{apart} ids between them where tasks take turns by lot"
+        );
     }
 
     #[test]
