@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_has_run_ahead_claims_less_than_one_behind() {
-        let (lanes, term) = owning(2);
+        let (lanes, term) = owning(4);
         let all = Appetite { tasks: 1, ..APPETITE };
         let portions = || {
             (0..2).find_map(|_| match lanes.checkout(&all)?.work {
@@ -234,6 +234,22 @@ mod tests {
                 Work::Keyless(_) => None,
             })
         };
+        portions().expect("all are ready");
+        let nothing_left = |lane| Seen {
+            lane,
+            sight: Some(Sight::of_everything(Settled::default())),
+            ..Seen::default()
+        };
+        // These have no backlog, and are not waited for wherever they are.
+        lanes.checkin(
+            &term,
+            vec![
+                cut_off(0, 1000, 500),
+                cut_off(1, 1000, 500),
+                nothing_left(2),
+                nothing_left(3),
+            ],
+        );
         let mut last = Vec::new();
         for reached in [1000; 8].into_iter().chain([501_000]) {
             last = portions().expect("both are ready");
