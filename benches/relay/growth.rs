@@ -5,6 +5,7 @@ use crate::chart::{Bar, Chart, Whose};
 use crate::ground::{Ground, Obstacle};
 use crate::marks::Marks;
 use crate::mode::Mode;
+use crate::neighbours::in_turn;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table, number};
@@ -27,6 +28,10 @@ struct Entry {
     case: Case,
     ground: Ground,
     runs: Vec<Run>,
+    /// Of the same drain with nothing in the way, each beside its neighbour in time.
+    ratios: Vec<f64>,
+    /// Of the first rows, to all of the shallowest backlog.
+    first_ratios: Vec<f64>,
 }
 
 struct Run {
@@ -39,25 +44,20 @@ struct Run {
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
-    let cases = cases(bench);
-    let progress = Progress::new("growth", cases.len() * (bench.size.compared_rounds + 1));
-    let mut entries = Vec::new();
-    for case in cases {
-        progress.step(&format!("preparing {}", case.name()));
-        let ground = Ground::prepare(&bench.stack, case.obstacle, case.shape).await?;
-        entries.push(Entry {
-            case,
-            ground,
-            runs: Vec::new(),
-        });
-        progress.done();
-    }
+    let mut entries = prepare(bench).await?;
+    let contests = contests(&entries, &bench.size.growth);
+    let runs = contests.iter().map(|contest| contest.entries().len()).sum::<usize>();
+    let progress = Progress::new("growth", runs * bench.size.compared_rounds);
     for round in 1..=bench.size.compared_rounds {
-        for entry in &mut entries {
-            progress.step(&format!("round {round}, {}", entry.case.name()));
-            let run = bench.quiet.run(async || measure(bench, entry).await).await?;
-            entry.runs.push(run);
-            progress.done();
+        for contest in &contests {
+            for at in in_turn(round, contest.entries()) {
+                let entry = &mut entries[at];
+                progress.step(&format!("round {round}, {}", entry.case.name()));
+                let run = bench.quiet.run(async || measure(bench, entry).await).await?;
+                entry.runs.push(run);
+                progress.done();
+            }
+            contest.compare(&mut entries);
         }
     }
     let section = section(bench, &entries);
@@ -65,6 +65,70 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
         entry.ground.place.remove().await?;
     }
     Ok(section)
+}
+
+async fn prepare(bench: &Bench) -> Outcome<Vec<Entry>> {
+    let cases = cases(bench);
+    let progress = Progress::new("growth, preparing", cases.len());
+    let mut entries = Vec::new();
+    for case in cases {
+        progress.step(&case.name());
+        let ground = Ground::prepare(&bench.stack, case.obstacle, case.shape).await?;
+        entries.push(Entry {
+            case,
+            ground,
+            runs: Vec::new(),
+            ratios: Vec::new(),
+            first_ratios: Vec::new(),
+        });
+        progress.done();
+    }
+    Ok(entries)
+}
+
+/// A drain with something in the way, and the same without it.
+struct Contest {
+    entry: usize,
+    plain: usize,
+    shallow: Option<usize>,
+}
+
+fn contests(entries: &[Entry], growth: &Growth) -> Vec<Contest> {
+    let plain = |of: &Case, rows| {
+        entries.iter().position(|entry| {
+            let case = &entry.case;
+            case.obstacle == Obstacle::None && case.mode == of.mode && case.shape == of.shape && case.rows == rows
+        })
+    };
+    let contest = |(at, entry): (usize, &Entry)| {
+        let case = &entry.case;
+        let deepest = case.obstacle == Obstacle::Backlog(growth.deepest);
+        (case.obstacle != Obstacle::None).then_some(Contest {
+            entry: at,
+            plain: plain(case, case.rows)?,
+            shallow: deepest.then(|| plain(case, growth.shallow)).flatten(),
+        })
+    };
+    entries.iter().enumerate().filter_map(contest).collect()
+}
+
+impl Contest {
+    fn entries(&self) -> Vec<usize> {
+        self.shallow.into_iter().chain([self.entry, self.plain]).collect()
+    }
+
+    /// Its last runs, with each other.
+    fn compare(&self, entries: &mut [Entry]) {
+        let slice = |at: usize| entries[at].runs.last()?.slice;
+        let first = |at: usize| entries[at].runs.last()?.first_rows();
+        let ratio = slice(self.entry).zip(slice(self.plain));
+        let first_ratio = first(self.entry).zip(self.shallow.and_then(first));
+        let entry = &mut entries[self.entry];
+        entry.ratios.extend(ratio.map(|(with, without)| with / without));
+        entry
+            .first_ratios
+            .extend(first_ratio.map(|(deep, shallow)| deep / shallow));
+    }
 }
 
 fn cases(bench: &Bench) -> Vec<Case> {
@@ -133,6 +197,13 @@ async fn drain(entry: &Entry, rows: i64) -> Outcome<Marks> {
     Ok(marks)
 }
 
+impl Run {
+    /// The median of its starts.
+    fn first_rows(&self) -> Option<f64> {
+        Spread::of(self.first.iter().copied()).map(|spread| spread.median)
+    }
+}
+
 impl Case {
     fn is_compared_from_the_start(&self, growth: &Growth) -> bool {
         self.rows == growth.shallow || self.obstacle == Obstacle::Backlog(growth.deepest)
@@ -158,31 +229,13 @@ impl Entry {
         Spread::of(self.runs.iter().flat_map(|run| run.first.iter().copied()))
     }
 
-    /// Of each round.
-    fn firsts(&self) -> Vec<f64> {
-        let median = |run: &Run| Spread::of(run.first.iter().copied()).map(|spread| spread.median);
-        self.runs.iter().filter_map(median).collect()
-    }
-
-    fn slices(&self) -> Vec<f64> {
-        self.runs.iter().filter_map(|run| run.slice).collect()
-    }
-
     fn slice(&self) -> Option<Spread> {
-        Spread::of(self.slices())
+        Spread::of(self.runs.iter().filter_map(|run| run.slice))
     }
-}
 
-/// The same drain with nothing in the way.
-fn plain<'a>(entries: &'a [Entry], of: &Case) -> Option<&'a Entry> {
-    entries.iter().find(|entry| {
-        let case = &entry.case;
-        case.obstacle == Obstacle::None && case.mode == of.mode && case.shape == of.shape && case.rows == of.rows
-    })
-}
-
-fn ratio(entries: &[Entry], entry: &Entry) -> Option<Spread> {
-    Spread::of_ratios(&entry.slices(), &plain(entries, &entry.case)?.slices())
+    fn ratio(&self) -> Option<Spread> {
+        Spread::of(self.ratios.iter().copied())
+    }
 }
 
 fn section(bench: &Bench, entries: &[Entry]) -> Section {
@@ -191,7 +244,7 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         vec![
             Cell::text(entry.case.name()),
             Cell::Spread(entry.slice(), 0),
-            Cell::Spread(ratio(entries, entry), 2),
+            Cell::Spread(entry.ratio(), 2),
             Cell::Spread(entry.first(), 0),
             Cell::spread(entry.runs.iter().map(|run| run.wal), 0),
         ]
@@ -201,11 +254,12 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         title: "Growth",
         note: format!(
             "Each round adds {} rows to what is there and drains as many, with a new process; a checkpoint comes first. The rate \
-             leaves out the first tenth, and stands beside that of the same drain with nothing in the way, round by round. \
-             The column of the first rows is the rate over {} rows alone, from the first claim: all that the shallowest backlog has. It and the deepest \
-             are started {STARTS} times a round for that. With twenty topics what was published stays, with and without a poisoned one; \
-             otherwise a drain with nothing in the way starts from an empty table. The WAL is all that the server wrote meanwhile, \
-             autovacuum included; a page is in it whole once after the checkpoint, so it grows with the pages touched.",
+             leaves out the first tenth. The same drain with nothing in the way runs right before or after it, in turns, and they are \
+             compared pair by pair. The column of the first rows is the rate over {} rows alone, from the first claim: all that the \
+             shallowest backlog has. It and the deepest are started {STARTS} times a round for that. With twenty topics what was published \
+             stays, with and without a poisoned one; otherwise a drain with nothing in the way starts from an empty table. The WAL is all \
+             that the server wrote meanwhile, autovacuum included; a page is in it whole once after the checkpoint, so it grows with the \
+             pages touched.",
             number(growth.slice as f64, 0),
             number(growth.shallow as f64, 0)
         ),
@@ -249,8 +303,7 @@ fn targets(bench: &Bench, entries: &[Entry]) -> Vec<Target> {
     // Where a case is run in several modes, the worst counts.
     let worst = |obstacle| {
         let of = entries.iter().filter(|entry| entry.case.obstacle == obstacle);
-        of.filter_map(|entry| Some(ratio(entries, entry)?.median))
-            .reduce(f64::min)
+        of.filter_map(|entry| Some(entry.ratio()?.median)).reduce(f64::min)
     };
     let target =
         |what: &str, bound, measured| Target::at_least(format!("drain with {what}, of one without"), bound, measured);
@@ -259,7 +312,7 @@ fn targets(bench: &Bench, entries: &[Entry]) -> Vec<Target> {
         target(
             &format!("{} rows of backlog", rows(growth.deepest)),
             0.9,
-            deepest(entries, growth.deepest, growth.shallow),
+            deepest(entries, growth.deepest),
         ),
         target(
             &format!("{} kept rows", rows(growth.deepest)),
@@ -282,13 +335,10 @@ fn targets(bench: &Bench, entries: &[Entry]) -> Vec<Target> {
 }
 
 /// Like with like: the first rows against all of the shallow backlog, the slice against the same slice alone. The lower counts.
-fn deepest(entries: &[Entry], deepest: i64, shallow: i64) -> Option<f64> {
+fn deepest(entries: &[Entry], deepest: i64) -> Option<f64> {
     let deep = entries
         .iter()
         .find(|entry| entry.case.obstacle == Obstacle::Backlog(deepest))?;
-    let small = entries
-        .iter()
-        .find(|entry| entry.case.obstacle == Obstacle::None && entry.case.rows == shallow)?;
-    let first = Spread::of_ratios(&deep.firsts(), &small.firsts())?;
-    Some(first.median.min(ratio(entries, deep)?.median))
+    let first = Spread::of(deep.first_ratios.iter().copied())?;
+    Some(first.median.min(deep.ratio()?.median))
 }

@@ -11,10 +11,12 @@ use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
 use crate::listener::{Arrival, Listener, first_copies};
 use crate::load::{self, Commit, Load};
+use crate::neighbours::in_turn;
 use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table, number};
+use crate::size::Size;
 use crate::spread::{Spread, percentile};
 use crate::target::{Others, Target};
 use crate::textbook::{self, Textbook};
@@ -22,6 +24,8 @@ use crate::{Bench, Outcome};
 
 const RATES: [u64; 3] = [100, 1_000, 5_000];
 const WARM_UP_RATE: u64 = 1_000;
+/// Where the relay's processor time is compared with that of the load alone.
+const COMPARED_RATE: u64 = 1_000;
 /// More than this the textbook does not carry, and a growing backlog is no latency.
 const TEXTBOOK_RATE_MAX: u64 = 1_000;
 
@@ -59,13 +63,16 @@ struct Entry {
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = entries();
-    let progress = Progress::new("latency", entries.len() * bench.size.rounds + 1);
+    let size = &bench.size;
+    let runs: usize = entries.iter().map(|entry| entry.rounds(size)).sum();
+    let progress = Progress::new("latency", runs + 1);
     // Thrown away: small requests and those of consumers take other ways through the broker than a drain.
     progress.step("warming up");
     measure(bench, WARM_UP_RATE, Contestant::Outboxd).await?;
     progress.done();
-    for round in 1..=bench.size.rounds {
-        for entry in &mut entries {
+    for round in 1..=size.compared_rounds {
+        let here = entries.iter_mut().filter(|entry| round <= entry.rounds(size));
+        for entry in in_turn(round, here.collect::<Vec<_>>()) {
             progress.step(&format!(
                 "round {round}, {} commits/s, {}",
                 entry.rate,
@@ -188,6 +195,11 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 }
 
 impl Entry {
+    fn rounds(&self, size: &Size) -> usize {
+        let compared = self.rate == COMPARED_RATE && self.contestant != Contestant::Textbook;
+        if compared { size.compared_rounds } else { size.rounds }
+    }
+
     fn latency(&self, share: f64) -> Option<Spread> {
         Spread::of(self.runs.iter().filter_map(|run| percentile(&run.latency_ms, share)))
     }
@@ -200,7 +212,13 @@ impl Entry {
         Spread::of(self.runs.iter().map(|run| run.postgres_us))
     }
 
-    fn row(&self) -> Vec<Cell> {
+    /// Neighbour by neighbour.
+    fn postgres_of(&self, other: &Entry) -> Option<Spread> {
+        let pairs = self.runs.iter().zip(&other.runs);
+        Spread::of(pairs.map(|(this, that)| this.postgres_us / that.postgres_us))
+    }
+
+    fn row(&self, alone: Option<&Entry>) -> Vec<Cell> {
         let mut row = vec![
             Cell::Number(Some(self.rate as f64), 0),
             Cell::text(self.contestant.name()),
@@ -209,18 +227,24 @@ impl Entry {
         row.extend([0.5, 0.95, 0.99, 0.999, 1.0].map(|share| Cell::Spread(self.latency(share), 1)));
         row.extend([0.99, 1.0].map(|share| Cell::Spread(self.late(share), 1)));
         row.push(Cell::Spread(self.postgres(), 0));
+        row.push(Cell::Spread(alone.and_then(|alone| self.postgres_of(alone)), 2));
         row
     }
 }
 
 fn section(entries: &[Entry]) -> Section {
+    let row = |entry: &Entry| {
+        let alone = (entry.contestant == Contestant::Outboxd).then(|| find(entries, entry.rate, Contestant::LoadAlone));
+        entry.row(alone.flatten())
+    };
     Section {
         name: "latency",
         title: "Latency",
         note: "Single rows committed at a steady rate, on a clock of its own: the time from the moment a commit returned until a \
                consumer had the record, after a warm-up. Beside it how late the load itself was: what is late there is \
-               not the relay's doing. Processor time of PostgreSQL for each commit, also for the load without any relay; the textbook's \
-               load goes to a table of its own, which is cheaper to write to."
+               not the relay's doing. Processor time of PostgreSQL for each commit, also for the load without any relay: that one runs \
+               right before or after, in turns, and they are compared pair by pair. The textbook's load goes to a table of its own, \
+               which is cheaper to write to."
             .to_owned(),
         tables: vec![Table {
             columns: vec![
@@ -235,8 +259,9 @@ fn section(entries: &[Entry]) -> Section {
                 "load late p99 ms",
                 "load late max ms",
                 "PostgreSQL µs a commit",
+                "of the load alone",
             ],
-            rows: entries.iter().map(Entry::row).collect(),
+            rows: entries.iter().map(row).collect(),
         }],
         charts: vec![chart(entries)],
         targets: targets(entries),
@@ -266,13 +291,14 @@ fn chart(entries: &[Entry]) -> Chart {
     }
 }
 
+fn find(entries: &[Entry], rate: u64, contestant: Contestant) -> Option<&Entry> {
+    entries
+        .iter()
+        .find(|entry| entry.rate == rate && entry.contestant == contestant)
+}
+
 fn targets(entries: &[Entry]) -> Vec<Target> {
-    let find = |rate, contestant| {
-        entries
-            .iter()
-            .find(|entry| entry.rate == rate && entry.contestant == contestant)
-    };
-    let latency = |rate, contestant, share| Some(find(rate, contestant)?.latency(share)?.median);
+    let latency = |rate, contestant, share| Some(find(entries, rate, contestant)?.latency(share)?.median);
     let at_1000 = |name: &str, share, most| {
         let ours = latency(1_000, Contestant::Outboxd, share);
         let target = Target::at_most(format!("latency at 1,000/s, {name}"), most, ours).shown("ms", 1);
@@ -281,15 +307,15 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
             ..Others::default()
         })
     };
-    let postgres = |contestant| Some(find(1_000, contestant)?.postgres()?.median);
-    let ratio = postgres(Contestant::Outboxd).zip(postgres(Contestant::LoadAlone));
+    let alone = find(entries, COMPARED_RATE, Contestant::LoadAlone);
+    let ratio = find(entries, COMPARED_RATE, Contestant::Outboxd).zip(alone);
     vec![
         at_1000("p50", 0.5, 5.0),
         at_1000("p99", 0.99, 20.0),
         Target::at_most(
             "PostgreSQL's processor time at 1,000/s, of the load alone",
             1.3,
-            ratio.map(|(with, without)| with / without),
+            ratio.and_then(|(with, without)| Some(with.postgres_of(without)?.median)),
         )
         .shown("×", 2),
         Target::at_most(

@@ -20,6 +20,7 @@ mod load;
 mod machine;
 mod marks;
 mod mode;
+mod neighbours;
 mod place;
 mod postgres_alone;
 #[path = "../../tests/it/support/preload.rs"]

@@ -13,6 +13,7 @@ use crate::listener::{Listener, first_copies};
 use crate::load::{self, Commit, Load};
 use crate::marks::Marks;
 use crate::mode::Mode;
+use crate::neighbours::in_turn;
 use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
@@ -28,6 +29,8 @@ const LOOK_WITHIN: &str = "50ms";
 struct Entry {
     processes: usize,
     rates: Vec<f64>,
+    /// Of one process, each beside its neighbour in time.
+    of_one: Vec<f64>,
 }
 
 /// A process joins three others under load; then one is killed.
@@ -48,18 +51,25 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = COUNTS.map(|processes| Entry {
         processes,
         rates: Vec::new(),
+        of_one: Vec::new(),
     });
     let (mut changes, mut crashes) = (Vec::new(), Vec::new());
     let progress = Progress::new(
         "scale",
-        entries.len() * bench.size.compared_rounds + 2 * bench.size.rounds,
+        2 * (entries.len() - 1) * bench.size.compared_rounds + 2 * bench.size.rounds,
     );
     for round in 1..=bench.size.compared_rounds {
-        for entry in &mut entries {
-            progress.step(&format!("round {round}, {} processes drain", entry.processes));
-            let run = async || drain(bench, entry.processes).await;
-            entry.rates.push(bench.quiet.run(run).await?);
-            progress.done();
+        for several in 1..entries.len() {
+            for at in in_turn(round, [0, several]) {
+                let entry = &mut entries[at];
+                progress.step(&format!("round {round}, {} processes drain", entry.processes));
+                let run = async || drain(bench, entry.processes).await;
+                entry.rates.push(bench.quiet.run(run).await?);
+                progress.done();
+            }
+            let last = |at: usize| entries[at].rates.last().copied();
+            let ratio = last(several).zip(last(0)).map(|(several, one)| several / one);
+            entries[several].of_one.extend(ratio);
         }
     }
     for round in 1..=bench.size.rounds {
@@ -179,11 +189,12 @@ fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         name: "scale",
         title: "Scale-out",
         note: format!(
-            "Processes that are all up before the backlog is committed drain it, delete mode, beside one alone round by round; \
-             idle, they look every {LOOK_WITHIN}, not every 2.5 s, so that all find it at once. Then, under {LOAD_RATE} commits a \
-             second: a fourth process joins three, and one is killed with SIGKILL; lanes are even when no process owns two more \
-             than another, counted from the start of the joining process and from the kill. The lease was {lease} s. Last, one of two is \
-             killed in the middle of a drain: what was sent twice, against the most rows it had claimed and not marked."
+            "Processes that are all up before the backlog is committed drain it, delete mode; one alone does so right before or after \
+             them, in turns, and they are compared pair by pair. Idle, they look every {LOOK_WITHIN}, not every 2.5 s, so that all find it \
+             at once. Then, under {LOAD_RATE} commits a second: a fourth process joins three, and one is killed with SIGKILL; lanes are \
+             even when no process owns two more than another, counted from the start of the joining process and from the kill. The lease \
+             was {lease} s. Last, one of two is killed in the middle of a drain: what was sent twice, against the most rows it had claimed \
+             and not marked."
         ),
         tables: vec![rates(entries), changed(changes), crashed(crashes)],
         charts: vec![chart(entries)],
@@ -195,10 +206,10 @@ impl Entry {
     fn rate(&self) -> Option<Spread> {
         Spread::of(self.rates.iter().copied())
     }
-}
 
-fn of_one(entries: &[Entry], entry: &Entry) -> Option<Spread> {
-    Spread::of_ratios(&entry.rates, &entries.first()?.rates)
+    fn of_one(&self) -> Option<Spread> {
+        Spread::of(self.of_one.iter().copied())
+    }
 }
 
 fn rates(entries: &[Entry]) -> Table {
@@ -206,7 +217,7 @@ fn rates(entries: &[Entry]) -> Table {
         vec![
             Cell::Number(Some(entry.processes as f64), 0),
             Cell::Spread(entry.rate(), 0),
-            Cell::Spread(of_one(entries, entry), 2),
+            Cell::Spread(entry.of_one(), 2),
         ]
     };
     Table {
@@ -272,7 +283,7 @@ fn targets(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         Target::at_least(
             "drain by 8 processes, of one",
             0.9,
-            entries.last().and_then(|entry| Some(of_one(entries, entry)?.median)),
+            entries.last().and_then(|entry| Some(entry.of_one()?.median)),
         ),
         Target::at_most("lanes even after a join", 3.0, worst(|change| change.even_after_join)).shown("s", 2),
         Target::at_most(

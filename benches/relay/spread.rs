@@ -19,11 +19,6 @@ impl Spread {
             max: *sorted.last()?,
         })
     }
-
-    /// Of one beside the other, round by round: from one round to the next the machine itself may be faster or slower.
-    pub fn of_ratios(these: &[f64], those: &[f64]) -> Option<Self> {
-        Self::of(these.iter().zip(those).map(|(this, that)| this / that))
-    }
 }
 
 /// The value below which so large a share of the sorted values lies.
