@@ -5,7 +5,6 @@ use crate::chart::{Bar, Chart, Whose};
 use crate::ground::{Ground, Obstacle};
 use crate::marks::Marks;
 use crate::mode::Mode;
-use crate::neighbours::in_turn;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table, number};
@@ -28,36 +27,41 @@ struct Entry {
     case: Case,
     ground: Ground,
     runs: Vec<Run>,
-    /// Of the same drain with nothing in the way, each beside its neighbour in time.
+    /// Beside those of the same drain with nothing in the way, pair by pair.
     ratios: Vec<f64>,
-    /// Of the first rows, to all of the shallowest backlog.
-    first_ratios: Vec<f64>,
+    /// Over the first rows, of which the shallowest backlog has no more: from short drains of their own.
+    starts: Vec<f64>,
+    start_ratios: Vec<f64>,
 }
 
 struct Run {
-    /// Over the first so many rows as the shallowest backlog has, from each start of a process.
-    first: Vec<f64>,
-    /// Over the rest; none where there is no rest.
-    slice: Option<f64>,
+    rate: f64,
+    first_rows: f64,
     /// Bytes of WAL for each row, images of pages included: how many pages were touched is what differs.
     wal: f64,
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
     let mut entries = prepare(bench).await?;
-    let contests = contests(&entries, &bench.size.growth);
-    let runs = contests.iter().map(|contest| contest.entries().len()).sum::<usize>();
-    let progress = Progress::new("growth", runs * bench.size.compared_rounds);
+    let pairs = pairs(&entries, &bench.size.growth)?;
+    let progress = Progress::new("growth", pairs.len() * bench.size.compared_rounds);
     for round in 1..=bench.size.compared_rounds {
-        for contest in &contests {
-            for at in in_turn(round, contest.entries()) {
-                let entry = &mut entries[at];
-                progress.step(&format!("round {round}, {}", entry.case.name()));
-                let run = bench.quiet.run(async || measure(bench, entry).await).await?;
-                entry.runs.push(run);
-                progress.done();
+        for (at, plain) in &pairs {
+            let (entry, beside) = (&entries[*at], &entries[*plain]);
+            progress.step(&format!("round {round}, {}", entry.case.name()));
+            if beside.case.rows < entry.case.rows {
+                compare_starts(bench, &mut entries, *at, *plain).await?;
+            } else {
+                let (with, without) = (
+                    async || measure(bench, entry).await,
+                    async || measure(bench, beside).await,
+                );
+                let (with, without) = bench.quiet.pair(round, with, without).await?;
+                entries[*at].ratios.push(with.rate / without.rate);
+                entries[*at].runs.push(with);
+                entries[*plain].runs.push(without);
             }
-            contest.compare(&mut entries);
+            progress.done();
         }
     }
     let section = section(bench, &entries);
@@ -79,56 +83,31 @@ async fn prepare(bench: &Bench) -> Outcome<Vec<Entry>> {
             ground,
             runs: Vec::new(),
             ratios: Vec::new(),
-            first_ratios: Vec::new(),
+            starts: Vec::new(),
+            start_ratios: Vec::new(),
         });
         progress.done();
     }
     Ok(entries)
 }
 
-/// A drain with something in the way, and the same without it.
-struct Contest {
-    entry: usize,
-    plain: usize,
-    shallow: Option<usize>,
-}
-
-fn contests(entries: &[Entry], growth: &Growth) -> Vec<Contest> {
-    let plain = |of: &Case, rows| {
-        entries.iter().position(|entry| {
-            let case = &entry.case;
-            case.obstacle == Obstacle::None && case.mode == of.mode && case.shape == of.shape && case.rows == rows
-        })
-    };
-    let contest = |(at, entry): (usize, &Entry)| {
-        let case = &entry.case;
-        let deepest = case.obstacle == Obstacle::Backlog(growth.deepest);
-        (case.obstacle != Obstacle::None).then_some(Contest {
-            entry: at,
-            plain: plain(case, case.rows)?,
-            shallow: deepest.then(|| plain(case, growth.shallow)).flatten(),
-        })
-    };
-    entries.iter().enumerate().filter_map(contest).collect()
-}
-
-impl Contest {
-    fn entries(&self) -> Vec<usize> {
-        self.shallow.into_iter().chain([self.entry, self.plain]).collect()
+/// What has something in the way, beside the same with nothing; the deepest backlog also beside the shallowest.
+fn pairs(entries: &[Entry], growth: &Growth) -> Outcome<Vec<(usize, usize)>> {
+    let mut pairs = Vec::new();
+    for (at, Entry { case, .. }) in entries.iter().enumerate() {
+        if case.obstacle == Obstacle::None {
+            continue;
+        }
+        let plain = |rows| {
+            let found = entries.iter().position(|entry| entry.case.is_plain(case, rows));
+            found.ok_or_else(|| format!("nothing to compare with {}", case.name()))
+        };
+        pairs.push((at, plain(case.rows)?));
+        if case.obstacle == Obstacle::Backlog(growth.deepest) {
+            pairs.push((at, plain(growth.shallow)?));
+        }
     }
-
-    /// Its last runs, with each other.
-    fn compare(&self, entries: &mut [Entry]) {
-        let slice = |at: usize| entries[at].runs.last()?.slice;
-        let first = |at: usize| entries[at].runs.last()?.first_rows();
-        let ratio = slice(self.entry).zip(slice(self.plain));
-        let first_ratio = first(self.entry).zip(self.shallow.and_then(first));
-        let entry = &mut entries[self.entry];
-        entry.ratios.extend(ratio.map(|(with, without)| with / without));
-        entry
-            .first_ratios
-            .extend(first_ratio.map(|(deep, shallow)| deep / shallow));
-    }
+    Ok(pairs)
 }
 
 fn cases(bench: &Bench) -> Vec<Case> {
@@ -164,26 +143,34 @@ fn cases(bench: &Bench) -> Vec<Case> {
 /// The shallowest backlog is drained in a fraction of a second: one start more or less lucky must not decide.
 const STARTS: usize = 5;
 
+/// Short drains of the first rows, by turns.
+async fn compare_starts(bench: &Bench, entries: &mut [Entry], deep: usize, shallow: usize) -> Outcome<()> {
+    for turn in 1..=STARTS {
+        let start = async |at: usize| start(&entries[at], bench.size.growth.shallow).await;
+        let (of_deep, of_shallow) = (async || start(deep).await, async || start(shallow).await);
+        let (of_deep, of_shallow) = bench.quiet.pair(turn, of_deep, of_shallow).await?;
+        entries[deep].starts.push(of_deep);
+        entries[deep].start_ratios.push(of_deep / of_shallow);
+        entries[shallow].starts.push(of_shallow);
+    }
+    Ok(())
+}
+
+async fn start(entry: &Entry, rows: i64) -> Outcome<f64> {
+    entry.ground.top_up(rows).await?;
+    Ok(drain(entry, rows).await?.rate_between(0, rows))
+}
+
 async fn measure(bench: &Bench, entry: &Entry) -> Outcome<Run> {
     let Entry { case, ground, .. } = entry;
-    let growth = &bench.size.growth;
     let _writer = ground.leave_open().await?;
-    let mut first = Vec::new();
-    if case.is_compared_from_the_start(growth) {
-        for _ in 1..STARTS {
-            ground.top_up(growth.shallow).await?;
-            let marks = drain(entry, growth.shallow).await?;
-            first.push(marks.rate_between(0, growth.shallow));
-        }
-    }
     let rows = ground.add(case.rows).await?;
     let before = Moment::now(&ground.place.db).await?;
     let marks = drain(entry, rows).await?;
     let written = before.written_since(&ground.place.db).await?;
-    first.push(marks.rate_between(0, growth.shallow));
     Ok(Run {
-        first,
-        slice: (rows > growth.shallow).then(|| marks.rate_between(rows / 10, rows)),
+        rate: marks.rate_between(rows / 10, rows),
+        first_rows: marks.rate_between(0, bench.size.growth.shallow),
         wal: (written.bytes + written.image_bytes) / rows as f64,
     })
 }
@@ -197,16 +184,10 @@ async fn drain(entry: &Entry, rows: i64) -> Outcome<Marks> {
     Ok(marks)
 }
 
-impl Run {
-    /// The median of its starts.
-    fn first_rows(&self) -> Option<f64> {
-        Spread::of(self.first.iter().copied()).map(|spread| spread.median)
-    }
-}
-
 impl Case {
-    fn is_compared_from_the_start(&self, growth: &Growth) -> bool {
-        self.rows == growth.shallow || self.obstacle == Obstacle::Backlog(growth.deepest)
+    /// Is this the same with nothing in the way, over so many rows?
+    fn is_plain(&self, of: &Case, rows: i64) -> bool {
+        self.obstacle == Obstacle::None && self.mode == of.mode && self.shape == of.shape && self.rows == rows
     }
 
     fn name(&self) -> String {
@@ -225,16 +206,17 @@ impl Case {
 }
 
 impl Entry {
-    fn first(&self) -> Option<Spread> {
-        Spread::of(self.runs.iter().flat_map(|run| run.first.iter().copied()))
-    }
-
-    fn slice(&self) -> Option<Spread> {
-        Spread::of(self.runs.iter().filter_map(|run| run.slice))
+    fn rate(&self) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(|run| run.rate))
     }
 
     fn ratio(&self) -> Option<Spread> {
         Spread::of(self.ratios.iter().copied())
+    }
+
+    fn first_rows(&self) -> Option<Spread> {
+        let of_runs = self.runs.iter().map(|run| run.first_rows);
+        Spread::of(of_runs.chain(self.starts.iter().copied()))
     }
 }
 
@@ -243,9 +225,9 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
     let row = |entry: &Entry| {
         vec![
             Cell::text(entry.case.name()),
-            Cell::Spread(entry.slice(), 0),
+            Cell::Spread(entry.rate(), 0),
             Cell::Spread(entry.ratio(), 2),
-            Cell::Spread(entry.first(), 0),
+            Cell::Spread(entry.first_rows(), 0),
             Cell::spread(entry.runs.iter().map(|run| run.wal), 0),
         ]
     };
@@ -253,13 +235,13 @@ fn section(bench: &Bench, entries: &[Entry]) -> Section {
         name: "growth",
         title: "Growth",
         note: format!(
-            "Each round adds {} rows to what is there and drains as many, with a new process; a checkpoint comes first. The rate \
+            "{} rows are added to what is there and as many drained, with a new process; a checkpoint comes first. The rate \
              leaves out the first tenth. The same drain with nothing in the way runs right before or after it, in turns, and they are \
-             compared pair by pair. The column of the first rows is the rate over {} rows alone, from the first claim: all that the \
-             shallowest backlog has. It and the deepest are started {STARTS} times a round for that. With twenty topics what was published \
-             stays, with and without a poisoned one; otherwise a drain with nothing in the way starts from an empty table. The WAL is all \
-             that the server wrote meanwhile, autovacuum included; a page is in it whole once after the checkpoint, so it grows with the \
-             pages touched.",
+             compared pair by pair: so it runs once for each that is compared with it. The column of the first rows is the rate over {} \
+             rows alone, from the first claim: all that the shallowest backlog has. It and the deepest are also drained of so many \
+             by turns, {STARTS} times a round. With twenty topics what was published stays, with and without a poisoned one; otherwise a \
+             drain with nothing in the way starts from an empty table. The WAL is all that the server wrote meanwhile, autovacuum included; \
+             a page is in it whole once after the checkpoint, so it grows with the pages touched.",
             number(growth.slice as f64, 0),
             number(growth.shallow as f64, 0)
         ),
@@ -286,7 +268,7 @@ fn chart(entries: &[Entry]) -> Chart {
                 Obstacle::None => Whose::Limit,
                 _ => Whose::Ours,
             },
-            value: entry.slice()?,
+            value: entry.rate()?,
         })
     };
     Chart {
@@ -339,6 +321,6 @@ fn deepest(entries: &[Entry], deepest: i64) -> Option<f64> {
     let deep = entries
         .iter()
         .find(|entry| entry.case.obstacle == Obstacle::Backlog(deepest))?;
-    let first = Spread::of(deep.first_ratios.iter().copied())?;
+    let first = Spread::of(deep.start_ratios.iter().copied())?;
     Some(first.median.min(deep.ratio()?.median))
 }

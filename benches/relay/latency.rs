@@ -11,12 +11,10 @@ use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
 use crate::listener::{Arrival, Listener, first_copies};
 use crate::load::{self, Commit, Load};
-use crate::neighbours::in_turn;
 use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table, number};
-use crate::size::Size;
 use crate::spread::{Spread, percentile};
 use crate::target::{Others, Target};
 use crate::textbook::{self, Textbook};
@@ -62,28 +60,42 @@ struct Entry {
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
-    let mut entries = entries();
     let size = &bench.size;
-    let runs: usize = entries.iter().map(|entry| entry.rounds(size)).sum();
-    let progress = Progress::new("latency", runs + 1);
+    let mut entries = entries();
+    let progress = Progress::new("latency", size.compared_rounds * RATES.len());
     // Thrown away: small requests and those of consumers take other ways through the broker than a drain.
     progress.step("warming up");
     measure(bench, WARM_UP_RATE, Contestant::Outboxd).await?;
-    progress.done();
     for round in 1..=size.compared_rounds {
-        let here = entries.iter_mut().filter(|entry| round <= entry.rounds(size));
-        for entry in in_turn(round, here.collect::<Vec<_>>()) {
-            progress.step(&format!(
-                "round {round}, {} commits/s, {}",
-                entry.rate,
-                entry.contestant.name()
-            ));
-            let run = async || measure(bench, entry.rate, entry.contestant).await;
-            entry.runs.push(bench.quiet.run(run).await?);
+        for rate in RATES {
+            let run = async |contestant: Contestant| {
+                progress.step(&format!("round {round}, {rate} commits/s, {}", contestant.name()));
+                measure(bench, rate, contestant).await
+            };
+            if rate == COMPARED_RATE || round <= size.rounds {
+                let (ours, alone) = (
+                    async || run(Contestant::Outboxd).await,
+                    async || run(Contestant::LoadAlone).await,
+                );
+                let (ours, alone) = bench.quiet.pair(round, ours, alone).await?;
+                push(&mut entries, rate, Contestant::Outboxd, ours);
+                push(&mut entries, rate, Contestant::LoadAlone, alone);
+            }
+            if rate <= TEXTBOOK_RATE_MAX && round <= size.rounds {
+                let textbook = bench.quiet.run(async || run(Contestant::Textbook).await).await?;
+                push(&mut entries, rate, Contestant::Textbook, textbook);
+            }
             progress.done();
         }
     }
     Ok(section(&entries))
+}
+
+fn push(entries: &mut [Entry], rate: u64, contestant: Contestant, run: Run) {
+    let mut entries = entries.iter_mut();
+    if let Some(entry) = entries.find(|entry| entry.rate == rate && entry.contestant == contestant) {
+        entry.runs.push(run);
+    }
 }
 
 fn entries() -> Vec<Entry> {
@@ -195,11 +207,6 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 }
 
 impl Entry {
-    fn rounds(&self, size: &Size) -> usize {
-        let compared = self.rate == COMPARED_RATE && self.contestant != Contestant::Textbook;
-        if compared { size.compared_rounds } else { size.rounds }
-    }
-
     fn latency(&self, share: f64) -> Option<Spread> {
         Spread::of(self.runs.iter().filter_map(|run| percentile(&run.latency_ms, share)))
     }
@@ -212,9 +219,11 @@ impl Entry {
         Spread::of(self.runs.iter().map(|run| run.postgres_us))
     }
 
-    /// Neighbour by neighbour.
+    /// Pair by pair.
     fn postgres_of(&self, other: &Entry) -> Option<Spread> {
         let pairs = self.runs.iter().zip(&other.runs);
+        // Its clock ticks every hundredth of a second: a short load may have used none.
+        let pairs = pairs.filter(|(_, that)| that.postgres_us > 0.0);
         Spread::of(pairs.map(|(this, that)| this.postgres_us / that.postgres_us))
     }
 

@@ -20,7 +20,6 @@ mod load;
 mod machine;
 mod marks;
 mod mode;
-mod neighbours;
 mod place;
 mod postgres_alone;
 #[path = "../../tests/it/support/preload.rs"]
@@ -66,7 +65,7 @@ struct Args {
     /// Only these scenarios, in their usual order
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Scenario>,
-    /// How often each measurement is repeated [default: 3, drains of scale and growth 7; 1 with --quick]
+    /// How often each measurement is repeated [default: 3, of what is compared in pairs 7; 1 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
     /// Rows of a drained backlog [default: 500,000; 10,000 with --quick]

@@ -62,6 +62,24 @@ impl Quiet {
         Ok(best.outcome)
     }
 
+    /// Two runs that are compared, one right after the other, and each first in every other round: the pace of a machine may change within
+    /// half a minute by more than they differ. They are repeated together.
+    pub async fn pair<T>(
+        &self,
+        round: usize,
+        this: impl AsyncFn() -> Outcome<T>,
+        that: impl AsyncFn() -> Outcome<T>,
+    ) -> Outcome<(T, T)> {
+        self.run(async || {
+            if round.is_multiple_of(2) {
+                let that = that().await?;
+                return Ok((this().await?, that));
+            }
+            Ok((this().await?, that().await?))
+        })
+        .await
+    }
+
     async fn attempt<T>(&self, run: &impl AsyncFn() -> Outcome<T>) -> Outcome<Try<T>> {
         self.wait().await;
         let (ticks, began) = (Ticks::so_far(), Instant::now());

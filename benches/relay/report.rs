@@ -154,8 +154,8 @@ impl Report {
 
     fn markdown(&self) -> String {
         let mut out = format!(
-            "# {}\n\n{}\nMedians of interleaved rounds, {} of each, {} of the drains of scale-out and growth; \
-             below, in brackets, the lowest and the highest.\n\n\
+            "# {}\n\n{}\nMedians of interleaved rounds, {} of each, {} of what is compared in pairs; below, in brackets, the \
+             lowest and the highest.\n\n\
              ## Machine\n\n{}\n## Targets\n\n{}",
             self.title,
             self.at_a_glance(),

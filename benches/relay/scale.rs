@@ -13,7 +13,6 @@ use crate::listener::{Listener, first_copies};
 use crate::load::{self, Commit, Load};
 use crate::marks::Marks;
 use crate::mode::Mode;
-use crate::neighbours::in_turn;
 use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
@@ -29,7 +28,7 @@ const LOOK_WITHIN: &str = "50ms";
 struct Entry {
     processes: usize,
     rates: Vec<f64>,
-    /// Of one process, each beside its neighbour in time.
+    /// Beside that of one process, pair by pair.
     of_one: Vec<f64>,
 }
 
@@ -56,20 +55,21 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     let (mut changes, mut crashes) = (Vec::new(), Vec::new());
     let progress = Progress::new(
         "scale",
-        2 * (entries.len() - 1) * bench.size.compared_rounds + 2 * bench.size.rounds,
+        (entries.len() - 1) * bench.size.compared_rounds + 2 * bench.size.rounds,
     );
     for round in 1..=bench.size.compared_rounds {
-        for several in 1..entries.len() {
-            for at in in_turn(round, [0, several]) {
-                let entry = &mut entries[at];
-                progress.step(&format!("round {round}, {} processes drain", entry.processes));
-                let run = async || drain(bench, entry.processes).await;
-                entry.rates.push(bench.quiet.run(run).await?);
-                progress.done();
-            }
-            let last = |at: usize| entries[at].rates.last().copied();
-            let ratio = last(several).zip(last(0)).map(|(several, one)| several / one);
-            entries[several].of_one.extend(ratio);
+        let [one, several @ ..] = &mut entries;
+        for entry in several {
+            progress.step(&format!("round {round}, {} processes drain, and one", entry.processes));
+            let (here, alone) = (
+                async || drain(bench, entry.processes).await,
+                async || drain(bench, 1).await,
+            );
+            let (rate, rate_of_one) = bench.quiet.pair(round, here, alone).await?;
+            entry.rates.push(rate);
+            entry.of_one.push(rate / rate_of_one);
+            one.rates.push(rate_of_one);
+            progress.done();
         }
     }
     for round in 1..=bench.size.rounds {
