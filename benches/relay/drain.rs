@@ -65,25 +65,59 @@ struct Entry {
     contestant: Contestant,
     rows: i64,
     runs: Vec<Run>,
+    /// What outboxd's rate was of it, pair by pair: where it is a target.
+    outboxd_of_it: Vec<f64>,
 }
 
+/// Ours, and those beside which its rate is a target.
+const COMPARED_SHAPE: Shape = Shape::Keyed;
+const COMPARED: [Contestant; 3] = [
+    Contestant::Outboxd(Mode::Delete),
+    Contestant::PostgresAlone(Mode::Delete),
+    Contestant::Textbook,
+];
+
 pub async fn run(bench: &Bench) -> Outcome<Section> {
-    let mut entries = entries(bench);
-    let progress = Progress::new("drain", entries.len() * bench.size.rounds + WARM_UP.len());
+    let size = &bench.size;
+    let (mut compared, mut others): (Vec<_>, Vec<_>) = entries(bench).into_iter().partition(Entry::is_compared);
+    let steps = others.len() * size.rounds + (compared.len() - 1) * size.compared_rounds + WARM_UP.len();
+    let progress = Progress::new("drain", steps);
     warm_up(bench, &progress).await?;
-    for round in 1..=bench.size.rounds {
-        for entry in &mut entries {
-            progress.step(&format!(
-                "round {round}, {}, {}",
-                entry.shape.name(),
-                entry.contestant.name()
-            ));
-            let run = async || measure(bench, entry.shape, entry.contestant, entry.rows).await;
-            entry.runs.push(bench.quiet.run(run).await?);
+    for round in 1..=size.compared_rounds {
+        compare(bench, round, &mut compared, &progress).await?;
+        if round > size.rounds {
+            continue;
+        }
+        for entry in &mut others {
+            progress.step(&format!("round {round}, {}", entry.name()));
+            entry
+                .runs
+                .push(bench.quiet.run(async || entry.measure(bench).await).await?);
             progress.done();
         }
     }
+    let mut entries: Vec<Entry> = compared.into_iter().chain(others).collect();
+    entries.sort_by_key(|entry| entry.shape as usize);
     Ok(section(&entries))
+}
+
+/// The first beside each of the others.
+async fn compare(bench: &Bench, round: usize, compared: &mut [Entry], progress: &Progress) -> Outcome<()> {
+    let [ours, others @ ..] = compared else { return Ok(()) };
+    for other in others {
+        progress.step(&format!(
+            "round {round}, {} beside {}",
+            ours.name(),
+            other.contestant.name()
+        ));
+        let (this, that) = (async || ours.measure(bench).await, async || other.measure(bench).await);
+        let (this, that) = bench.quiet.pair(round, this, that).await?;
+        other.outboxd_of_it.push(this.rate / that.rate);
+        ours.runs.push(this);
+        other.runs.push(that);
+        progress.done();
+    }
+    Ok(())
 }
 
 fn entries(bench: &Bench) -> Vec<Entry> {
@@ -120,6 +154,7 @@ fn entries(bench: &Bench) -> Vec<Entry> {
         contestant,
         rows: rows(shape, contestant),
         runs: Vec::new(),
+        outboxd_of_it: Vec::new(),
     };
     contests.into_iter().map(entry).collect()
 }
@@ -186,6 +221,18 @@ impl Run {
 }
 
 impl Entry {
+    fn is_compared(&self) -> bool {
+        self.shape == COMPARED_SHAPE && COMPARED.contains(&self.contestant)
+    }
+
+    fn name(&self) -> String {
+        format!("{}, {}", self.shape.name(), self.contestant.name())
+    }
+
+    async fn measure(&self, bench: &Bench) -> Outcome<Run> {
+        measure(bench, self.shape, self.contestant, self.rows).await
+    }
+
     fn spread(&self, of: impl Fn(&Started) -> f64, places: usize) -> Cell {
         Cell::spread(self.runs.iter().filter_map(|run| run.started.as_ref().map(&of)), places)
     }
@@ -194,12 +241,17 @@ impl Entry {
         Spread::of(self.runs.iter().map(|run| run.rate))
     }
 
+    fn outboxd_of_it(&self) -> Option<Spread> {
+        Spread::of(self.outboxd_of_it.iter().copied())
+    }
+
     fn row(&self) -> Vec<Cell> {
         vec![
             Cell::text(self.shape.name()),
             Cell::text(self.contestant.name()),
             Cell::Number(Some(self.rows as f64), 0),
             Cell::Spread(self.rate(), 0),
+            Cell::Spread(self.outboxd_of_it(), 2),
             self.spread(|started| started.rate_with_start_up, 0),
             self.spread(|started| started.start_up.as_secs_f64() * 1000.0, 0),
             self.spread(|started| started.memory_mib, 1),
@@ -214,7 +266,8 @@ fn section(entries: &[Entry]) -> Section {
         note: "A backlog that was just written is drained by one process. The rate is from the first claim to the last mark; \
                beside it the rate that includes starting the process, and how long that took until its first claim. \
                `postgres alone` runs the product's own claim and mark statements from one client and publishes nothing; \
-               `producer alone` sends the same records from memory; neither can be beaten by much."
+               `producer alone` sends the same records from memory; neither can be beaten by much. Where outboxd's rate beside another is a \
+               target, the two drain one right after the other, in turns, and are compared pair by pair."
             .to_owned(),
         tables: vec![Table {
             columns: vec![
@@ -222,6 +275,7 @@ fn section(entries: &[Entry]) -> Section {
                 "contestant",
                 "rows",
                 "messages/s",
+                "outboxd, delete, of it",
                 "with start-up",
                 "start-up ms",
                 "peak memory MiB",
@@ -255,12 +309,12 @@ fn chart(entries: &[Entry]) -> Chart {
 }
 
 fn targets(entries: &[Entry]) -> Vec<Target> {
-    let rate = |shape, contestant| {
-        let entry = entries
+    let find = |shape, contestant| {
+        entries
             .iter()
-            .find(|entry| entry.shape == shape && entry.contestant == contestant)?;
-        entry.rate().map(|rate| rate.median)
+            .find(|entry| entry.shape == shape && entry.contestant == contestant)
     };
+    let rate = |shape, contestant| find(shape, contestant)?.rate().map(|rate| rate.median);
     let ours = |shape, mode| rate(shape, Contestant::Outboxd(mode));
     let drain = |shape: Shape, mode: Mode, least| {
         let promise = format!("drain, {}, {}", shape.name(), mode.name());
@@ -271,7 +325,7 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
             textbook: rate(shape, Contestant::Textbook),
         })
     };
-    let ratio = |to| Some(ours(Shape::Keyed, Mode::Delete)? / rate(Shape::Keyed, to)?);
+    let ratio = |to| Some(find(COMPARED_SHAPE, to)?.outboxd_of_it()?.median);
     let memory = |large: bool| {
         let sized = entries
             .iter()
