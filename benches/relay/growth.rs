@@ -47,19 +47,11 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     let progress = Progress::new("growth", pairs.len() * bench.size.compared_rounds);
     for round in 1..=bench.size.compared_rounds {
         for (at, plain) in &pairs {
-            let (entry, beside) = (&entries[*at], &entries[*plain]);
-            progress.step(&format!("round {round}, {}", entry.case.name()));
-            if beside.case.rows < entry.case.rows {
-                compare_starts(bench, &mut entries, *at, *plain).await?;
+            progress.step(&format!("round {round}, {}", entries[*at].case.name()));
+            if entries[*plain].case.rows == entries[*at].case.rows {
+                compare(bench, round, &mut entries, *at, *plain).await?;
             } else {
-                let (with, without) = (
-                    async || measure(bench, entry).await,
-                    async || measure(bench, beside).await,
-                );
-                let (with, without) = bench.quiet.pair(round, with, without).await?;
-                entries[*at].ratios.push(with.rate / without.rate);
-                entries[*at].runs.push(with);
-                entries[*plain].runs.push(without);
+                compare_starts(bench, &mut entries, *at, *plain).await?;
             }
             progress.done();
         }
@@ -138,6 +130,17 @@ fn cases(bench: &Bench) -> Vec<Case> {
         mixed(Obstacle::None),
         mixed(Obstacle::PoisonedTopic),
     ]
+}
+
+/// A drain with something in the way, beside the same with nothing.
+async fn compare(bench: &Bench, round: usize, entries: &mut [Entry], at: usize, plain: usize) -> Outcome<()> {
+    let run = async |at: usize| measure(bench, &entries[at]).await;
+    let (with, without) = (async || run(at).await, async || run(plain).await);
+    let (with, without) = bench.quiet.pair(round, with, without).await?;
+    entries[at].ratios.push(with.rate / without.rate);
+    entries[at].runs.push(with);
+    entries[plain].runs.push(without);
+    Ok(())
 }
 
 /// The shallowest backlog is drained in a fraction of a second: one start more or less lucky must not decide.

@@ -92,8 +92,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
 }
 
 fn push(entries: &mut [Entry], rate: u64, contestant: Contestant, run: Run) {
-    let mut entries = entries.iter_mut();
-    if let Some(entry) = entries.find(|entry| entry.rate == rate && entry.contestant == contestant) {
+    if let Some(entry) = entries.iter_mut().find(|entry| entry.is(rate, contestant)) {
         entry.runs.push(run);
     }
 }
@@ -207,6 +206,10 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 }
 
 impl Entry {
+    fn is(&self, rate: u64, contestant: Contestant) -> bool {
+        self.rate == rate && self.contestant == contestant
+    }
+
     fn latency(&self, share: f64) -> Option<Spread> {
         Spread::of(self.runs.iter().filter_map(|run| percentile(&run.latency_ms, share)))
     }
@@ -301,9 +304,7 @@ fn chart(entries: &[Entry]) -> Chart {
 }
 
 fn find(entries: &[Entry], rate: u64, contestant: Contestant) -> Option<&Entry> {
-    entries
-        .iter()
-        .find(|entry| entry.rate == rate && entry.contestant == contestant)
+    entries.iter().find(|entry| entry.is(rate, contestant))
 }
 
 fn targets(entries: &[Entry]) -> Vec<Target> {
