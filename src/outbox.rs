@@ -77,6 +77,7 @@ statements!(
     holds,
     holds_keyless,
     horizon,
+    inherit,
     keyless,
     keyless_lowest,
     lineage,

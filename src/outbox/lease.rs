@@ -1,10 +1,12 @@
 //! The lease: workers, lanes, stored floors.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
 use super::hold::held_topics;
+use super::param::Params;
 use super::{LEASE_SHARE, OnPublished, Outbox, Result};
 use crate::lanes::keeper::Lease;
 use crate::lanes::{KeylessStored, Taken, Term};
@@ -82,27 +84,31 @@ impl Outbox {
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
+    /// Takes lanes, and then reads what they hold back: an owner that has expired may have been writing until they were locked.
     pub async fn take(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<Taken>> {
-        let rows = self
-            .query_within(
-                self.lease_patience(),
-                &self.statements.take,
-                &[&term.worker, &(count as i64), &term.incarnation, &lease.as_secs_f64()],
-            )
-            .await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Taken {
-                    lane: row.try_get("lane")?,
-                    epoch: row.try_get("epoch")?,
-                    floor: row.try_get("floor")?,
-                    suspect_rows: row.try_get("suspect_rows")?,
-                    suspect_until: row.try_get("suspect_until")?,
-                    recovered: row.try_get("recovered")?,
-                    held_topics: held_topics(row)?,
-                })
-            })
-            .collect()
+        let count = count as i64;
+        let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
+        self.on_connection_within(self.lease_patience(), async |session| {
+            let transaction = session.transaction().await?;
+            let rows = transaction.query(&self.statements.take, take).await?;
+            let lanes: Vec<i16> = rows.iter().map(|row| Ok(row.try_get("lane")?)).collect::<Result<_>>()?;
+            let inherited = if lanes.is_empty() {
+                Vec::new()
+            } else {
+                transaction.query(&self.statements.inherit, &[&lanes]).await?
+            };
+            let mut held = inherited
+                .iter()
+                .map(|row| Ok((row.try_get("lane")?, held_topics(row)?)))
+                .collect::<Result<BTreeMap<i16, _>>>()?;
+            let taken = rows
+                .iter()
+                .map(|row| taken(row, &mut held))
+                .collect::<Result<Vec<_>>>()?;
+            transaction.commit().await?;
+            Ok(taken)
+        })
+        .await
     }
 
     pub async fn give_up(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
@@ -192,6 +198,19 @@ impl Outbox {
             .await?;
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
+}
+
+fn taken(row: &tokio_postgres::Row, held: &mut BTreeMap<i16, BTreeSet<String>>) -> Result<Taken> {
+    let lane = row.try_get("lane")?;
+    Ok(Taken {
+        lane,
+        epoch: row.try_get("epoch")?,
+        floor: row.try_get("floor")?,
+        suspect_rows: row.try_get("suspect_rows")?,
+        suspect_until: row.try_get("suspect_until")?,
+        recovered: row.try_get("recovered")?,
+        held_topics: held.remove(&lane).unwrap_or_default(),
+    })
 }
 
 fn peer(row: &tokio_postgres::Row) -> Result<Peer> {

@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 use futures_util::TryStreamExt;
 use futures_util::future::try_join3;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, RowStream, Statement};
+use tokio_postgres::{IsolationLevel, Row, RowStream, Statement};
 
 use super::param::{Params, typed};
 use super::{Error, Result};
@@ -109,9 +109,12 @@ impl Session {
         .await
     }
 
-    /// For several statements that stand or fall together.
+    /// For several statements that stand or fall together. Each sees what was committed while the one before it waited for a lock,
+    /// whatever isolation the login has by default.
     pub async fn transaction(&mut self) -> Result<Transaction<'_>> {
-        let transaction = self.client.transaction().await?;
+        let read_committed = IsolationLevel::ReadCommitted;
+        let transaction = self.client.build_transaction().isolation_level(read_committed).start();
+        let transaction = transaction.await?;
         if let Some(settings) = &self.local_settings {
             transaction.batch_execute(settings).await?;
         }

@@ -1,4 +1,4 @@
--- Take up to $2 lanes that nobody owns. One statement, one transaction:
+-- Take up to $2 lanes that nobody owns. What they hold back is read behind this, in the same transaction: see inherit.sql.
 -- an expired worker's row is locked first and stamped stopped, so that no renewal can slip in between
 -- "expired" and the take; locking re-reads the row, so a renewal that just committed is seen.
 WITH me AS MATERIALIZED (
@@ -34,5 +34,4 @@ FROM free
 WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
 RETURNING l.lane, l.epoch, l.floor, l.suspect_rows,
           l.suspect_until,
-          free.owner IS NOT NULL AS recovered,
-          ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics
+          free.owner IS NOT NULL AS recovered

@@ -285,6 +285,37 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     recovered.record(history.repeats);
 }
 
+/// An owner whose lease is over may still be writing: until its lanes are locked, and so until then their holds are not known.
+#[tokio::test]
+async fn a_hold_written_while_its_lane_is_being_taken_is_known_to_the_new_owner() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let old = Worker::register(&world, 1.0).await;
+    assert_eq!(old.take(64).await.len(), 64);
+    expired(&world, &old).await;
+    let relay = world.relay().failpoint("before_recovery").start_ready().await;
+    relay.at_failpoint("before_recovery").await;
+    // The take waits here, with the snapshot it has by then.
+    let locks = world.session().await;
+    let lock_the_taker = format!("BEGIN; SELECT FROM outbox.worker WHERE id <> '{}' FOR UPDATE", old.id);
+    locks.batch_execute(&lock_the_taker).await.expect("locked");
+    relay.continue_from("before_recovery");
+    world.blocked(1).await;
+    let held = world.insert(&topic, &[(Some("k"), b"held".to_vec())]).await;
+    let hold = format!(
+        "INSERT INTO outbox.hold (lane, topic, unit, head_id, resume_floor, reason, retry_at)
+         SELECT lane, topic, 'k:k', id, 0, 'refused', 'infinity' FROM outbox.message WHERE id = {}",
+        held[0]
+    );
+    world.execute(&hold).await;
+    let neighbour = world.neighbours("k", 1).await.remove(0);
+    let free = world.insert(&topic, &[(Some(&neighbour), b"free".to_vec())]).await;
+    locks.batch_execute("ROLLBACK").await.expect("unlocked");
+    world.published(free[0]).await;
+    assert_eq!(world.pending().await, 1, "a held key waits");
+    assert_eq!(world.records(&topic).await.len(), 1);
+}
+
 /// What a take leaves behind whose answer was lost: the database names an owner that knows nothing of it.
 #[tokio::test]
 async fn lanes_that_a_worker_owns_without_knowing_it_are_not_lost() {
