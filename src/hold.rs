@@ -145,7 +145,9 @@ impl Relay {
                 }
             };
             let _ = timeout(TOGETHER, others).await;
+            let count = together.len();
             self.change(term, lane, together).await;
+            self.lanes.close_heads(term.worker, lane, count);
         }
     }
 
@@ -154,9 +156,13 @@ impl Relay {
         let head = self.outbox.hold_head(&hold).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
-        let Some(live) = live.filter(|live| live.worker == round.term.worker && self.lanes.owns(hold.lane)) else {
+        let Some(live) = live.filter(|live| live.worker == round.term.worker) else {
             return Ok(None);
         };
+        // Closed when what became of it is written: meanwhile the lane is not handed over.
+        if !self.lanes.open_head(live.worker, hold.lane) {
+            return Ok(None);
+        }
         let Some(mut row) = head else {
             // The row was removed, redriven or discarded: nothing to wait for.
             return Ok(Some(let_go(hold, None, None)));

@@ -215,6 +215,27 @@ impl Lanes {
             .is_some_and(|book| book.suspect_rows > 0 || id <= book.suspect_until || book.unknown.contains(&id))
     }
 
+    /// The head of a hold of this lane is about to be sent: until [`Lanes::close_heads`] the lane is not handed over. False: it is not ours,
+    /// or about to go.
+    pub fn open_head(&self, worker: Uuid, lane: i16) -> bool {
+        let mut inner = self.lock();
+        let is_current = inner.term.is_some_and(|term| term.worker == worker);
+        let book = inner.lanes.get_mut(&lane).filter(|book| is_current && !book.leaving);
+        let Some(book) = book else { return false };
+        book.open_heads += 1;
+        true
+    }
+
+    /// What became of so many heads is written.
+    pub fn close_heads(&self, worker: Uuid, lane: i16, count: usize) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker)
+            && let Some(book) = inner.lanes.get_mut(&lane)
+        {
+            book.open_heads = book.open_heads.saturating_sub(count);
+        }
+    }
+
     pub fn remember_unknown(&self, lane: i16, id: i64) {
         if let Some(book) = self.lock().lanes.get_mut(&lane) {
             book.unknown.insert(id);
@@ -257,7 +278,7 @@ impl Lanes {
         let mut order: Vec<_> = inner
             .lanes
             .iter()
-            .map(|(number, lane)| (!lane.leaving, lane.busy, lane.ready, *number))
+            .map(|(number, lane)| (!lane.leaving, lane.is_in_use(), lane.ready, *number))
             .collect();
         order.sort_unstable();
         for (place, (.., number)) in order.iter().enumerate() {
@@ -274,14 +295,14 @@ impl Lanes {
         self.lock().lanes.values().any(|lane| lane.leaving)
     }
 
-    /// Remove the leaving lanes that no batch is using, to be handed back: (lane, epoch, floor, suspect rows).
+    /// Remove the leaving lanes of which nothing is under way, to be handed back: (lane, epoch, floor, suspect rows).
     pub fn remove_leaving(&self, lane_batch: usize) -> Vec<(i16, i64, i64, i32)> {
-        self.remove_where(lane_batch, |lane| lane.leaving && !lane.busy)
+        self.remove_where(lane_batch, |lane| lane.leaving && !lane.is_in_use())
     }
 
-    /// Remove every lane that no batch is using; how many are still busy.
+    /// Remove every lane of which nothing is under way; how many are left.
     pub fn remove_idle(&self, lane_batch: usize) -> (Vec<(i16, i64, i64, i32)>, usize) {
-        let removed = self.remove_where(lane_batch, |lane| !lane.busy);
+        let removed = self.remove_where(lane_batch, |lane| !lane.is_in_use());
         (removed, self.owned())
     }
 
@@ -397,6 +418,38 @@ pub(crate) mod tests {
             .collect();
         lanes.checkin(&term, seen);
         assert_eq!(lanes_of(&take_lanes(&lanes).expect("back")), a);
+    }
+
+    #[test]
+    fn a_lane_stays_ours_while_the_head_of_a_hold_is_out_and_is_claimed_from_meanwhile() {
+        let (lanes, term) = owning(2);
+        assert!(lanes.open_head(term.worker, 0) && lanes.open_head(term.worker, 0));
+        let out = take_lanes(&lanes).expect("ready");
+        assert_eq!(lanes_of(&out), [0]);
+        lanes.checkin(&term, vec![all_done(0, out.settled)]);
+        lanes.set_leaving(1);
+        let leaving = |lanes: &Lanes| {
+            lanes
+                .lock()
+                .lanes
+                .iter()
+                .find(|(_, lane)| lane.leaving)
+                .map(|(number, _)| *number)
+        };
+        assert_eq!(leaving(&lanes), Some(1), "rather one of which nothing is under way");
+        lanes.set_leaving(2);
+        assert!(!lanes.open_head(term.worker, 0), "it is about to go");
+        assert_eq!(lanes.remove_leaving(1).len(), 1);
+        assert_eq!(lanes.remove_idle(1), (Vec::new(), 1));
+        lanes.close_heads(Uuid::from_u128(2), 0, 2);
+        lanes.close_heads(term.worker, 0, 1);
+        assert!(
+            lanes.remove_leaving(1).is_empty(),
+            "one is still out, and another term closes nothing"
+        );
+        lanes.close_heads(term.worker, 0, 1);
+        assert_eq!(lanes.remove_leaving(1).len(), 1);
+        assert!(!lanes.open_head(term.worker, 0), "it is gone");
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(super) struct Lane {
     pub(super) reached: i64,
     pub(super) ready: bool,
     pub(super) busy: bool,
+    /// Heads of its holds that are sent beside its batches and not yet written down: until then it stays ours.
+    pub(super) open_heads: usize,
     /// A change of its holds waits for the batch to end: no new one before that.
     pub(super) wanted: bool,
     pub(super) leaving: bool,
@@ -74,6 +76,7 @@ impl From<&Taken> for Lane {
             reached: taken.floor,
             ready: true,
             busy: false,
+            open_heads: 0,
             wanted: false,
             leaving: false,
             held_topics: Arc::new(taken.held_topics.clone()),
@@ -107,6 +110,11 @@ impl Lane {
     /// May it be checked out?
     pub(super) fn is_free(&self, now: Instant) -> bool {
         !self.busy && !self.wanted && !self.leaving && self.not_before <= now
+    }
+
+    /// Is anything of it under way? Then it is nobody else's yet.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.busy || self.open_heads > 0
     }
 
     pub(super) fn held(&self, lane: i16, most: usize, settled: Settled) -> Held {

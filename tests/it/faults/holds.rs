@@ -116,6 +116,30 @@ async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_rep
     assert_eq!((history.repeats, history.unflagged_repeats), (1, 0));
 }
 
+/// A head is sent beside the batches of its lane. A successor that had the lane meanwhile would send it, too, and the copy that comes last
+/// might be the one that knows of no other.
+#[tokio::test]
+async fn a_lane_whose_head_is_out_is_not_handed_over() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
+    let mut first = patient(&world).start_ready().await;
+    let ids = world.insert(&topic, &[(Some("k"), noise(20_000))]).await;
+    world.held(1).await;
+    first.stop();
+    let owner = patient(&world).args(&["--shutdown-grace", "1s"]);
+    alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
+    let mut owner = owner.failpoint("after_head").start_ready().await;
+    owner.at_failpoint("after_head").await;
+    owner.signal("TERM");
+    owner.wait(SOON);
+    let owned = "SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL";
+    assert_eq!(world.count(owned).await, 1, "the others are free");
+    let _successor = patient(&world).start_ready().await;
+    world.published(ids[0]).await;
+    let history = world.history(&topic).await;
+    assert_eq!((history.repeats, history.unflagged_repeats), (1, 0));
+}
+
 /// Index entries and rows of the outbox read so far, by sessions that have ended.
 async fn rows_read_in_the_end(world: &World) -> i64 {
     world.relays_sessions_end().await;
