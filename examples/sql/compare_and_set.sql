@@ -67,11 +67,14 @@ SELECT compare_and_set.transition(42, 'cancel-1', 'placed', 'cancelled') AS too_
 SELECT compare_and_set.transition(42, 'ship-1', 'paid', 'shipped') AS shipped;
 -- Late repeats of all three change nothing and are answered as the first time.
 SELECT compare_and_set.transition(42, 'pay-1', 'placed', 'paid') AS paid;
+SELECT compare_and_set.transition(42, 'cancel-1', 'placed', 'cancelled') AS too_late;
+SELECT compare_and_set.transition(42, 'ship-1', 'paid', 'shipped') AS shipped;
 
 DO $$
 BEGIN
     ASSERT compare_and_set.transition(42, 'pay-1', 'placed', 'paid') = 'done', 'as the first time';
     ASSERT compare_and_set.transition(42, 'cancel-1', 'placed', 'cancelled') = 'refused', 'as the first time';
+    ASSERT compare_and_set.transition(42, 'ship-1', 'paid', 'shipped') = 'done', 'as the first time';
     ASSERT (SELECT (status, version) = ('shipped', 3) FROM compare_and_set.orders), 'two transitions';
     ASSERT (SELECT count(*) FROM outbox.message WHERE idempotency_scope = 'compare_and_set') = 2, 'two messages';
     BEGIN

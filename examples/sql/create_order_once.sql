@@ -1,16 +1,17 @@
--- An order is created once, however often the client asks.
+-- An order is created once, however often the client asks, and a cart is ordered once, whatever key it comes under.
 --
--- Claim, order, message and answer are one transaction. A retry gets the order that is there: read, not updated again.
+-- Claim, order, message and answer are one transaction. A retry gets the order that is there: read, not updated again. The
+-- key names the command, customer and cart name the order: each is unique on its own, and outlives the record of the command.
 --
 --   what fails                                | what remains              | what the retry does
 --   ------------------------------------------+---------------------------+------------------------------------------
---   the connection, before the claim          | nothing                   | executes
---   the process, behind the claim             | nothing: rolled back      | executes
+--   the process or the connection, before COMMIT | nothing: rolled back   | executes
 --   the message or the answer, behind the order | nothing: rolled back    | executes
 --   the answer to COMMIT is lost              | order, message and answer | replays the answer
 --   two clients send it at once               | one order                 | the second waits, then replays
 --   the key is used for another order         | the first order           | P4002: the client has a bug
---   the record was purged long ago            | order, perhaps message    | finds the order by its key, sends nothing
+--   the cart is sent under another key        | the first order           | finds it, sends nothing; another amount: P4002
+--   the record was purged long ago            | order, perhaps message    | finds the order, sends nothing; another order: P4002
 BEGIN;
 DROP SCHEMA IF EXISTS create_order_once CASCADE;
 DELETE FROM outbox.idempotency_request WHERE scope = 'create_order_once';
@@ -19,26 +20,46 @@ DELETE FROM outbox.message WHERE idempotency_scope = 'create_order_once';
 CREATE SCHEMA create_order_once;
 CREATE TABLE create_order_once.orders (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- The rule that outlives every record of a command.
+    -- Two rules that outlive every record of a command: a key makes one order, and so does a cart.
     command_key  text NOT NULL UNIQUE,
     customer     text NOT NULL,
-    cents        bigint NOT NULL CHECK (cents > 0)
+    cart         text NOT NULL,
+    cents        bigint NOT NULL CHECK (cents > 0),
+    UNIQUE (customer, cart)
 );
 
-CREATE FUNCTION create_order_once.place(command_key text, customer text, cents bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+-- The order that kept a new one from being made. P4002 where it is not the one that was asked for: whoever sent the command
+-- must not be told of another's order.
+CREATE FUNCTION create_order_once.existing(command_key text, customer text, cart text, cents bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-    request jsonb := jsonb_build_object('customer', customer, 'cents', cents);
+    found create_order_once.orders;
+BEGIN
+    -- One may have the key and another the cart. One that does not match comes first.
+    SELECT o.* INTO STRICT found FROM create_order_once.orders o
+    WHERE o.command_key = command_key OR (o.customer, o.cart) = (customer, cart)
+    ORDER BY (o.customer, o.cart, o.cents) = (customer, cart, cents) LIMIT 1;
+    IF (found.customer, found.cart, found.cents) <> (customer, cart, cents) THEN
+        RAISE EXCEPTION 'the key or the cart was used for another order' USING ERRCODE = 'P4002',
+            HINT = 'A retry repeats the request as it was; another order needs a key and a cart of its own. Do not retry.';
+    END IF;
+    RETURN found.id;
+END $$;
+
+CREATE FUNCTION create_order_once.place(command_key text, customer text, cart text, cents bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+    request jsonb := jsonb_build_object('customer', customer, 'cart', cart, 'cents', cents);
     claim outbox.idempotency_answer := outbox.idempotency_begin('create_order_once', command_key, outbox.request_hash(request));
     order_id bigint;
 BEGIN
     IF NOT claim.granted THEN
         RETURN claim.result_id;
     END IF;
-    INSERT INTO create_order_once.orders (command_key, customer, cents) VALUES (command_key, customer, cents)
+    INSERT INTO create_order_once.orders (command_key, customer, cart, cents) VALUES (command_key, customer, cart, cents)
     ON CONFLICT DO NOTHING RETURNING id INTO order_id;
     IF order_id IS NULL THEN
-        SELECT o.id INTO order_id FROM create_order_once.orders o WHERE o.command_key = command_key;
+        order_id := create_order_once.existing(command_key, customer, cart, cents);
     ELSE
         PERFORM outbox.enqueue('example.orders', order_id::text, request, event_type => 'OrderPlaced',
                                idempotency_scope => 'create_order_once', idempotency_key => command_key);
@@ -46,27 +67,34 @@ BEGIN
     PERFORM outbox.idempotency_succeed('create_order_once', command_key, claim.attempt, 'order', order_id::text, 201);
     RETURN order_id;
 END $$;
+
+-- Is this command refused because another order has its key or its cart?
+CREATE FUNCTION create_order_once.is_refused(command_key text, customer text, cart text, cents bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM create_order_once.place(command_key, customer, cart, cents);
+    RETURN false;
+EXCEPTION WHEN SQLSTATE 'P4002' THEN
+    RETURN true;
+END $$;
 COMMIT;
 
 -- The client sends it, hears nothing, and sends it again.
-SELECT create_order_once.place('c0ffee', 'ada', 9990) AS first;
-SELECT create_order_once.place('c0ffee', 'ada', 9990) AS again;
+SELECT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) AS first;
+SELECT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) AS again;
 
 DO $$
 DECLARE
     version xid := (SELECT xmin FROM create_order_once.orders);
 BEGIN
-    ASSERT create_order_once.place('c0ffee', 'ada', 9990) = (SELECT id FROM create_order_once.orders), 'the same order';
-    ASSERT (SELECT count(*) FROM outbox.message WHERE idempotency_scope = 'create_order_once') = 1, 'one message';
+    ASSERT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) = (SELECT id FROM create_order_once.orders), 'the same order';
+    ASSERT create_order_once.is_refused('c0ffee', 'ada', 'cart-1', 1), 'another order under the same key';
+
+    -- Two tabs, two keys, one cart.
+    ASSERT create_order_once.place('facade', 'ada', 'cart-1', 9990) = (SELECT id FROM create_order_once.orders), 'the order of the cart';
+    ASSERT create_order_once.is_refused('ad0be', 'ada', 'cart-1', 1), 'the same cart for another amount';
 
     BEGIN
-        PERFORM create_order_once.place('c0ffee', 'ada', 1);
-        RAISE EXCEPTION 'another order under the same key was accepted';
-    EXCEPTION WHEN SQLSTATE 'P4002' THEN NULL;
-    END;
-
-    BEGIN
-        PERFORM create_order_once.place('decade', 'bob', -1);
+        PERFORM create_order_once.place('decade', 'bob', 'cart-2', -1);
         RAISE EXCEPTION 'an order for less than nothing was accepted';
     EXCEPTION WHEN check_violation THEN NULL;
     END;
@@ -75,7 +103,12 @@ BEGIN
 
     -- As the purge does, when the record has expired.
     DELETE FROM outbox.idempotency_request WHERE scope = 'create_order_once';
-    ASSERT create_order_once.place('c0ffee', 'ada', 9990) = (SELECT id FROM create_order_once.orders), 'still the same order';
-    ASSERT (SELECT count(*) FROM outbox.message WHERE idempotency_scope = 'create_order_once') = 1, 'still one message';
+    ASSERT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) = (SELECT id FROM create_order_once.orders), 'still the same order';
+    DELETE FROM outbox.idempotency_request WHERE scope = 'create_order_once';
+    ASSERT create_order_once.is_refused('c0ffee', 'eve', 'cart-3', 5), 'nobody is told of the order of another';
+    ASSERT create_order_once.is_refused('c0ffee', 'ada', 'cart-1', 1), 'nor is it taken for another amount';
+    ASSERT (SELECT count(*) FROM create_order_once.orders) = 1, 'one order';
+    ASSERT (SELECT count(*) FROM outbox.message WHERE idempotency_scope = 'create_order_once') = 1, 'one message';
     ASSERT (SELECT xmin FROM create_order_once.orders) = version, 'never written again';
+    ASSERT create_order_once.place('beef', 'ada', 'cart-4', 9990) <> (SELECT min(id) FROM create_order_once.orders), 'another cart, another order';
 END $$;

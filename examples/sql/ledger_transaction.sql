@@ -8,7 +8,7 @@
 -- one entry is refused (an unknown account)         | nothing, not even the marker     | is refused again (23503)
 -- the message is delivered twice at once            | all entries, once                | the second waits for the first: false
 -- the id is reused with other entries               | the first entries                | P4050: park it for a person
--- two transactions lock two accounts crosswise      | nothing of the one that lost     | 40P01: the client retries
+-- two messages book the same accounts crosswise      | all entries of both              | nothing: neither waits for the other
 --
 -- Run it in psql after `outboxd migrate`, as often as you like.
 
@@ -20,6 +20,8 @@ DELETE FROM outbox.message WHERE topic = 'example.ledger';
 CREATE TABLE ledger_transaction.account (id text PRIMARY KEY);
 INSERT INTO ledger_transaction.account VALUES ('cash'), ('sales'), ('tax');
 
+-- The reference locks an account FOR KEY SHARE, which others may do as well: bookings of the same accounts do not wait for each
+-- other. Keep a balance in the account, and they do: then update accounts in the order of their ids, or be ready for 40P01.
 CREATE TABLE ledger_transaction.entry (
     transaction_id  text NOT NULL,
     line            integer NOT NULL,

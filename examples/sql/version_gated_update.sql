@@ -4,7 +4,7 @@
 -- what fails                                        | what remains              | what the repeat does
 -- --------------------------------------------------|---------------------------|------------------------------------------------
 -- the process, before COMMIT                        | the version before        | applies it
--- the process, after COMMIT, before its offset      | the new version           | changes nothing: not newer
+-- the process, after COMMIT, before its offset      | the new version           | changes nothing, writes nothing
 -- an older event arrives late                       | the newer state           | changes nothing
 -- a version is missing in between                   | the newest state there is | nothing: events carry the whole state
 -- one event delivered twice at once                 | the new version           | the second waits for the row, changes nothing
@@ -24,13 +24,25 @@ CREATE TABLE version_gated_update.customer (
     state    jsonb NOT NULL
 );
 
+-- Is there nothing to apply: is this version, or a newer one, known? P4050 where it is known with another state.
+CREATE FUNCTION version_gated_update.is_known(id text, version bigint, state jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+    known version_gated_update.customer;
+BEGIN
+    SELECT * INTO known FROM version_gated_update.customer c WHERE c.id = id AND c.version >= version;
+    IF FOUND AND known.version = version AND known.state <> state THEN
+        RAISE EXCEPTION 'version % of % is known with another state', version, outbox.message_digest(id) USING ERRCODE = 'P4050';
+    END IF;
+    RETURN known.id IS NOT NULL;
+END $$;
+
 -- 'applied' or 'ignored'. A deletion is a state, too ({"deleted": true}): a row that is gone would let old events in again.
 CREATE FUNCTION version_gated_update.apply(id text, version bigint, state jsonb) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 BEGIN
     -- A look first: an INSERT that ends in a conflict locks the row, and so writes.
-    PERFORM FROM version_gated_update.customer c WHERE c.id = id AND c.version > version;
-    IF FOUND THEN
+    IF version_gated_update.is_known(id, version, state) THEN
         RETURN 'ignored';
     END IF;
     INSERT INTO version_gated_update.customer AS c VALUES (id, version, state)
@@ -39,10 +51,8 @@ BEGIN
     IF FOUND THEN
         RETURN 'applied';
     END IF;
-    PERFORM FROM version_gated_update.customer c WHERE c.id = id AND c.version = version AND c.state <> state;
-    IF FOUND THEN
-        RAISE EXCEPTION 'version % of % is known with another state', version, outbox.message_digest(id) USING ERRCODE = 'P4050';
-    END IF;
+    -- Another was faster, and has committed by now.
+    PERFORM version_gated_update.is_known(id, version, state);
     RETURN 'ignored';
 END $$;
 

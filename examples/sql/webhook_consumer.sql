@@ -3,48 +3,62 @@
 -- what fails                                        | what remains                    | what the repeat does
 -- --------------------------------------------------|---------------------------------|------------------------------------------
 -- the process, before COMMIT                        | nothing                         | everything, once
--- the process, after COMMIT and before its answer   | payment, marker, message        | answers 'duplicate', writes nothing
--- the INSERT of the payment (a CHECK refuses it)    | nothing, not even the marker    | is refused again, until code or data is mended
+-- the process, after COMMIT and before its answer   | event, payment, message         | answers 'duplicate', writes nothing
+-- the INSERT of the payment (a CHECK refuses it)    | nothing, not even the marker    | is refused again, until code or data is fixed
 -- the connection, while COMMIT is under way         | all of it or nothing            | either of the first two
--- the provider sends one event twice at once        | payment, marker, message, once  | the second waits for the first: 'duplicate'
--- the provider reuses an id for another event       | the first payment, a rejection  | answers 'conflict' again; a person looks
--- the relay or Kafka                                | payment, marker, message        | nothing to repeat: the relay sends it later
+-- the provider sends one event twice at once        | event, payment, message, once   | the second waits for the first: 'duplicate'
+-- the provider reuses an id for another event       | the first payment, a rejection  | answers 'conflict', adds no rejection; a person looks
+-- the relay or Kafka                                | event, payment, message         | nothing to repeat: the relay sends it later
 --
 -- Run it in psql after `outboxd migrate`, as often as you like.
 
 DROP SCHEMA IF EXISTS webhook_consumer CASCADE;
 CREATE SCHEMA webhook_consumer;
 DELETE FROM outbox.processed_message WHERE consumer = 'webhook-consumer';
-DELETE FROM outbox.message WHERE topic = 'example.payments';
+DELETE FROM outbox.message WHERE topic = 'example.webhook-payments';
 
-CREATE TABLE webhook_consumer.payment (
-    id      text PRIMARY KEY,
-    amount  numeric NOT NULL CONSTRAINT payment_amount_is_positive CHECK (amount > 0)
+-- Each event as it came. The marker of consume_once is purged with time; this is yours to keep.
+CREATE TABLE webhook_consumer.incoming_event (
+    id           text PRIMARY KEY,
+    body         jsonb NOT NULL,
+    received_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- What a person should look at.
+CREATE TABLE webhook_consumer.payment (
+    id        text PRIMARY KEY,
+    event_id  text NOT NULL UNIQUE REFERENCES webhook_consumer.incoming_event,
+    amount    numeric NOT NULL CONSTRAINT payment_amount_is_positive CHECK (amount > 0)
+);
+
+-- What a person should look at: one row for each body that came under an id of another, however often it comes.
 CREATE TABLE webhook_consumer.rejected (
     event_id     text NOT NULL,
+    body_hash    bytea NOT NULL,
     body         jsonb NOT NULL,
     rejected_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    reason       text NOT NULL
+    reason       text NOT NULL,
+    PRIMARY KEY (event_id, body_hash)
 );
 
 -- What your handler calls. The answer 'processed' or 'duplicate' is HTTP 200, 'conflict' is 409.
 CREATE FUNCTION webhook_consumer.receive(event_id text, body jsonb) RETURNS text LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
 DECLARE
+    body_hash bytea := outbox.request_hash(body);
     why text;
 BEGIN
-    IF NOT outbox.consume_once('webhook-consumer', 'provider', event_id, sha256(convert_to(body::text, 'UTF8')),
+    IF NOT outbox.consume_once('webhook-consumer', 'provider', event_id, body_hash,
                                outcome => 'paid', result_type => 'payment', result_id => body->>'payment') THEN
         RETURN 'duplicate';
     END IF;
-    INSERT INTO webhook_consumer.payment (id, amount) VALUES (body->>'payment', (body->>'amount')::numeric);
-    PERFORM outbox.enqueue(topic => 'example.payments', key => body->>'payment', payload => body, event_type => 'PaymentReceived');
+    INSERT INTO webhook_consumer.incoming_event (id, body) VALUES (event_id, body);
+    INSERT INTO webhook_consumer.payment (id, event_id, amount) VALUES (body->>'payment', event_id, (body->>'amount')::numeric);
+    PERFORM outbox.enqueue(topic => 'example.webhook-payments', key => body->>'payment', payload => body, event_type => 'PaymentReceived');
     RETURN 'processed';
 EXCEPTION WHEN SQLSTATE 'P4050' THEN
     GET STACKED DIAGNOSTICS why = MESSAGE_TEXT;
-    INSERT INTO webhook_consumer.rejected (event_id, body, reason) VALUES (event_id, body, why);
+    INSERT INTO webhook_consumer.rejected (event_id, body_hash, body, reason) VALUES (event_id, body_hash, body, why)
+    ON CONFLICT DO NOTHING;
     RETURN 'conflict';
 END $$;
 
@@ -55,10 +69,12 @@ BEGIN
     ASSERT webhook_consumer.receive('evt_1', '{"amount": 10, "payment": "p1"}') = 'duplicate';
     -- The same id, another body.
     ASSERT webhook_consumer.receive('evt_1', '{"payment": "p1", "amount": 9999}') = 'conflict';
+    ASSERT webhook_consumer.receive('evt_1', '{"payment": "p1", "amount": 9999}') = 'conflict', 'repeated, as the provider does';
+    ASSERT webhook_consumer.receive('evt_1', '{"payment": "p1", "amount": 8888}') = 'conflict', 'yet another one';
     ASSERT webhook_consumer.receive('evt_2', '{"payment": "p2", "amount": 5}') = 'processed';
 END $$;
 
--- An effect that fails takes its marker along: once the data is mended, the same event is processed.
+-- An effect that fails takes its marker along: once the data is fixed, the same event is processed.
 DO $$
 BEGIN
     PERFORM webhook_consumer.receive('evt_3', '{"payment": "p3", "amount": -1}');
@@ -70,6 +86,8 @@ END $$;
 DO $$
 BEGIN
     ASSERT (SELECT array_agg(id || '=' || amount ORDER BY id) = '{p1=10,p2=5}' FROM webhook_consumer.payment), 'two payments';
-    ASSERT (SELECT count(*) = 2 FROM outbox.message WHERE topic = 'example.payments'), 'two messages out';
-    ASSERT (SELECT array_agg(event_id) = '{evt_1}' FROM webhook_consumer.rejected), 'one rejection';
+    ASSERT (SELECT array_agg(e.id ORDER BY e.id) = '{evt_1,evt_2}' FROM webhook_consumer.incoming_event e), 'two events';
+    ASSERT (SELECT count(*) = 2 FROM outbox.message WHERE topic = 'example.webhook-payments'), 'two messages out';
+    ASSERT (SELECT array_agg(event_id || ' ' || (body->>'amount') ORDER BY body->>'amount') = '{evt_1 8888,evt_1 9999}'
+            FROM webhook_consumer.rejected), 'one rejection for each conflict';
 END $$;

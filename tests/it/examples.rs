@@ -1,5 +1,6 @@
 //! Every example runs as a reader would run it: pasted into psql, and pasted again.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -102,6 +103,80 @@ async fn version_gated_update() {
 #[tokio::test]
 async fn webhook_consumer() {
     runs_twice("webhook_consumer").await;
+}
+
+/// What the examples leave in the tables of the outbox, each row under a name of its own.
+const TRACES: &str = "SELECT 'message ' || id FROM outbox.message
+    UNION ALL SELECT 'command ' || scope || ' ' || key FROM outbox.idempotency_request
+    UNION ALL SELECT 'marker ' || consumer || ' ' || message_id FROM outbox.processed_message
+    UNION ALL SELECT 'inbox ' || id FROM outbox.inbox_message";
+
+async fn traces(world: &World) -> BTreeSet<String> {
+    let rows = world.db.query(TRACES, &[]).await.expect(TRACES);
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn no_example_removes_what_another_has_left() {
+    let world = World::new().await;
+    for name in EXAMPLES {
+        let before = traces(&world).await;
+        psql(&world, name);
+        let after = traces(&world).await;
+        let removed: Vec<&String> = before.difference(&after).collect();
+        assert!(removed.is_empty(), "{name} removed {removed:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cart_that_two_clients_order_under_two_keys_is_one_order() {
+    let world = World::new().await;
+    psql(&world, "create_order_once");
+    world.execute("BEGIN").await;
+    let first = world
+        .count("SELECT create_order_once.place('k1', 'ada', 'cart-9', 700)")
+        .await;
+    let second = world.session().await;
+    let waiting = tokio::spawn(async move {
+        let place = "SELECT create_order_once.place('k2', 'ada', 'cart-9', 700)";
+        second.query_one(place, &[]).await.expect("answered").get::<_, i64>(0)
+    });
+    world.blocked(1).await;
+    world.execute("COMMIT").await;
+    assert_eq!(waiting.await.expect("ran"), first, "the order that is there");
+    let orders = "SELECT count(*) FROM create_order_once.orders WHERE cart = 'cart-9'";
+    let messages = "SELECT count(*) FROM outbox.message WHERE payload->>'cart' = 'cart-9'";
+    assert_eq!((world.count(orders).await, world.count(messages).await), (1, 1));
+}
+
+#[tokio::test]
+async fn two_bookings_of_the_same_accounts_crosswise_do_not_wait_for_each_other() {
+    let world = World::new().await;
+    psql(&world, "ledger_transaction");
+    let other = world.session().await;
+    let book = |id: &str, first: &str, second: &str| {
+        format!(
+            "SET lock_timeout = '1ms'; BEGIN; SELECT ledger_transaction.book('{id}',
+                 '[{{\"account\": \"{first}\", \"amount\": 1}}, {{\"account\": \"{second}\", \"amount\": -1}}]')"
+        )
+    };
+    world.execute(&book("x1", "cash", "sales")).await;
+    let crosswise = other.batch_execute(&book("x2", "sales", "cash")).await;
+    crosswise.expect("nobody has to wait");
+    world.execute("COMMIT").await;
+    other.batch_execute("COMMIT").await.expect("committed");
+    let entries = "SELECT count(*) FROM ledger_transaction.entry WHERE transaction_id IN ('x1', 'x2')";
+    assert_eq!(world.count(entries).await, 4);
+}
+
+#[tokio::test]
+async fn a_repeat_of_the_newest_version_writes_nothing() {
+    let world = World::new().await;
+    psql(&world, "version_gated_update");
+    let newest = "SELECT version_gated_update.apply('c1', 6, '{\"deleted\": true}')";
+    // Once before: the first look at a table may tidy up a page of it.
+    assert_eq!(world.text(newest).await, "ignored");
+    assert_eq!(cost(&world.db, newest, "WAL Records").await, 0);
 }
 
 #[test]
