@@ -162,22 +162,24 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
         .any(|hold| !hold.unit.is_empty() && hold.retry_in_seconds.is_some())
     {
         advice.push(
-            "A key is held behind a row Kafka refuses: mend the topic's limits, or wait until the row is dead."
+            "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
                 .to_owned(),
         );
     }
     if let Some(hold) = status.holds.iter().find(|hold| hold.retry_in_seconds.is_none()) {
         advice.push(format!(
-            "Topic {topic} waits behind a dead letter: UPDATE {schema}.hold SET retry_at = now() WHERE topic = '{topic}' AND unit = {} \
-             lets it go on.",
-            literal(&hold.unit),
-            topic = plain(&hold.topic),
+            "Topic {} waits behind a dead letter: SELECT {schema}.release_hold({}) leaves it dead and lets the rows behind it flow; \
+             redrive and discard do so, too.",
+            plain(&hold.topic),
+            hold_arguments(hold),
         ));
     }
     if status.backlog.dead > 0 {
+        let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
+        let ids = ids.join(", ");
         advice.push(format!(
-            "Dead letters: once the cause is mended, UPDATE {schema}.message SET dead_at = NULL, attempts = 0, \
-             available_at = now() WHERE id = … sends one again; DELETE discards it."
+            "Dead letters: once the cause is fixed, SELECT {schema}.redrive(ARRAY[{ids}]) sends them again; \
+             SELECT {schema}.discard(ARRAY[{ids}]) removes them for good."
         ));
     }
     advice.extend(status.open_writer.as_ref().and_then(about_writer));
@@ -185,6 +187,16 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
         advice.push("Nothing: all is well.".to_owned());
     }
     advice
+}
+
+/// A hold as `release_hold` is told of it.
+fn hold_arguments(hold: &HoldStatus) -> String {
+    let topic = literal(&hold.topic);
+    match hold.unit.split_at_checked(2) {
+        Some(("k:", key)) => format!("{topic}, {}", literal(key)),
+        Some(("p:", partition)) => format!("{topic}, partition => {}", literal(partition)),
+        _ => topic,
+    }
 }
 
 /// Every writer is open for a moment; nothing is said of those.
@@ -326,7 +338,8 @@ mod tests {
         assert!(text.contains("its turn has not come, not tried yet, held 1s"), "{text}");
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
         assert!(text.contains("Topic gone takes nothing"), "{text}");
-        assert!(text.contains("dead_at = NULL"), "{text}");
+        assert!(text.contains("SELECT outbox.redrive(ARRAY[7]) sends"), "{text}");
+        assert!(text.contains("SELECT outbox.discard(ARRAY[7]) removes"), "{text}");
     }
 
     fn session(application: &str) -> Holder {
@@ -416,6 +429,30 @@ mod tests {
             shown.contains("COMMIT PREPARED 'o''brien'") && shown.contains("ROLLBACK PREPARED 'o''brien'"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn a_hold_that_waits_for_an_operator_is_named_as_the_function_takes_it() {
+        for (unit, arguments) in [
+            ("k:o'brien", "'orders', 'o''brien'"),
+            ("p:3", "'orders', partition => '3'"),
+            ("", "'orders'"),
+        ] {
+            let mut status = quiet();
+            status.holds.push(HoldStatus {
+                topic: "orders".into(),
+                unit: unit.into(),
+                lanes: 1,
+                failures: 1,
+                reason: "too large".into(),
+                head_id: Some(7),
+                age_seconds: 5.0,
+                retry_in_seconds: None,
+            });
+            let text = render(&status, "outbox");
+            let call = format!("SELECT outbox.release_hold({arguments}) ");
+            assert!(text.contains(&call), "{text}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ FROM (
     UNION ALL
     SELECT 'EXECUTE on outbox.' || f.name, has_function_privilege('outbox.' || f.name, 'EXECUTE')
     FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)'),
-                 ('purge_processed(interval, integer)'), ('purge_inbox(interval, integer)'),
-                 ('purge_idempotency(integer)')) AS f (name)
+                 ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
+                 ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)')) AS f (name)
 ) AS wanted (what, granted)
 WHERE NOT wanted.granted

@@ -120,7 +120,7 @@ impl Outbox {
 
     /// By id, above the cursor; a pass ends where the rows become too young.
     async fn purge_published(&self, cursor: &mut i64, most: i32, retention: Duration) -> Result<(i64, bool)> {
-        let params: Params<'_> = &[cursor, &i64::from(most), &retention.as_secs_f64()];
+        let params: Params<'_> = &[&retention.as_secs_f64(), cursor, &most];
         let row = self.query_one(&self.statements.purge, params).await?;
         let reached = row.try_get::<_, Option<i64>>("reached")?;
         let young: bool = row.try_get("young")?;

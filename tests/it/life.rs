@@ -26,7 +26,7 @@ const IMPATIENT: [&str; 4] = ["--retry-backoff-min", "50ms", "--retry-backoff-ma
 const PATIENT: [&str; 4] = ["--retry-backoff-min", "10m", "--retry-backoff-max", "10m"];
 
 /// What an operator does to a hold that should be tried now.
-const TRY_NOW: &str = "UPDATE outbox.hold SET retry_at = now()";
+const TRY_NOW: &str = "SELECT outbox.release_hold(topic, substr(unit, 3)) FROM outbox.hold";
 
 #[tokio::test]
 async fn keep_stamps_the_row_and_its_idempotency_key_stays_taken() {
@@ -247,9 +247,7 @@ async fn a_dead_letter_is_redriven_once_its_cause_is_mended() {
     world.drained(SOON).await;
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1000000").await;
     world
-        .execute(
-            "UPDATE outbox.message SET dead_at = NULL, attempts = 0, available_at = now() WHERE dead_at IS NOT NULL",
-        )
+        .execute("SELECT outbox.redrive(ARRAY(SELECT id FROM outbox.message WHERE dead_at IS NOT NULL))")
         .await;
     world.drained(SOON).await;
     let redriven = "SELECT count(*) FROM outbox.message

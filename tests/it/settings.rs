@@ -330,7 +330,7 @@ async fn every_privilege_the_relay_needs_is_asked_for_at_start_up() {
     let login = format!("{}_relay", world.name);
     let all = format!(
         "GRANT USAGE ON SCHEMA outbox TO {login};
-         GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop, outbox.purge_processed, outbox.purge_inbox,
+         GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop, outbox.purge_message, outbox.purge_processed, outbox.purge_inbox,
              outbox.purge_idempotency TO {login};"
     );
     let on = |privilege: &str| privilege.replacen(" ON ", " ON outbox.", 1);

@@ -157,7 +157,7 @@ async fn status_shows_everything_that_is_wrong_and_what_to_do_about_it() {
         format!("id 1 {topic} key dead: Kafka refused"),
         format!("Topic {topic}.missing takes nothing"),
         "A key is held behind a row Kafka refuses".to_owned(),
-        "Dead letters: once the cause is mended".to_owned(),
+        "Dead letters: once the cause is fixed".to_owned(),
     ] {
         assert!(text.contains(&words), "{words:?} is missing in\n{text}");
     }
@@ -204,7 +204,7 @@ async fn what_a_hold_keeps_back_is_backlog_wherever_the_floors_are() {
     let text = status_text(&world);
     assert!(text.contains("Backlog   3 pending, oldest 2h"), "{text}");
     assert!(text.contains("waits for you"), "{text}");
-    assert!(text.contains("UPDATE outbox.hold SET retry_at = now()"), "{text}");
+    assert!(text.contains("SELECT outbox.release_hold('t', 'k')"), "{text}");
 }
 
 #[tokio::test]

@@ -246,7 +246,7 @@ async fn another_schema_name_works_from_migrate_to_status() {
     let text = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(text.contains("Dead      1"), "{text}{}", stderr_of(&status));
     assert!(
-        text.contains("UPDATE other.message") && text.contains("UPDATE other.hold"),
+        text.contains("SELECT other.redrive(") && text.contains("SELECT other.release_hold("),
         "{text}"
     );
     assert!(!text.contains("outbox."), "{text}");

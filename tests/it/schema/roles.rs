@@ -57,6 +57,10 @@ async fn a_producer_writes_its_own_columns_and_nothing_else() {
         "SELECT FROM outbox.schema_history",
         "SELECT outbox.history_drop('1 day')",
         "SELECT outbox.history_prepare()",
+        "SELECT outbox.redrive(ARRAY[1])",
+        "SELECT outbox.discard(ARRAY[1])",
+        "SELECT outbox.release_hold('t', 'k')",
+        "SELECT outbox.purge_message('1 day')",
         "CREATE TABLE outbox.mine ()",
     ] {
         denied(&producer, statement).await;
@@ -69,6 +73,7 @@ async fn a_login_without_a_role_can_do_nothing() {
     let stranger = connect(&world.login("stranger", &[]).await).await;
     denied(&stranger, "SELECT outbox.enqueue('t', 'k', '1')").await;
     denied(&stranger, "INSERT INTO outbox.message (topic, key) VALUES ('t', 'k')").await;
+    denied(&stranger, "SELECT outbox.redrive(ARRAY[1])").await;
 }
 
 /// A relay that is not the owner goes through everything it ever does to a row.
@@ -193,13 +198,19 @@ async fn an_operator_sees_the_status_and_redrives_but_changes_no_content() {
     assert!(String::from_utf8_lossy(&status.stdout).contains("Dead      1"));
     let operator = connect(&url).await;
     for statement in [
-        "UPDATE outbox.hold SET retry_at = now()",
-        "UPDATE outbox.message SET dead_at = NULL, attempts = 0, available_at = now() WHERE id = 1",
-        "DELETE FROM outbox.message WHERE id = 1",
+        "SELECT outbox.release_hold('t', 'k')",
+        "SELECT outbox.redrive(ARRAY[1])",
+        "SELECT outbox.discard(ARRAY[1])",
     ] {
         operator.batch_execute(statement).await.expect(statement);
     }
     for statement in [
+        "UPDATE outbox.message SET published_at = now(), available_at = NULL",
+        "UPDATE outbox.message SET dead_at = NULL",
+        "UPDATE outbox.message SET available_at = now()",
+        "UPDATE outbox.message SET attempts = 0, last_error = NULL",
+        "DELETE FROM outbox.message",
+        "UPDATE outbox.hold SET retry_at = now()",
         "UPDATE outbox.message SET payload = '2'",
         "INSERT INTO outbox.message (topic, key) VALUES ('t', 'k')",
         "UPDATE outbox.hold SET resume_floor = 0",
