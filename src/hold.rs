@@ -356,8 +356,8 @@ impl Relay {
             start: hold.resume_floor,
             most: 1,
             most_in_all: 1,
-            topic: Some(&hold.topic),
-            skip_held: false,
+            of_hold: Some(hold),
+            skip_held: true,
             share: Share::ALL,
         };
         let claimed = self.claim_free(term, &free, self.settings.bytes_per_task()).await?;

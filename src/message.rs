@@ -195,6 +195,34 @@ impl Place {
     }
 }
 
+/// One partition of a topic that has, or had, so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Partition {
+    pub number: i32,
+    pub of: i32,
+}
+
+impl Partition {
+    /// How `outbox.hold.unit` spells a paused partition.
+    pub fn unit(self) -> String {
+        format!("s:{}/{}", self.number, self.of)
+    }
+
+    /// The paused partition that a hold is of, if it is of one.
+    pub fn of_unit(unit: &str) -> Option<Self> {
+        let (number, of) = unit.strip_prefix("s:")?.split_once('/')?;
+        Some(Partition {
+            number: number.parse().ok()?,
+            of: of.parse().ok()?,
+        })
+    }
+
+    /// Does the row belong there? `outbox.holds_of` says the same in SQL.
+    pub fn takes(self, row: &Row) -> bool {
+        row.place().partition(self.of) == Some(self.number)
+    }
+}
+
 /// Kafka's flavour of murmur2, as in the Java client's `Utils.murmur2`.
 fn murmur2(data: &[u8]) -> u32 {
     const SEED: u32 = 0x9747_b28c;
@@ -313,6 +341,23 @@ pub(crate) mod tests {
         for (key, answer) in known {
             assert_eq!(murmur2(key) as i32, answer, "{key:?}");
         }
+    }
+
+    #[test]
+    fn a_paused_partition_is_spelled_as_it_is_read_and_takes_the_rows_that_belong_there() {
+        let third = Partition { number: 3, of: 12 };
+        assert_eq!(third.unit(), "s:3/12");
+        assert_eq!(Partition::of_unit("s:3/12"), Some(third));
+        for other in ["", "k:s:3/12", "p:3", "s:3", "s:a/b"] {
+            assert_eq!(Partition::of_unit(other), None, "{other:?}");
+        }
+        let explicit = |partition| Row { partition, ..row(1) };
+        assert!(third.takes(&explicit(Some(3))));
+        assert!(!third.takes(&explicit(Some(15))));
+        let hashed = row(1).place().partition(12).expect("a partition");
+        assert!(Partition { number: hashed, of: 12 }.takes(&row(1)));
+        let next = (hashed + 1) % 12;
+        assert!(!Partition { number: next, of: 12 }.takes(&row(1)));
     }
 
     #[test]

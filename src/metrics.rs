@@ -232,6 +232,12 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "Topics that take nothing now.",
     ),
     (
+        "outboxd_paused_partitions",
+        Gauge,
+        Unit::Count,
+        "Partitions that take nothing now, of topics whose other partitions do.",
+    ),
+    (
         "outboxd_inbox_unfinished_rows",
         Gauge,
         Unit::Count,
@@ -471,6 +477,7 @@ pub fn backlog(sample: &crate::outbox::Sample) {
     gauge!("outboxd_dead_rows").set(sample.dead as f64);
     gauge!("outboxd_held_keys").set(sample.held_keys as f64);
     gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
+    gauge!("outboxd_paused_partitions").set(sample.paused_partitions as f64);
     gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
     gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
 }

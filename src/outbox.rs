@@ -102,6 +102,7 @@ statements!(
     refuse,
     refuse_keyless,
     register,
+    release_keyless,
     renew,
     rescan,
     sample,

@@ -345,7 +345,7 @@ impl Relay {
             start: held.start,
             most: held.most,
             most_in_all: 2 * held.most,
-            topic: None,
+            of_hold: None,
             skip_held: held.has_holds,
             share: held.share,
         };

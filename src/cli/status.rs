@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::Failure;
 use crate::config::DatabaseArgs;
+use crate::message::Partition;
 use crate::outbox::status::{HoldStatus, OpenWriter, Status};
 use crate::outbox::{Holder, OnPublished, Outbox, pool};
 
@@ -58,8 +59,8 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
     writeln!(out, "Dead      {}", backlog.dead)?;
     writeln!(
         out,
-        "Held      {} key(s), {} topic(s) parked",
-        backlog.held_keys, backlog.parked_topics
+        "Held      {} key(s), {} topic(s) parked, {} partition(s) paused",
+        backlog.held_keys, backlog.parked_topics, backlog.paused_partitions
     )?;
     writeln!(out)?;
     write_workers(out, status)?;
@@ -100,10 +101,12 @@ fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
         writeln!(out, "\nHeld back")?;
     }
     for hold in holds {
-        let what = match hold.unit.split_at_checked(2) {
-            Some(("k:", key)) => format!("{} key {key:?}", plain(&hold.topic)),
-            Some(("p:", partition)) => format!("{} partition {}", plain(&hold.topic), plain(partition)),
-            _ => format!("{} (whole topic, {} lanes)", plain(&hold.topic), hold.lanes),
+        let topic = plain(&hold.topic);
+        let what = match (hold.unit.split_at_checked(2), Partition::of_unit(&hold.unit)) {
+            (Some(("k:", key)), _) => format!("{topic} key {key:?}"),
+            (Some(("p:", partition)), _) => format!("{topic} partition {}", plain(partition)),
+            (_, Some(paused)) => format!("{topic} partition {} paused ({} lanes)", paused.number, hold.lanes),
+            _ => format!("{topic} (whole topic, {} lanes)", hold.lanes),
         };
         let next = hold.retry_in_seconds.map_or("waits for you".to_owned(), |seconds| {
             format!("next try in {}", age(seconds))
@@ -156,17 +159,28 @@ fn advice(status: &Status, schema: &str) -> Vec<String> {
             plain(&hold.reason)
         ));
     }
+    let paused = |hold: &HoldStatus| Partition::of_unit(&hold.unit);
+    if let Some((hold, partition)) = status.holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
+        advice.push(format!(
+            "Partition {} of topic {} takes nothing ({}): see to its leader and its in-sync replicas; it is tried again by itself, and \
+             rows of the topic's other partitions go on.",
+            partition.number,
+            plain(&hold.topic),
+            plain(&hold.reason)
+        ));
+    }
     if status
         .holds
         .iter()
-        .any(|hold| !hold.unit.is_empty() && hold.retry_in_seconds.is_some())
+        .any(|hold| !hold.unit.is_empty() && paused(hold).is_none() && hold.retry_in_seconds.is_some())
     {
         advice.push(
             "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
                 .to_owned(),
         );
     }
-    if let Some(hold) = status.holds.iter().find(|hold| hold.retry_in_seconds.is_none()) {
+    let waits_for_you = |hold: &&HoldStatus| hold.retry_in_seconds.is_none() && paused(hold).is_none();
+    if let Some(hold) = status.holds.iter().find(waits_for_you) {
         advice.push(format!(
             "Topic {} waits behind a dead letter: SELECT {schema}.release_hold({}) leaves it dead and lets the rows behind it flow; \
              redrive and discard do so, too.",
@@ -287,6 +301,7 @@ mod tests {
                 dead: 0,
                 held_keys: 0,
                 parked_topics: 0,
+                paused_partitions: 0,
             },
             workers: Vec::new(),
             free_lanes: 0,
@@ -333,7 +348,22 @@ mod tests {
             age_seconds: 1.0,
             retry_in_seconds: Some(0.0),
         });
+        status.holds.push(HoldStatus {
+            topic: "lame".into(),
+            unit: "s:3/12".into(),
+            lanes: 64,
+            failures: 1,
+            reason: "no leader".into(),
+            head_id: None,
+            age_seconds: 2.0,
+            retry_in_seconds: Some(1.0),
+        });
         let text = render(&status, "outbox");
+        assert!(text.contains("lame partition 3 paused (64 lanes): no leader"), "{text}");
+        assert!(
+            text.contains("Partition 3 of topic lame takes nothing (no leader)"),
+            "{text}"
+        );
         assert!(text.contains("unknown topic, tried 3×, held 5s"), "{text}");
         assert!(text.contains("its turn has not come, not tried yet, held 1s"), "{text}");
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");

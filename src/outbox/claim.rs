@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
-use super::{Error, Outbox, Params, Result, row};
+use super::{Error, Outbox, Params, Result, StoredHold, row};
 use crate::floor::Writers;
 use crate::lanes::{Held, Lookout, Overview, Share, Term};
 use crate::message::Row;
@@ -90,9 +90,9 @@ pub struct Free<'a> {
     /// Of those above `start`, and of those that were delayed.
     pub most: usize,
     pub most_in_all: usize,
-    /// Only of this one.
-    pub topic: Option<&'a str>,
-    /// Not of topics that are parked.
+    /// Only what this hold keeps back: rows of its topic, or of one partition of that.
+    pub of_hold: Option<&'a StoredHold>,
+    /// Not what others keep back.
     pub skip_held: bool,
     pub share: Share,
 }
@@ -199,18 +199,22 @@ impl Outbox {
 
     /// Claims rows without a lane for `lease`, when it is our turn.
     pub async fn claim_keyless(&self, term: &Term, free: &Free<'_>, lease: Duration) -> Result<Recorded> {
+        let (partition, partitions) = free.of_hold.map_or((None, None), StoredHold::partition);
         let params: Params<'_> = &[
             &free.claims_from,
             &free.start,
             &(free.most as i64),
             &(free.most_in_all as i64),
-            &free.topic,
+            &free.of_hold.map(|hold| hold.topic.as_str()),
             &free.skip_held,
             &term.worker,
             &lease.as_secs_f64(),
             &term.incarnation,
             &free.share.of,
             &free.share.which,
+            &partition,
+            &partitions,
+            &free.of_hold.map(|hold| hold.unit.as_str()),
         ];
         let (turn, claim) = (&self.statements.claim_turn, &self.statements.claim_keyless);
         let rows = self

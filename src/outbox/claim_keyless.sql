@@ -1,5 +1,6 @@
 -- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
--- the floor ($2), and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given.
+-- the floor ($2), and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given, and of its
+-- partition $12 of $13, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $14.
 -- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them. Only
 -- where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
 -- Of rows above the floor, of $10 shares (a power of two) that numbered $11. By a hash: whatever ids an application's sequence draws,
@@ -21,7 +22,10 @@ WITH expired AS MATERIALIZED (
       AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
                                    WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
-      AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
+      AND ($12::integer IS NULL OR $12 = outbox.murmur2(coalesce(m.key, m.message_id::text)) % $13)
+      AND (NOT $6::boolean
+           OR NOT EXISTS (SELECT FROM outbox.holds_of(-1::smallint, m.topic, m.key, m.partition, m.message_id) AS held (unit)
+                          WHERE held.unit IS DISTINCT FROM $14))
     ORDER BY m.id LIMIT $3
 ), due AS MATERIALIZED (
     SELECT m.id
@@ -33,7 +37,10 @@ WITH expired AS MATERIALIZED (
       AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
                                    WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
-      AND (NOT $6::boolean OR NOT EXISTS (SELECT FROM outbox.hold h WHERE h.lane = -1 AND h.topic = m.topic))
+      AND ($12::integer IS NULL OR $12 = outbox.murmur2(coalesce(m.key, m.message_id::text)) % $13)
+      AND (NOT $6::boolean
+           OR NOT EXISTS (SELECT FROM outbox.holds_of(-1::smallint, m.topic, m.key, m.partition, m.message_id) AS held (unit)
+                          WHERE held.unit IS DISTINCT FROM $14))
     ORDER BY m.available_at, m.id LIMIT $3
 ), picked AS MATERIALIZED (
     SELECT free.id FROM (SELECT id FROM fresh UNION ALL SELECT id FROM due) AS free

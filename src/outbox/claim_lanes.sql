@@ -1,7 +1,6 @@
 -- One batch per lane we hold, all in one snapshot: what was delayed and is due, then everything pending above the lane's
 -- floor, oldest first. It writes nothing: the lane's lease is the claim. Who was delayed comes first, since the byte budget
--- may leave behind what comes last. What is held is read only for rows of a topic of which their lane holds some ($4, $5),
--- and by its whole key, the topic and then the unit: asked for either, the planner would read all that the lane holds of the topic.
+-- may leave behind what comes last. What is held is read only for rows of a topic of which their lane holds some ($4, $5).
 SELECT * FROM (
     SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true AS delayed
     FROM outbox.message m
@@ -10,10 +9,7 @@ SELECT * FROM (
       AND m.published_at IS NULL AND m.dead_at IS NULL
       AND (cardinality($4::smallint[]) = 0
            OR (m.lane, m.topic) NOT IN (SELECT * FROM unnest($4::smallint[], $5::text[]))
-           OR coalesce((SELECT true FROM outbox.hold h WHERE h.lane = m.lane AND h.topic = m.topic AND h.unit = ''),
-                       (SELECT true FROM outbox.hold h
-                        WHERE h.lane = m.lane AND h.topic = m.topic
-                          AND h.unit = coalesce('k:' || m.key, 'p:' || m.partition))) IS NULL)
+           OR NOT EXISTS (SELECT FROM outbox.holds_of(m.lane, m.topic, m.key, m.partition, m.message_id)))
       AND (SELECT incarnation FROM outbox.server) = $7
     ORDER BY m.available_at, m.id LIMIT $6
 ) due
@@ -29,10 +25,7 @@ CROSS JOIN LATERAL (
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       AND (cardinality($4::smallint[]) = 0
            OR (m.lane, m.topic) NOT IN (SELECT * FROM unnest($4::smallint[], $5::text[]))
-           OR coalesce((SELECT true FROM outbox.hold h WHERE h.lane = m.lane AND h.topic = m.topic AND h.unit = ''),
-                       (SELECT true FROM outbox.hold h
-                        WHERE h.lane = m.lane AND h.topic = m.topic
-                          AND h.unit = coalesce('k:' || m.key, 'p:' || m.partition))) IS NULL)
+           OR NOT EXISTS (SELECT FROM outbox.holds_of(m.lane, m.topic, m.key, m.partition, m.message_id)))
     ORDER BY m.lane, m.id LIMIT own.most
 ) m
 WHERE (SELECT incarnation FROM outbox.server) = $7

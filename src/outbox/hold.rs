@@ -8,7 +8,7 @@ use futures_util::future::try_join;
 use super::param::{Param, Params};
 use super::{Outbox, Result, Transaction, row};
 use crate::lanes::{Lowered, Term};
-use crate::message::Row;
+use crate::message::{Partition, Row};
 use crate::verdict::{HoldOrder, Refusal};
 
 /// A hold as stored.
@@ -22,6 +22,13 @@ pub struct StoredHold {
     pub failures: i32,
     /// Seconds until it is to be tried again; negative when due.
     pub wait: f64,
+}
+
+impl StoredHold {
+    /// The paused partition it is of, and of how many, as statements take them.
+    pub(super) fn partition(&self) -> (Option<i32>, Option<i32>) {
+        Partition::of_unit(&self.unit).map_or((None, None), |paused| (Some(paused.number), Some(paused.of)))
+    }
 }
 
 /// A hold that is let go.
@@ -78,8 +85,9 @@ impl Outbox {
         let rows = match hold.head_id {
             Some(head) => self.query(&self.statements.hold_head, &[&hold.lane, &head]).await?,
             None => {
-                self.query(&self.statements.topic_head, &[&hold.lane, &hold.topic])
-                    .await?
+                let (partition, partitions) = hold.partition();
+                let params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &partition, &partitions];
+                self.query(&self.statements.topic_head, params).await?
             }
         };
         rows.first().map(row::head).transpose()
@@ -154,6 +162,11 @@ impl Outbox {
     ) -> Result<()> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
+            let resume: Params<'_> = &[&hold.topic, &hold.unit];
+            let resume = transaction.query(&self.statements.release_keyless, resume).await?;
+            let resume_floor: i64 = resume
+                .first()
+                .map_or(Ok(hold.resume_floor), |row| row.try_get("resume_floor"))?;
             if let Some((claim, id)) = published {
                 transaction
                     .execute(
@@ -163,13 +176,13 @@ impl Outbox {
                     .await?;
             }
             let (topics, units) = names(std::iter::once(hold));
-            let unhold: Params<'_> = &[&hold.lane, &topics, &units, &hold.resume_floor];
+            let unhold: Params<'_> = &[&hold.lane, &topics, &units, &resume_floor];
             transaction.execute(&self.statements.unhold, unhold).await?;
             // Last: while it is locked, nobody else has a turn to claim.
             transaction
                 .execute(
                     &self.statements.lower_floor_keyless,
-                    &[&hold.resume_floor, &term.incarnation],
+                    &[&resume_floor, &term.incarnation],
                 )
                 .await?;
             transaction.commit().await

@@ -3,7 +3,6 @@
 -- are rows without a lane; or that there is more than this (cut), and then nothing is known. At least one row, but on another
 -- server than the term began on ($6). Beside that it answers the lowest row without a lane, whoever has claimed it, the
 -- highest row of all, and whether every id above $8 up to $9 is here: then it is known what became of each.
--- A hold is looked for by its whole key: see claim_lanes.sql.
 -- What is walked is mostly published already: it is counted in passing, and only ids of what is free are kept.
 WITH seen AS MATERIALIZED (
     SELECT array_agg(f.id) FILTER (WHERE f.free AND f.lane IS NOT NULL) AS ids,
@@ -21,10 +20,7 @@ WITH seen AS MATERIALIZED (
         (SELECT m.id, m.lane, false AS delayed,
                 m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AND (m.lane = ANY ($2) OR m.lane IS NULL)
                 AND (NOT $4::boolean
-                     OR coalesce((SELECT true FROM outbox.hold h WHERE h.lane = coalesce(m.lane, -1) AND h.topic = m.topic AND h.unit = ''),
-                                 (SELECT true FROM outbox.hold h
-                                  WHERE h.lane = coalesce(m.lane, -1) AND h.topic = m.topic
-                                    AND h.unit = coalesce('k:' || m.key, 'p:' || m.partition))) IS NULL) AS free
+                     OR NOT EXISTS (SELECT FROM outbox.holds_of(coalesce(m.lane, -1::smallint), m.topic, m.key, m.partition, m.message_id))) AS free
          FROM outbox.message m WHERE m.id > $1 ORDER BY m.id LIMIT $3)
         UNION ALL
         -- No more of them than fit, and none that is held: many rows that are due and held would cut every look.
@@ -32,10 +28,7 @@ WITH seen AS MATERIALIZED (
          FROM outbox.message m
          WHERE m.available_at <= statement_timestamp() AND (m.lane = ANY ($2) OR m.lane IS NULL)
            AND (NOT $4::boolean
-                OR coalesce((SELECT true FROM outbox.hold h WHERE h.lane = coalesce(m.lane, -1) AND h.topic = m.topic AND h.unit = ''),
-                            (SELECT true FROM outbox.hold h
-                             WHERE h.lane = coalesce(m.lane, -1) AND h.topic = m.topic
-                               AND h.unit = coalesce('k:' || m.key, 'p:' || m.partition))) IS NULL)
+                OR NOT EXISTS (SELECT FROM outbox.holds_of(coalesce(m.lane, -1::smallint), m.topic, m.key, m.partition, m.message_id)))
          ORDER BY m.available_at LIMIT $3)
     ) f
 )

@@ -116,8 +116,10 @@ impl Outbox {
             }
             insert_holds(&transaction, &self.statements.hold, holds).await?;
             if !holds.is_empty() {
-                let topics: Vec<&str> = holds.iter().map(|(hold, _)| hold.topic.as_str()).collect();
-                transaction.execute(&self.statements.hold_resume, &[&topics]).await?;
+                let names = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
+                let (topics, units): (Vec<&str>, Vec<&str>) = names.unzip();
+                let resume: Params<'_> = &[&topics, &units];
+                transaction.execute(&self.statements.hold_resume, resume).await?;
             }
             transaction.commit().await?;
             Ok(marked)

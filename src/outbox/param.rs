@@ -39,6 +39,7 @@ params!(
     String => TEXT,
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
+    Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
     Vec<bool> => BOOL_ARRAY,

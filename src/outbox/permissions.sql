@@ -24,6 +24,7 @@ FROM (
     UNION ALL
     SELECT 'EXECUTE on outbox.' || f.name, has_function_privilege('outbox.' || f.name, 'EXECUTE')
     FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)'),
+                 ('murmur2(text)'), ('holds_of(smallint, text, text, integer, uuid)'),
                  ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
                  ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)')) AS f (name)
 ) AS wanted (what, granted)

@@ -18,8 +18,9 @@ SELECT count(*) FILTER (WHERE pending) AS pending,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE dead_at > '-infinity' ORDER BY dead_at LIMIT $1) d) AS dead,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE available_at > statement_timestamp()
                               ORDER BY available_at LIMIT $1) d) AS delayed,
-       (SELECT count(*) FROM outbox.hold WHERE unit <> '') AS held_keys,
+       (SELECT count(*) FROM outbox.hold WHERE unit <> '' AND partition IS NULL) AS held_keys,
        (SELECT count(DISTINCT topic) FROM outbox.hold WHERE unit = '') AS parked_topics,
+       (SELECT count(*) FROM (SELECT DISTINCT topic, partition FROM outbox.hold WHERE partition IS NOT NULL) p) AS paused_partitions,
        (SELECT coalesce(max(age(backend_xmin)), 0)::bigint FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS horizon_age,
        (SELECT coalesce(n_dead_tup, 0) FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass) AS dead_tuples
 FROM (SELECT * FROM walked UNION ALL SELECT * FROM passed) AS seen

@@ -28,6 +28,7 @@ pub struct Backlog {
     pub dead: i64,
     pub held_keys: i64,
     pub parked_topics: i64,
+    pub paused_partitions: i64,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,7 +44,8 @@ pub struct WorkerStatus {
 #[derive(Debug, Serialize)]
 pub struct HoldStatus {
     pub topic: String,
-    /// `k:` and a key, `p:` and a partition, or empty for the whole topic.
+    /// `k:` and a key, `p:` and an explicit partition, `s:` and a paused partition with the topic's count of them, or empty for the whole
+    /// topic.
     pub unit: String,
     pub lanes: i64,
     pub failures: i32,
@@ -86,6 +88,7 @@ impl Outbox {
                 dead: sample.dead,
                 held_keys: sample.held_keys,
                 parked_topics: sample.parked_topics,
+                paused_partitions: sample.paused_partitions,
             },
             workers: self.status_workers().await?,
             free_lanes: self

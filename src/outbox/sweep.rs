@@ -73,6 +73,7 @@ pub struct Sample {
     pub delayed: i64,
     pub held_keys: i64,
     pub parked_topics: i64,
+    pub paused_partitions: i64,
     pub horizon_age: i64,
     pub dead_tuples: i64,
 }
@@ -195,6 +196,7 @@ impl Outbox {
             delayed: row.try_get("delayed")?,
             held_keys: row.try_get("held_keys")?,
             parked_topics: row.try_get("parked_topics")?,
+            paused_partitions: row.try_get("paused_partitions")?,
             horizon_age: row.try_get("horizon_age")?,
             dead_tuples: row.try_get::<_, Option<i64>>("dead_tuples")?.unwrap_or(0),
         })

@@ -11,6 +11,7 @@ mod idempotency;
 mod life;
 mod look;
 mod order;
+mod partitions;
 mod purge;
 mod record;
 mod scaling;
