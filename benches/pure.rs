@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use outboxd::boottime::BootInstant;
 use outboxd::floor::Sight;
 use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Seen, Taken, Term, Work};
 use outboxd::message::{Body, KEYLESS, Outcome, Row};
@@ -69,7 +70,7 @@ fn all_lanes() -> Lanes {
     let term = Term {
         worker: Uuid::from_u128(1),
         incarnation: SystemTime::UNIX_EPOCH,
-        ends: Instant::now() + Duration::from_secs(3_600),
+        ends: BootInstant::now() + Duration::from_secs(3_600),
     };
     lanes.begin_term(term, KeylessStored::default());
     let taken = |lane| Taken {

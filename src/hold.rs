@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::rest::Rests;
+use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::lanes::{Held, Lowered, Share, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
@@ -181,10 +182,13 @@ impl Relay {
         Ok(Some(self.judge(hold, &row, outcome)))
     }
 
-    async fn send_head(&self, row: &Row, lease_end: Instant) -> Outcome {
+    async fn send_head(&self, row: &Row, lease_end: BootInstant) -> Outcome {
         let began = Instant::now();
         metrics::possible_duplicates(usize::from(row.suspect));
-        let outcome = self.publisher.probe(row, self.settings.until(began, lease_end)).await;
+        let outcome = self
+            .publisher
+            .probe(row, self.settings.until(began, lease_end.left()))
+            .await;
         if let Outcome::Sick {
             fault: TopicFault::Transient,
             reason,
@@ -319,7 +323,7 @@ impl Relay {
     // ── topics parked among rows without a lane ────────────────────────────────────────────────
 
     async fn retry_keyless(&self, term: &Term, hold: StoredHold) -> Result<()> {
-        let began = Instant::now();
+        let began = BootInstant::now();
         let Some((claim, mut row)) = self.claim_topic_head(term, &hold).await? else {
             return self.release_keyless(term, &hold, None).await;
         };

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use crate::boottime::BootInstant;
 use crate::clock::Clock;
 use crate::floor::{Floor, Horizon};
 use crate::message::KEYLESS;
@@ -36,8 +37,15 @@ pub struct Term {
     pub worker: Uuid,
     /// When the server started: ids, locks and floors of another incarnation mean nothing here.
     pub incarnation: SystemTime,
-    /// On our monotonic clock, counted from before the call that took or renewed the lease.
-    pub ends: Instant,
+    /// Counted from before the call that took or renewed the lease, by a clock that goes on while the machine is suspended.
+    pub ends: BootInstant,
+}
+
+impl Term {
+    /// Does its lease last longer than this from now?
+    pub fn lasts(&self, left: Duration) -> bool {
+        BootInstant::now() + left < self.ends
+    }
 }
 
 /// A lane as taken from the database.
@@ -108,8 +116,7 @@ impl Lanes {
 
     /// The term, if its lease lasts at least `left` from now.
     pub fn live_term(&self, left: Duration) -> Option<Term> {
-        let now = Instant::now();
-        self.term().filter(|term| now + left < term.ends)
+        self.term().filter(|term| term.lasts(left))
     }
 
     pub fn owned(&self) -> usize {
@@ -136,7 +143,7 @@ impl Lanes {
         };
     }
 
-    pub fn renewed(&self, ends: Instant) {
+    pub fn renewed(&self, ends: BootInstant) {
         if let Some(term) = &mut self.lock().term {
             term.ends = ends;
         }
@@ -344,7 +351,7 @@ pub(crate) mod tests {
         let term = Term {
             worker: Uuid::from_u128(1),
             incarnation: SystemTime::UNIX_EPOCH,
-            ends: Instant::now() + Duration::from_secs(60),
+            ends: BootInstant::now() + Duration::from_secs(60),
         };
         lanes.begin_term(term, KeylessStored::default());
         let taken: Vec<_> = (0..count)
@@ -455,7 +462,7 @@ pub(crate) mod tests {
     #[test]
     fn nothing_is_checked_out_under_a_lease_that_ends_too_soon() {
         let (lanes, _) = owning(4);
-        lanes.renewed(Instant::now() + Duration::from_secs(5));
+        lanes.renewed(BootInstant::now() + Duration::from_secs(5));
         let long = Appetite {
             lease_left: Duration::from_secs(6),
             ..APPETITE
@@ -569,7 +576,7 @@ pub(crate) mod tests {
         let (lanes, term) = owning(2);
         assert!(lanes.checkout_idle(&APPETITE).is_none(), "all is ready");
         let (idle, _) = idle_at(50, 2);
-        idle.renewed(Instant::now() + Duration::from_secs(5));
+        idle.renewed(BootInstant::now() + Duration::from_secs(5));
         let long = Appetite {
             lease_left: Duration::from_secs(6),
             ..APPETITE

@@ -12,6 +12,7 @@
 pub mod message;
 pub mod verdict;
 
+pub mod boottime;
 pub mod clock;
 pub mod floor;
 pub mod jitter;

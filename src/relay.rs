@@ -15,6 +15,7 @@ use tracing::{debug, error, warn};
 use self::batch::{ByLane, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors};
 pub use self::company::Company;
 use self::company::Marks;
+use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
@@ -48,10 +49,10 @@ impl Settings {
         self.batch_deadline + OVERRUN + MARK_MARGIN
     }
 
-    /// The times of a publish that begins now, under a lease that ends then: the mark must still be written under it, and whatever
-    /// the client was given be dead when it is over.
-    pub fn until(&self, now: Instant, lease_end: Instant) -> Until {
-        let before_its_end = |left| lease_end.checked_sub(left).unwrap_or(now);
+    /// The times of a publish that begins now, under a lease of which so much is left: the mark must still be written under it, and
+    /// whatever the client was given be dead when it is over.
+    pub fn until(&self, now: Instant, lease_left: Duration) -> Until {
+        let before_its_end = |needed| now + lease_left.saturating_sub(needed);
         let answered = before_its_end(OVERRUN + MARK_MARGIN).min(now + self.batch_deadline);
         Until {
             handed_over: before_its_end(record_lifetime(self.batch_deadline)).min(answered),
@@ -308,7 +309,7 @@ impl Relay {
 
     /// They promise no order, so a soft floor needs no proof here: a row below it is found as soon as its writer's end is.
     async fn relay_keyless(&self, term: &Term, held: &HeldKeyless) -> Seen {
-        let began = Instant::now();
+        let (began, lease_end) = (Instant::now(), BootInstant::now() + self.settings.lease);
         let claimed = match self.claim_keyless(term, held).await {
             Ok(claimed) => claimed,
             Err(error) => {
@@ -328,7 +329,7 @@ impl Relay {
             row.suspect |= row.id <= held.suspect_until;
         }
         failpoint::hit("after_claim_keyless").await;
-        let verdict = self.publish(Stream::Keyless, &rows, began + self.settings.lease).await;
+        let verdict = self.publish(Stream::Keyless, &rows, lease_end).await;
         let dropped = claim.dropped;
         // Also where its rows were gone when they were read: the record goes.
         self.settle_keyless(term, number, held.floor, &rows, &dropped, &verdict)
@@ -402,7 +403,7 @@ impl Relay {
     // ── both ───────────────────────────────────────────────────────────────────────────────────
 
     /// When the lease ends, as far as we know now: it may have been renewed since the checkout.
-    fn lease_end(&self, term: &Term) -> Instant {
+    fn lease_end(&self, term: &Term) -> BootInstant {
         let current = self.lanes.term().filter(|current| current.worker == term.worker);
         current.map_or(term.ends, |current| current.ends)
     }
@@ -412,7 +413,7 @@ impl Relay {
     }
 
     /// Publishes within the batch deadline, and in any case so that the mark can still be written under the lease.
-    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: Instant) -> Verdict {
+    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: BootInstant) -> Verdict {
         if rows.is_empty() {
             return Verdict::default();
         }
@@ -424,7 +425,7 @@ impl Relay {
         let sending = Instant::now();
         let outcomes = self
             .publisher
-            .publish(rows, self.settings.until(sending, lease_end))
+            .publish(rows, self.settings.until(sending, lease_end.left()))
             .await;
         metrics::publish_took(stream, sending.elapsed());
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
@@ -577,7 +578,7 @@ mod tests {
         assert_eq!(settings.lease_needed() - Duration::from_secs(5), OVERRUN + MARK_MARGIN);
         assert_eq!(settings.bytes_per_task(), 1 << 18, "the tasks share the memory");
         let now = Instant::now();
-        let until = |lease_left| settings.until(now, now + Duration::from_millis(lease_left));
+        let until = |lease_left| settings.until(now, Duration::from_millis(lease_left));
         let after = |millis| now + Duration::from_millis(millis);
         let plenty = until(30_000);
         assert_eq!((plenty.handed_over, plenty.answered), (after(5000), after(5000)));

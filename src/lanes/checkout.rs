@@ -152,7 +152,7 @@ impl Lanes {
     pub fn checkout(&self, appetite: &Appetite) -> Option<Checkout> {
         let now = Instant::now();
         let mut inner = self.lock();
-        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
+        let term = inner.term.filter(|term| term.lasts(appetite.lease_left))?;
         let settled = inner.horizon.settled();
         inner.keyless_turn = !inner.keyless_turn;
         let work = if inner.keyless_turn {
@@ -175,9 +175,8 @@ impl Lanes {
 
     /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
     pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<(Term, Held)> {
-        let now = Instant::now();
         let mut inner = self.lock();
-        let term = inner.term.filter(|term| now + lease_left < term.ends)?;
+        let term = inner.term.filter(|term| term.lasts(lease_left))?;
         let settled = inner.horizon.settled();
         let lane_book = inner.lanes.get_mut(&lane)?;
         lane_book.wanted = lane_book.busy;
@@ -194,7 +193,7 @@ impl Lanes {
     pub fn checkout_idle(&self, appetite: &Appetite) -> Option<Lookout> {
         let now = Instant::now();
         let mut inner = self.lock();
-        let term = inner.term.filter(|term| now + appetite.lease_left < term.ends)?;
+        let term = inner.term.filter(|term| term.lasts(appetite.lease_left))?;
         let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
         // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
         let keyless = (!inner.keyless.ready).then_some((inner.keyless.floor, inner.keyless.stored.epoch));

@@ -8,6 +8,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::{KeylessStored, Lanes, Term, share::fair_share};
+use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::jitter::jittered;
@@ -48,7 +49,7 @@ impl Lease {
     /// When to try again after a failure: soon, to save the lease; when it is over there is no hurry.
     fn renew_again(&self, term: &Term) -> Duration {
         let soon = self.renew_every() / 4;
-        jittered(if Instant::now() < term.ends {
+        jittered(if term.lasts(Duration::ZERO) {
             soon
         } else {
             soon.max(REGISTER_AGAIN)
@@ -109,7 +110,7 @@ async fn begin(
         // Its lanes are free at once, and suspect, since it did not give them back.
         outbox.stop_worker(*last).await?;
     }
-    let asked = Instant::now();
+    let asked = BootInstant::now();
     let worker = Uuid::new_v4();
     let (incarnation, now) = outbox.register(worker, lease).await?;
     lanes.clock.set(now);
@@ -262,11 +263,11 @@ async fn tend(
 
 /// Answers who is here; `None`: we are not, any more. What others have lowered is known then.
 async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Option<Vec<Peer>>> {
-    let asked = Instant::now();
+    let asked = BootInstant::now();
     failpoint::hit("before_renew").await;
     let renewal = outbox.renew(term, lease.duration).await?;
     // An answer that comes after expiry is not ownership.
-    let Some(renewal) = renewal.filter(|_| Instant::now() < term.ends) else {
+    let Some(renewal) = renewal.filter(|_| term.lasts(Duration::ZERO)) else {
         return Ok(None);
     };
     lanes.renewed(asked + lease.duration);

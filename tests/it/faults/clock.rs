@@ -1,4 +1,5 @@
-//! A worker's wall clock is wrong. Leases are the database's clock and a monotonic one: they do not care.
+//! A worker's wall clock is wrong, or its machine was suspended. Leases go by the database's clock, and by one that counts while the machine
+//! is suspended.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -62,5 +63,46 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
     for relay in &others {
         assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
     }
+    recovered.record(history.repeats);
+}
+
+/// It has claimed rows and sent none of them, and renews its lease no more.
+async fn asleep_with_a_claim(world: &World, topic: &str, relay: RelayBuilder) -> Relay {
+    world.fill(topic, 100, 20).await;
+    let relay = relay.args(&["--lease", "20s"]);
+    let relay = relay.failpoint("before_renew:2").failpoint("after_claim");
+    let relay = relay.start_ready().await;
+    relay.at_failpoint("after_claim").await;
+    relay.at_failpoint("before_renew:2").await;
+    relay
+}
+
+#[tokio::test]
+async fn nothing_is_sent_under_a_lease_that_ended_while_the_machine_was_suspended() {
+    let fault = Fault::new(
+        62,
+        "a worker's machine is suspended past its lease",
+        "nothing is sent under the lost lease; no duplicate",
+    );
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let (clock, dir) = (Preload::build("clock.c"), tempfile::tempdir().expect("a directory"));
+    let suspended = dir.path().join("suspended").display().to_string();
+    let relay = world.relay().env("LD_PRELOAD", &clock.library());
+    let relay = relay.env("SUSPENDED", &suspended);
+    let relay = asleep_with_a_claim(&world, &topic, relay).await;
+    std::fs::write(&suspended, b"").expect("a file");
+    relay.continue_from("after_claim");
+    eventually(SOON, "all that was claimed to be put off", async || {
+        let put_off = relay.metric("outboxd_rows_deferred_total").filter(|rows| *rows > 0.0);
+        (put_off? == relay.metric("outboxd_rows_claimed_total")?).then_some(())
+    })
+    .await;
+    assert_eq!(world.records(&topic).await.len(), 0, "its lease was over");
+    relay.continue_from("before_renew:2");
+    let recovered = fault.over().until_drained(&world).await;
+    assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(1.0));
+    let history = world.history(&topic).await;
+    history.assert_exact();
     recovered.record(history.repeats);
 }

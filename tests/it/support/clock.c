@@ -1,4 +1,5 @@
-// Preloaded into a relay: its wall clock is off by CLOCK_OFFSET seconds, its monotonic clock is right. Waits until a time of
+// Preloaded into a relay: its wall clock is off by CLOCK_OFFSET seconds, its monotonic clock is right. Once the file SUSPENDED is there, its
+// boot clock is an hour ahead, as if the machine had been suspended for so long, which the monotonic clock does not count. Waits until a time of
 // day, which the Kafka client asks for, are shifted back, as the kernel of a machine with a wrong clock would have it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -6,13 +7,17 @@
 #include <sys/time.h>
 #include <threads.h>
 #include <time.h>
+#include <unistd.h>
 
 static time_t offset;
+static const char *suspended;
 static int (*real_gettime)(clockid_t, struct timespec *);
 static int (*real_timedwait)(cnd_t *, mtx_t *, const struct timespec *);
 
 __attribute__((constructor)) static void find(void) {
-    offset = atol(getenv("CLOCK_OFFSET"));
+    const char *seconds = getenv("CLOCK_OFFSET");
+    offset = seconds ? atol(seconds) : 0;
+    suspended = getenv("SUSPENDED");
     real_gettime = dlsym(RTLD_NEXT, "clock_gettime");
     real_timedwait = dlsym(RTLD_NEXT, "cnd_timedwait");
 }
@@ -20,6 +25,7 @@ __attribute__((constructor)) static void find(void) {
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int failed = real_gettime(clock, now);
     if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += offset;
+    if (!failed && clock == CLOCK_BOOTTIME && suspended && access(suspended, F_OK) == 0) now->tv_sec += 3600;
     return failed;
 }
 

@@ -1,0 +1,71 @@
+//! The clock that leases are counted by: CLOCK_BOOTTIME. `Instant` stops while a virtual machine is suspended, and a worker that wakes up
+//! would believe in a lease that ended long ago. A leaf.
+
+use std::ops::Add;
+use std::time::Duration;
+
+/// A moment on the boot clock, which also counts while the machine is suspended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootInstant(Duration);
+
+impl BootInstant {
+    pub fn now() -> Self {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the pointer is to a timespec of ours, which the call fills.
+        let failed = unsafe { libc::clock_gettime(CLOCK, &mut now) };
+        assert_eq!(failed, 0, "the system has no boot clock");
+        BootInstant(Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
+    }
+
+    /// How long it is from `earlier` to this moment; nothing where this one came first.
+    pub fn saturating_since(self, earlier: BootInstant) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// How long it is until this moment; nothing where it has passed.
+    pub fn left(self) -> Duration {
+        self.saturating_since(BootInstant::now())
+    }
+
+    pub fn elapsed(self) -> Duration {
+        BootInstant::now().saturating_since(self)
+    }
+}
+
+#[cfg(target_os = "linux")]
+const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
+/// Elsewhere, where nobody runs it in production, the monotonic clock has to do.
+#[cfg(not(target_os = "linux"))]
+const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
+
+impl Add<Duration> for BootInstant {
+    type Output = BootInstant;
+
+    fn add(self, duration: Duration) -> BootInstant {
+        BootInstant(self.0.saturating_add(duration))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_compared_and_apart_by_what_was_added() {
+        let (then, second) = (BootInstant(Duration::from_secs(7)), Duration::from_secs(1));
+        assert!(then < then + second);
+        assert_eq!((then + second).saturating_since(then), second);
+        assert_eq!(then.saturating_since(then + second), Duration::ZERO);
+        assert_eq!(then + Duration::MAX, BootInstant(Duration::MAX), "far enough");
+    }
+
+    #[test]
+    fn time_passes() {
+        let (before, hour) = (BootInstant::now(), Duration::from_secs(3600));
+        assert!(before > BootInstant(Duration::ZERO) && BootInstant::now() >= before);
+        let left = (before + hour).left();
+        assert!(left > Duration::ZERO && left <= hour);
+        assert_eq!(before.left(), Duration::ZERO);
+        assert!(before.elapsed() < hour);
+    }
+}
