@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use rdkafka::ClientConfig;
 
+use crate::identity::Identity;
 use crate::janitor;
 use crate::lanes::keeper::Lease;
 use crate::outbox::{Database, OnPublished, Pooler, Retention};
@@ -193,6 +194,11 @@ pub struct RunArgs {
     /// This worker's name in status and logs [default: the host name]
     #[arg(long, env = "OUTBOXD_WORKER_NAME", value_name = "NAME")]
     pub worker_name: Option<String>,
+
+    /// UID of the pod, from the downward API (metadata.uid): after a crash the restarted container takes over at once, without
+    /// waiting for the lease
+    #[arg(long, env = "OUTBOXD_POD_UID", value_name = "UID")]
+    pub pod_uid: Option<String>,
 }
 
 /// How logs look.
@@ -476,6 +482,7 @@ impl RunArgs {
             },
             lease: Lease {
                 worker_name: self.worker_name.clone().unwrap_or_else(host_name),
+                identity: Identity::of_this_process(self.pod_uid.clone().filter(|uid| !uid.trim().is_empty())),
                 duration: lease,
                 lane_batch: batch_rows * 2,
             },

@@ -12,6 +12,7 @@ mod horizon;
 pub mod keeper;
 mod keyless;
 mod portion;
+mod predecessor;
 pub mod share;
 
 use std::collections::{BTreeMap, BTreeSet};

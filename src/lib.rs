@@ -15,6 +15,7 @@ pub mod verdict;
 pub mod boottime;
 pub mod clock;
 pub mod floor;
+pub mod identity;
 pub mod jitter;
 pub mod lanes;
 

@@ -12,6 +12,7 @@ mod lease;
 mod mark;
 pub mod migrate;
 mod param;
+mod predecessor;
 mod row;
 mod session;
 pub mod snapshot;
@@ -21,11 +22,12 @@ mod sweep;
 use std::time::Duration;
 
 pub use claim::{Claim, Dropped, Found, Free, Recorded};
-pub use connect::{Database, PLANS, Pool, Pooler, connect, pool};
+pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
 pub use error::{Error, Kind, Result};
 pub use hold::{Postponed, Released, StoredHold};
 pub use holder::Holder;
 pub use lease::{Peer, Renewal};
+pub use predecessor::Predecessor;
 pub use sweep::{Commands, Counted, InboxSample, Purge, Purged, Retention, Sample, Table};
 
 use param::Params;
@@ -94,6 +96,7 @@ statements!(
     mark_lanes_keep,
     permissions,
     postpone,
+    predecessors,
     purge,
     purge_idempotency,
     purge_inbox,
@@ -117,6 +120,7 @@ statements!(
     status_holds,
     status_workers,
     status_writer,
+    stop_predecessor,
     stop_worker,
     store_floor_keyless,
     store_floors,

@@ -108,7 +108,7 @@ async fn start_and_run(
 fn open(config: &Config) -> Result<Outbox, Failure> {
     // An answer that comes after the lease is of no use to anybody.
     let patience = config.lease.duration.min(PATIENCE_MAX);
-    let pool = outbox::pool(&config.database, pool_size(config), patience)?;
+    let pool = outbox::pool_of_worker(&config.database, pool_size(config), patience)?;
     Ok(Outbox::new(pool, &config.schema, config.on_published, patience))
 }
 

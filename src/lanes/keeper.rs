@@ -7,10 +7,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+use super::predecessor::stop_predecessors;
 use super::{KeylessStored, Lanes, Term, share::fair_share};
 use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::health::{Health, Loop};
+use crate::identity::Identity;
 use crate::jitter::jittered;
 use crate::message::LANE_COUNT;
 use crate::metrics;
@@ -21,6 +23,8 @@ use crate::published::Published;
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub worker_name: String,
+    /// `None`: this system does not tell which process this is.
+    pub identity: Option<Identity>,
     pub duration: Duration,
     /// The most rows of one lane ever in flight: tells a successor how many may be repeats.
     pub lane_batch: usize,
@@ -67,6 +71,7 @@ pub async fn keep(
     draining: &CancellationToken,
     stop: &CancellationToken,
 ) {
+    stop_predecessors(outbox, lease, draining).await;
     let mut last: Option<(Uuid, String)> = None;
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
@@ -405,7 +410,7 @@ pub async fn leave(lanes: &Lanes, outbox: &Outbox, lease: &Lease) -> Result<()> 
     Ok(())
 }
 
-async fn pause(duration: Duration, stop: &CancellationToken) {
+pub(super) async fn pause(duration: Duration, stop: &CancellationToken) {
     tokio::select! {
         () = sleep(duration) => {}
         () = stop.cancelled() => {}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, QueueMode, RecyclingMethod, Runtime};
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, QueueMode, RecyclingMethod, Runtime};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -136,11 +136,17 @@ pub struct Pool {
     connections: deadpool_postgres::Pool,
     /// Behind a transaction pooler, what each transaction brings along.
     local_settings: Option<Arc<str>>,
+    /// See [`pool_of_worker`].
+    session_key: Option<i64>,
 }
 
 impl Pool {
     pub(super) async fn session(&self) -> Result<Session> {
         Ok(Session::new(self.connections.get().await?, self.local_settings.clone()))
+    }
+
+    pub(super) fn session_key(&self) -> Option<i64> {
+        self.session_key
     }
 
     /// Closes the connections that nobody uses now.
@@ -151,6 +157,17 @@ impl Pool {
 
 /// A pool of sessions whose statements may take as long as `patience`.
 pub fn pool(database: &Database, size: usize, patience: Duration) -> Result<Pool> {
+    build_pool(database, size, patience, None)
+}
+
+/// The same for a worker: each session holds a shared advisory lock under a key of this process, by which a successor sees whether
+/// PostgreSQL still has one of them. A transaction pooler lends sessions to anybody: none behind it.
+pub fn pool_of_worker(database: &Database, size: usize, patience: Duration) -> Result<Pool> {
+    let session_key = (database.pooler == Pooler::None).then(|| fastrand::i64(..));
+    build_pool(database, size, patience, session_key)
+}
+
+fn build_pool(database: &Database, size: usize, patience: Duration, session_key: Option<i64>) -> Result<Pool> {
     let manager = Manager::from_config(
         database.session(patience),
         tls(database)?,
@@ -158,7 +175,11 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> Result<Pool
             recycling_method: RecyclingMethod::Fast,
         },
     );
-    let connections = deadpool_postgres::Pool::builder(manager)
+    let mut builder = deadpool_postgres::Pool::builder(manager);
+    if let Some(key) = session_key {
+        builder = builder.post_create(hold_lock(key));
+    }
+    let connections = builder
         .max_size(size)
         // The one used last first: its session has everything at hand, where a turn of all finds each one cold.
         .queue_mode(QueueMode::Lifo)
@@ -172,6 +193,17 @@ pub fn pool(database: &Database, size: usize, patience: Duration) -> Result<Pool
     Ok(Pool {
         connections,
         local_settings: (database.pooler == Pooler::Transaction).then(|| local_settings(patience)),
+        session_key,
+    })
+}
+
+/// What a new session does first.
+fn hold_lock(key: i64) -> Hook {
+    Hook::async_fn(move |client, _| {
+        Box::pin(async move {
+            let lock = format!("SELECT pg_advisory_lock_shared('{key}'::bigint)");
+            client.batch_execute(&lock).await.map_err(HookError::Backend)
+        })
     })
 }
 

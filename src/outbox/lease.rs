@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::hold::held_topics;
 use super::param::Params;
+use super::predecessor::IdentityColumns;
 use super::{LEASE_SHARE, OnPublished, Outbox, Result};
 use crate::lanes::keeper::Lease;
 use crate::lanes::{KeylessStored, Taken, Term};
@@ -33,6 +34,8 @@ pub struct Renewal {
 impl Outbox {
     /// Registers a worker; answers the server incarnation its term belongs to, and the server's clock.
     pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<(SystemTime, SystemTime)> {
+        let columns = IdentityColumns::new(lease.identity.as_ref(), self.pool.session_key());
+        let [pod_uid, machine, pid, started, session_key] = columns.params();
         let row = self
             .query_one(
                 &self.statements.register,
@@ -42,6 +45,11 @@ impl Outbox {
                     &env!("CARGO_PKG_VERSION"),
                     &(lease.lane_batch as i32),
                     &lease.duration.as_secs_f64(),
+                    pod_uid,
+                    machine,
+                    pid,
+                    started,
+                    session_key,
                 ],
             )
             .await?;

@@ -1,0 +1,72 @@
+//! A process that is restarted does not wait for its own lease: where its predecessor is proven gone, its lanes are free at once.
+//!
+//! Without proof, or behind a transaction pooler, the lease decides as for everybody else.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::keeper::{Lease, pause};
+use crate::identity::Identity;
+use crate::outbox::{Outbox, Predecessor, Result};
+
+/// What a killed process had handed to the network arrives before this is over.
+const GRACE: Duration = Duration::from_secs(1);
+/// PostgreSQL notices within this time that the sessions of a killed process are gone. Those that stay longer are alive.
+const SESSIONS_END_WITHIN: Duration = Duration::from_secs(3);
+const CHECK_SESSIONS_EVERY: Duration = Duration::from_millis(100);
+
+/// Ends the leases of predecessors that are proven gone. Called once, before the first term begins.
+pub async fn stop_predecessors(outbox: &Outbox, lease: &Lease, stop: &CancellationToken) {
+    let Some(identity) = &lease.identity else { return };
+    if let Err(error) = stop_proven(outbox, identity, stop).await {
+        warn!(%error, "cannot ask for the lease of the process before this one; it ends by itself");
+    }
+}
+
+async fn stop_proven(outbox: &Outbox, identity: &Identity, stop: &CancellationToken) -> Result<()> {
+    let gone = proven_gone(outbox, identity, stop).await?;
+    if gone.is_empty() {
+        return Ok(());
+    }
+    pause(GRACE, stop).await;
+    for predecessor in gone {
+        if outbox.stop_predecessor(predecessor.worker).await? {
+            info!(
+                worker = %predecessor.worker,
+                name = predecessor.name,
+                "the process before this one is gone: its lanes are free at once; what it had in flight is sent again, flagged"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Those that have ended, by the kernel's or the pod's word and by PostgreSQL's: no session of theirs is left.
+async fn proven_gone(outbox: &Outbox, identity: &Identity, stop: &CancellationToken) -> Result<Vec<Predecessor>> {
+    let patience = Instant::now() + SESSIONS_END_WITHIN;
+    loop {
+        let mut found = outbox.predecessors(identity).await?;
+        found.retain(|other| identity.proves_gone(&other.identity));
+        let (connected, gone): (Vec<_>, Vec<_>) = found.into_iter().partition(|other| other.has_session);
+        if connected.is_empty() || stop.is_cancelled() {
+            return Ok(gone);
+        }
+        if Instant::now() >= patience {
+            connected.iter().for_each(warn_of_twin);
+            return Ok(gone);
+        }
+        pause(CHECK_SESSIONS_EVERY, stop).await;
+    }
+}
+
+fn warn_of_twin(other: &Predecessor) {
+    warn!(
+        worker = %other.worker,
+        name = other.name,
+        pod_uid = other.identity.pod_uid,
+        "another process runs with the identity of this one and is connected: its lanes stay its own. Give each pod its own \
+         OUTBOXD_POD_UID, from metadata.uid of the downward API"
+    );
+}
