@@ -43,6 +43,7 @@ fn row(id: i64) -> Row {
         created_at: SystemTime::UNIX_EPOCH,
         delayed: false,
         suspect: false,
+        withheld: None,
     }
 }
 

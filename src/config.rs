@@ -161,6 +161,10 @@ pub struct RunArgs {
     )]
     pub max_in_flight_bytes: String,
 
+    /// Largest message: a larger one is not read and becomes a dead letter [default: --max-in-flight-bytes]
+    #[arg(long, env = "OUTBOXD_MAX_MESSAGE_BYTES", value_name = "BYTES")]
+    pub max_message_bytes: Option<String>,
+
     /// How long Kafka has to acknowledge a batch
     #[arg(long, env = "OUTBOXD_BATCH_DEADLINE", default_value = "5s", value_name = "DURATION")]
     pub batch_deadline: String,
@@ -219,6 +223,8 @@ pub struct Config {
     pub migrate: bool,
     pub on_published: OnPublished,
     pub relay: relay::Settings,
+    /// A larger message is not read, and becomes a dead letter.
+    pub message_bytes_max: usize,
     pub janitor: janitor::Settings,
     pub lease: Lease,
     pub poll_interval_max: Duration,
@@ -228,6 +234,9 @@ pub struct Config {
 
 /// Longer than anybody means, and far from where sums of durations overflow.
 const DURATION_MOST: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// The headers alone may be as large (V16).
+const MESSAGE_BYTES_MIN: usize = 64 << 10;
 
 /// Collects problems instead of stopping at the first.
 #[derive(Default)]
@@ -439,6 +448,7 @@ impl RunArgs {
         let tasks = check.number("--tasks", &self.tasks, 1, 64);
         let batch_rows = check.number("--batch-rows", &self.batch_rows, 1, 100_000);
         let bytes = check.bytes("--max-in-flight-bytes", &self.max_in_flight_bytes);
+        let message_bytes_max = self.message_bytes_max(&mut check, bytes);
         let deadline = check.duration("--batch-deadline", &self.batch_deadline);
         let lease = check.duration("--lease", &self.lease);
         let (brokers, own) = self.kafka.checked(&mut check);
@@ -476,6 +486,7 @@ impl RunArgs {
                 lease,
                 policy,
             },
+            message_bytes_max,
             janitor: janitor::Settings {
                 on_published: self.on_published,
                 retention,
@@ -489,6 +500,21 @@ impl RunArgs {
             poll_interval_max,
             shutdown_grace,
             http_listen,
+        })
+    }
+
+    /// No more than may be in memory at once.
+    fn message_bytes_max(&self, check: &mut Check, in_flight: usize) -> usize {
+        let Some(value) = &self.max_message_bytes else {
+            return in_flight;
+        };
+        let bytes = parse_bytes(value).filter(|bytes| (MESSAGE_BYTES_MIN..=in_flight).contains(bytes));
+        bytes.unwrap_or_else(|| {
+            check.0.push(format!(
+                "--max-message-bytes {value:?} is not a size from 64KiB to --max-in-flight-bytes {:?}; write e.g. 1MiB",
+                self.max_in_flight_bytes
+            ));
+            in_flight
         })
     }
 
@@ -575,6 +601,8 @@ mod tests {
             "no.such.thing=1",
             "--max-in-flight-bytes",
             "much",
+            "--max-message-bytes",
+            "2MiB",
             "--schema",
             "Bad Name",
             "--http-listen",
@@ -589,6 +617,7 @@ mod tests {
             "acks",
             "no.such.thing",
             "--max-in-flight-bytes",
+            "--max-message-bytes",
             "--schema",
             "--http-listen",
         ] {
@@ -616,6 +645,19 @@ mod tests {
         validate(&pooled).expect("the relay itself passes it");
         let problems = validate(&[&pooled[..], &["--migrate"]].concat()).expect_err("no session");
         assert!(problems.0[0].contains("outboxd migrate"), "{:?}", problems.0);
+    }
+
+    #[test]
+    fn a_message_may_be_as_large_as_what_is_in_memory_at_once_and_no_larger() {
+        let most = |args: &[&str]| validate(&[&ENOUGH[..], args].concat()).map(|config| config.message_bytes_max);
+        assert_eq!(most(&[]).expect("valid"), crate::outbox::MESSAGE_BYTES_MAX);
+        assert_eq!(most(&["--max-in-flight-bytes", "9MiB"]).expect("valid"), 9 << 20);
+        assert_eq!(most(&["--max-message-bytes", "6MiB"]).expect("valid"), 6 << 20);
+        assert_eq!(most(&["--max-message-bytes", "64KiB"]).expect("valid"), 64 << 10);
+        for refused in ["6291457", "65535", "much", "0"] {
+            let problems = most(&["--max-message-bytes", refused]).expect_err(refused);
+            assert!(problems.0[0].contains("--max-message-bytes"), "{:?}", problems.0);
+        }
     }
 
     #[test]

@@ -69,6 +69,8 @@ pub struct Row {
     pub delayed: bool,
     /// A copy may have been sent before: by a worker that died, or by us without an answer.
     pub suspect: bool,
+    /// Why the row was not read whole: it is larger than we take, or PostgreSQL cannot read it. It is never sent.
+    pub withheld: Option<String>,
 }
 
 impl Row {
@@ -133,10 +135,15 @@ impl Row {
     pub fn size(&self) -> usize {
         // What a record carries around its payload: names, ids, lengths.
         const OVERHEAD: usize = 200;
-        OVERHEAD
-            + self.body.as_bytes().map_or(0, <[u8]>::len)
+        OVERHEAD + self.bytes()
+    }
+
+    /// How many bytes the application wrote, as `outbox.message_size` counts them.
+    pub fn bytes(&self) -> usize {
+        let texts = [&self.key, &self.event_type, &self.aggregate_type, &self.aggregate_id];
+        self.body.as_bytes().map_or(0, <[u8]>::len)
             + self.headers.as_ref().map_or(0, Vec::len)
-            + self.key.as_ref().map_or(0, String::len)
+            + texts.into_iter().flatten().map(String::len).sum::<usize>()
     }
 }
 
@@ -298,6 +305,7 @@ pub(crate) mod tests {
             created_at: SystemTime::UNIX_EPOCH,
             delayed: false,
             suspect: false,
+            withheld: None,
         }
     }
 
@@ -426,7 +434,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_row_weighs_its_payload_its_headers_and_its_key_and_something_for_the_rest() {
+    fn a_row_weighs_all_that_was_written_and_something_for_the_rest() {
         let bare = Row {
             body: Body::Tombstone,
             key: None,
@@ -436,10 +444,14 @@ pub(crate) mod tests {
             body: Body::Bytes(vec![0; 5_000]),
             headers: Some(vec![b' '; 300]),
             key: Some("k".repeat(70)),
+            event_type: Some("e".repeat(3)),
+            aggregate_type: Some("a".repeat(2)),
+            aggregate_id: Some("i".to_owned()),
             ..row(1)
         };
+        assert_eq!((bare.bytes(), full.bytes()), (0, 5_376));
         assert!(bare.size() > 100);
-        assert_eq!(full.size(), bare.size() + 5_370);
+        assert_eq!(full.size(), bare.size() + 5_376);
     }
 
     #[test]

@@ -46,12 +46,13 @@ pub enum OnPublished {
 
 macro_rules! statements {
     ($($name:ident),* $(,)?) => {
-        /// The text of every statement, in the configured schema.
+        /// The text of every statement, for the configured schema and the largest message we take.
         struct Statements { $($name: String),* }
 
         impl Statements {
-            fn in_schema(schema: &str) -> Self {
-                Self { $($name: in_schema(include_str!(concat!("outbox/", stringify!($name), ".sql")), schema)),* }
+            fn new(schema: &str, message_bytes_max: usize) -> Self {
+                let text = |sql: &str| in_schema(&with_bound(sql, message_bytes_max), schema);
+                Self { $($name: text(include_str!(concat!("outbox/", stringify!($name), ".sql")))),* }
             }
         }
     };
@@ -128,6 +129,7 @@ statements!(
     take,
     topic_head,
     unhold,
+    withheld,
     writers,
 );
 
@@ -141,11 +143,21 @@ pub(crate) fn in_schema(sql: &str, schema: &str) -> String {
         .replace("SCHEMA outbox", &format!("SCHEMA {schema}"))
 }
 
+/// The largest message the files take.
+pub const MESSAGE_BYTES_MAX: usize = 6 << 20;
+
+/// The files are written for messages of at most [`MESSAGE_BYTES_MAX`]; another bound is put in its place.
+fn with_bound(sql: &str, message_bytes_max: usize) -> String {
+    sql.replace(&MESSAGE_BYTES_MAX.to_string(), &message_bytes_max.to_string())
+}
+
 /// The database, as the daemon uses it.
 pub struct Outbox {
     pool: Pool,
     statements: Statements,
     on_published: OnPublished,
+    /// A larger message is not read.
+    message_bytes_max: usize,
     /// Longer than any healthy statement: a silent connection is given up after this.
     patience: Duration,
 }
@@ -158,9 +170,19 @@ impl Outbox {
     pub fn new(pool: Pool, schema: &str, on_published: OnPublished, patience: Duration) -> Self {
         Outbox {
             pool,
-            statements: Statements::in_schema(schema),
+            statements: Statements::new(schema, MESSAGE_BYTES_MAX),
             on_published,
+            message_bytes_max: MESSAGE_BYTES_MAX,
             patience,
+        }
+    }
+
+    /// The same for messages of at most so many bytes.
+    pub fn with_messages_of(self, schema: &str, bytes: usize) -> Self {
+        Outbox {
+            statements: Statements::new(schema, bytes),
+            message_bytes_max: bytes,
+            ..self
         }
     }
 

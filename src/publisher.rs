@@ -242,9 +242,10 @@ impl Publisher {
                 continue;
             }
             let topic = names.partition_point(|name| *name < row.topic.as_str());
-            let route = match &known[topic] {
-                Ok(topic) => route_in(topic, row),
-                Err(sick) => Err(sick.clone()),
+            let route = match (&row.withheld, &known[topic]) {
+                (Some(reason), _) => Err(Outcome::Refused { reason: reason.clone() }),
+                (None, Ok(topic)) => route_in(topic, row),
+                (None, Err(sick)) => Err(sick.clone()),
             };
             let ordinary = matches!(route, Ok(Route { alone: false, .. }));
             if !ordinary && let Some(unit) = row.unit() {
@@ -253,6 +254,8 @@ impl Publisher {
             routes.push(match route {
                 // On two producers the later could overtake the earlier: it goes when that one is done.
                 Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
+                // Should its key be held for it, what came before it must be through.
+                Err(_) if row.withheld.is_some() && earlier_of_unit(rows, index).next().is_some() => None,
                 Ok(route) => Some(route),
                 Err(outcome) => {
                     outcomes[index] = outcome;

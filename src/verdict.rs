@@ -43,8 +43,10 @@ impl Policy {
             attempts: row.attempts,
             suspect: row.suspect,
             reason: reason.to_owned(),
-            // Without its line it will be refused for ever.
-            dead: row.attempts.saturating_add(1) >= self.max_attempts || row.has_lost_its_line(),
+            // Without its line, or not readable, it will be refused for ever.
+            dead: row.attempts.saturating_add(1) >= self.max_attempts
+                || row.has_lost_its_line()
+                || row.withheld.is_some(),
             wait: self.backoff(row.attempts as u32 + 1),
         }
     }

@@ -109,7 +109,8 @@ fn open(config: &Config) -> Result<Outbox, Failure> {
     // An answer that comes after the lease is of no use to anybody.
     let patience = config.lease.duration.min(PATIENCE_MAX);
     let pool = outbox::pool_of_worker(&config.database, pool_size(config), patience)?;
-    Ok(Outbox::new(pool, &config.schema, config.on_published, patience))
+    let outbox = Outbox::new(pool, &config.schema, config.on_published, patience);
+    Ok(outbox.with_messages_of(&config.schema, config.message_bytes_max))
 }
 
 /// Waits for a database that cannot be reached; gives up on one that is permanently wrong.

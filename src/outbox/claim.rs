@@ -38,6 +38,30 @@ pub struct Dropped {
     pub delayed: bool,
 }
 
+impl From<&Row> for Dropped {
+    fn from(row: &Row) -> Self {
+        Dropped {
+            id: row.id,
+            lane: row.lane,
+            suspect: row.suspect,
+            delayed: row.delayed,
+        }
+    }
+}
+
+/// Why a message is not to be sent, for its `last_error`. `None`: nothing is wrong with it.
+fn withheld(bytes: Option<i64>, problem: Option<&str>, most: usize) -> Option<String> {
+    match (bytes, problem) {
+        (_, Some(problem)) => Some(format!(
+            "PostgreSQL cannot read this message: {problem}. Its text is longer than 1 GB, or it is damaged. Discard it"
+        )),
+        (Some(bytes), None) if bytes > most as i64 => Some(format!(
+            "this message has {bytes} bytes, and --max-message-bytes is {most}: raise that and redrive the row, or discard it"
+        )),
+        _ => None,
+    }
+}
+
 /// What a look found.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -68,12 +92,7 @@ impl Kept {
     fn keep(&mut self, row: Row) {
         let size = row.size();
         if !self.claim.dropped.is_empty() || (size > self.budget && !self.claim.rows.is_empty()) {
-            self.claim.dropped.push(Dropped {
-                id: row.id,
-                lane: row.lane,
-                suspect: row.suspect,
-                delayed: row.delayed,
-            });
+            self.claim.dropped.push(Dropped::from(&row));
             return;
         }
         self.budget = self.budget.saturating_sub(size);
@@ -170,8 +189,11 @@ impl Outbox {
             found.overview.found = !found.claim.is_empty();
             Ok(found)
         };
-        self.on_connection(async |session| session.run(sql, params, keep).await)
-            .await
+        let mut found = self
+            .on_connection(async |session| session.run(sql, params, keep).await)
+            .await?;
+        self.explain(&mut found.claim).await?;
+        Ok(found)
     }
 
     pub async fn claim_lanes<'a>(&self, term: &Term, held: &'a [Held], most: usize, bytes: usize) -> Result<Claim> {
@@ -250,8 +272,40 @@ impl Outbox {
             }
             Ok(kept.claim)
         };
-        self.on_connection(async |session| session.run(sql, params, keep).await)
-            .await
+        let mut claim = self
+            .on_connection(async |session| session.run(sql, params, keep).await)
+            .await?;
+        self.explain(&mut claim).await?;
+        Ok(claim)
+    }
+
+    /// Says of the rows that cannot be sent why. One that could be read after all is left behind: it comes again.
+    async fn explain(&self, claim: &mut Claim) -> Result<()> {
+        let mut whole = Vec::with_capacity(claim.rows.len());
+        for mut row in std::mem::take(&mut claim.rows) {
+            if self.explain_row(&mut row).await? {
+                whole.push(row);
+            } else {
+                claim.dropped.push(Dropped::from(&row));
+            }
+        }
+        claim.rows = whole;
+        Ok(())
+    }
+
+    /// Is it known what to do with this row? Else it could not be read, and now it could.
+    pub(super) async fn explain_row(&self, row: &mut Row) -> Result<bool> {
+        if row.withheld.is_none() && row.bytes() <= self.message_bytes_max {
+            return Ok(true);
+        }
+        let rows = self.query(&self.statements.withheld, &[&row.id]).await?;
+        let Some(found) = rows.first() else {
+            return Ok(false);
+        };
+        let bytes: Option<i64> = found.try_get("bytes")?;
+        let problem: Option<&str> = found.try_get("problem")?;
+        row.withheld = withheld(bytes, problem, self.message_bytes_max);
+        Ok(row.withheld.is_some())
     }
 
     /// The highest id drawn, and then who was writing. In this order: see `floor`.

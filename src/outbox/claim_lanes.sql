@@ -2,7 +2,11 @@
 -- floor, oldest first. It writes nothing: the lane's lease is the claim. Who was delayed comes first, since the byte budget
 -- may leave behind what comes last. What is held is read only for rows of a topic of which their lane holds some ($4, $5).
 SELECT * FROM (
-    SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, true AS delayed
+    SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
+           outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
+           outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+           m.aggregate_version, m.attempts, m.created_at,
+           num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, true AS delayed
     FROM outbox.message m
     -- coalesce: without statistics the planner would rather walk over whole lanes than use the index of delayed rows.
     WHERE m.available_at <= statement_timestamp() AND coalesce(m.lane, -1::smallint) = ANY ($1)
@@ -14,7 +18,11 @@ SELECT * FROM (
     ORDER BY m.available_at, m.id LIMIT $6
 ) due
 UNION ALL
-SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at, false
+SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
+       outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
+       outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+       m.aggregate_version, m.attempts, m.created_at,
+       num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, false
 FROM unnest($1::smallint[], $2::bigint[], $3::integer[]) AS own (lane, floor, most)
 CROSS JOIN LATERAL (
     SELECT m.*

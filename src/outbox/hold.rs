@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::try_join;
 
 use super::param::{Param, Params};
-use super::{Outbox, Result, Transaction, row};
+use super::{Error, Outbox, Result, Transaction, row};
 use crate::lanes::{Lowered, Term};
 use crate::message::{Partition, Row};
 use crate::verdict::{HoldOrder, Refusal};
@@ -90,7 +90,13 @@ impl Outbox {
                 self.query(&self.statements.topic_head, params).await?
             }
         };
-        rows.first().map(row::head).transpose()
+        let Some(mut head) = rows.first().map(row::head).transpose()? else {
+            return Ok(None);
+        };
+        if !self.explain_row(&mut head).await? {
+            return Err(Error::Unexpected("the row a hold waits for could not be read whole"));
+        }
+        Ok(Some(head))
     }
 
     /// Releases holds of a lane we have checked out: the stored floor is lowered, the heads marked or refused and

@@ -26,6 +26,8 @@ FROM (
     FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)'),
                  ('murmur2(text)'), ('holds_of(smallint, text, text, integer, uuid)'),
                  ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
-                 ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)')) AS f (name)
+                 ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)'),
+                 ('at_most(text, integer)'), ('at_most(bytea, integer)'), ('at_most(jsonb, integer)'),
+                 ('render_alone(jsonb, integer)'), ('read_alone(bytea)'), ('message_size(bigint)')) AS f (name)
 ) AS wanted (what, granted)
 WHERE NOT wanted.granted

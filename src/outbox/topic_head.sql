@@ -1,7 +1,11 @@
 -- The oldest pending row that a hold of a topic, or of its partition $4 of $5, keeps back in one lane and no other hold does: of what
 -- another one keeps back, older rows of the same key may lie below where this one resumes. The hold is read here, not when it was found due:
 -- another of its topic may have been released meanwhile and have left it rows further down.
-SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition, m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id, m.aggregate_version, m.attempts, m.created_at
+SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
+       outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
+       outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+       m.aggregate_version, m.attempts, m.created_at,
+       num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts
 FROM outbox.message m
 WHERE m.lane = $1 AND m.topic = $2
   AND m.id > (SELECT h.resume_floor FROM outbox.hold h WHERE h.lane = $1 AND h.topic = $2 AND h.unit = $3)

@@ -1,9 +1,19 @@
 -- Every row of the window, wherever it was put; columns as in a claim, then what became of it. Unordered: one walk over each
--- table is the cheapest way to all of its rows.
-SELECT id, lane, message_id, topic, key, partition, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id, aggregate_version, attempts, created_at, published_at, dead_at IS NOT NULL AS dead
+-- table is the cheapest way to all of its rows. A message of more than 64 MiB, or one that PostgreSQL cannot read, does not come whole.
+SELECT id, lane, message_id, topic, key, partition,
+       outbox.at_most(payload, 67108864), outbox.at_most(payload_bytes, 67108864), outbox.at_most(headers, 67108864),
+       outbox.at_most(event_type, 67108864), outbox.at_most(aggregate_type, 67108864), outbox.at_most(aggregate_id, 67108864),
+       aggregate_version, attempts, created_at,
+       num_nonnulls(payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id) AS parts,
+       published_at, dead_at IS NOT NULL AS dead
 FROM outbox.message
 WHERE topic = ANY ($1) AND ($2::timestamptz IS NULL OR published_at IS NULL OR published_at >= $2)
 UNION ALL
-SELECT id, NULL::smallint, message_id, topic, key, partition, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id, aggregate_version, attempts, created_at, published_at, false
+SELECT id, NULL::smallint, message_id, topic, key, partition,
+       outbox.at_most(payload, 67108864), outbox.at_most(payload_bytes, 67108864), outbox.at_most(headers, 67108864),
+       outbox.at_most(event_type, 67108864), outbox.at_most(aggregate_type, 67108864), outbox.at_most(aggregate_id, 67108864),
+       aggregate_version, attempts, created_at,
+       num_nonnulls(payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id),
+       published_at, false
 FROM outbox.history
 WHERE topic = ANY ($1) AND ($2::timestamptz IS NULL OR published_at >= $2)

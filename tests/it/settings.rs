@@ -22,7 +22,7 @@ const ENOUGH: [&str; 4] = [
 ];
 
 /// The flags whose value is free text, each with an environment twin.
-const FREE_TEXT: [&str; 15] = [
+const FREE_TEXT: [&str; 16] = [
     "--schema",
     "--retention",
     "--processed-retention",
@@ -33,6 +33,7 @@ const FREE_TEXT: [&str; 15] = [
     "--tasks",
     "--batch-rows",
     "--max-in-flight-bytes",
+    "--max-message-bytes",
     "--batch-deadline",
     "--lease",
     "--poll-interval-max",
@@ -330,8 +331,7 @@ async fn every_privilege_the_relay_needs_is_asked_for_at_start_up() {
     let login = format!("{}_relay", world.name);
     let all = format!(
         "GRANT USAGE ON SCHEMA outbox TO {login};
-         GRANT EXECUTE ON FUNCTION outbox.history_prepare, outbox.history_drop, outbox.purge_message, outbox.purge_processed, outbox.purge_inbox,
-             outbox.purge_idempotency TO {login};"
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO {login};"
     );
     let on = |privilege: &str| privilege.replacen(" ON ", " ON outbox.", 1);
     let grants: Vec<String> = privileges

@@ -162,7 +162,7 @@ async fn records_written_by_a_leader_that_stepped_down_say_so_when_they_are_sent
 #[tokio::test]
 async fn a_record_that_only_the_client_says_is_there_is_sent_again() {
     let fault = Fault::new(
-        55,
+        67,
         "the broker takes a producer's second record without its first (garbled on the wire), and the client reports both as delivered",
         "no row is marked that Kafka does not have; what is sent again says so",
     );

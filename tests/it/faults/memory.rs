@@ -15,7 +15,7 @@ const FEW_BYTES: [&str; 6] = [
 ];
 
 /// The most memory the process ever had, in bytes.
-fn peak_memory(relay: &Relay) -> usize {
+pub fn peak_memory(relay: &Relay) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", relay.pid())).expect("it runs");
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("a peak");
     let kilobytes = line.split_whitespace().nth(1).and_then(|number| number.parse().ok());

@@ -16,6 +16,7 @@ mod late_commit;
 mod lease;
 mod locks;
 mod memory;
+mod oversize;
 mod parked;
 mod pause;
 mod pooler;

@@ -27,6 +27,33 @@ const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "message_event_type_is_at_most_1024_bytes",
+        &["(topic, key, event_type) VALUES ('t', 'k', repeat('x', 1025))"],
+    ),
+    (
+        "message_aggregate_type_is_at_most_1024_bytes",
+        &["(topic, key, aggregate_type) VALUES ('t', 'k', repeat('x', 1025))"],
+    ),
+    (
+        "message_aggregate_id_is_at_most_1024_bytes",
+        &["(topic, key, aggregate_id) VALUES ('t', 'k', repeat('x', 1025))"],
+    ),
+    (
+        "message_idempotency_scope_is_at_most_1024_bytes",
+        &["(topic, key, idempotency_scope) VALUES ('t', 'k', repeat('x', 1025))"],
+    ),
+    (
+        "message_idempotency_key_is_at_most_1024_bytes",
+        &["(topic, key, event_type, idempotency_scope, idempotency_key) VALUES ('t', 'k', 'e', 's', repeat('x', 1025))"],
+    ),
+    (
+        "message_headers_are_at_most_65536_bytes",
+        &[
+            "(topic, key, headers) VALUES ('t', 'k', jsonb_build_object('a', repeat('x', 65536)))",
+            "(topic, key, headers) VALUES ('t', 'k', '{\"a\": 1e131071}')",
+        ],
+    ),
+    (
         "message_partition_is_not_negative",
         &["(topic, key, partition) VALUES ('t', 'k', -1)"],
     ),
@@ -338,10 +365,12 @@ async fn what_is_just_within_the_limits_is_accepted() {
     world
         .execute(
             "INSERT INTO outbox.message (topic, key) VALUES (repeat('x', 249), repeat('x', 1024)), ('a.B-c_9', '');
-             INSERT INTO outbox.message (topic, payload, partition, headers) VALUES ('t', 'null', 0, '{}');",
+             INSERT INTO outbox.message (topic, payload, partition, headers) VALUES ('t', 'null', 0, '{}');
+             INSERT INTO outbox.message (topic, key, event_type, aggregate_type, aggregate_id, idempotency_scope, idempotency_key, headers)
+             SELECT 't', 'k', 'e', x, x, x, x, jsonb_build_object('a', repeat('x', 65527)) FROM (SELECT repeat('x', 1024)) AS one (x);",
         )
         .await;
-    assert_eq!(world.pending().await, 3);
+    assert_eq!(world.pending().await, 4);
 }
 
 /// Computed once with the shipped expression. An upgrade that changes any of these splits a key over two lanes.
