@@ -1,3 +1,5 @@
+-- ── What an operator does to messages and holds ────────────────────────────────────────────────
+
 -- Operators act on messages and holds through functions, which leave no row behind a floor. The raw rights to do so by hand go.
 
 -- Sends dead letters again, once what refused them is fixed. Answers how many; rows that are not dead are left alone.
@@ -84,3 +86,80 @@ GRANT EXECUTE ON FUNCTION outbox.purge_message TO outbox_operator, outbox_relay;
 -- With these an operator could mark a pending row published, or strand one that a floor has passed.
 REVOKE DELETE, UPDATE (available_at, published_at, dead_at, attempts, last_error) ON outbox.message FROM outbox_operator;
 REVOKE UPDATE (retry_at) ON outbox.hold FROM outbox_operator;
+
+-- ── What a producer reads back ─────────────────────────────────────────────────────────────────
+
+-- INSERT … RETURNING id, message_id, as object mappers write it. Column by column: nothing else of a message is a producer's to read.
+GRANT SELECT (id, message_id) ON outbox.message TO outbox_producer;
+
+-- The message that has this idempotency key, if one has. A producer may not read the columns to look for it.
+CREATE FUNCTION outbox.enqueued(idempotency_scope text, idempotency_key text, event_type text) RETURNS uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT m.message_id FROM outbox.message m
+    WHERE m.idempotency_scope = enqueued.idempotency_scope AND m.idempotency_key = enqueued.idempotency_key
+      AND m.event_type = enqueued.event_type
+$$;
+
+REVOKE ALL ON FUNCTION outbox.enqueued FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.enqueued TO outbox_producer;
+
+-- As in V1, and with if_new: where a message has this idempotency key already, its id is the answer, and nothing is inserted. Whoever
+-- inserts it at the same moment is waited for.
+CREATE FUNCTION outbox.enqueue(
+    topic text, key text DEFAULT NULL, payload jsonb DEFAULT NULL, payload_bytes bytea DEFAULT NULL,
+    headers jsonb DEFAULT NULL, event_type text DEFAULT NULL,
+    aggregate_type text DEFAULT NULL, aggregate_id text DEFAULT NULL, aggregate_version bigint DEFAULT NULL,
+    idempotency_scope text DEFAULT NULL, idempotency_key text DEFAULT NULL,
+    available_at timestamptz DEFAULT NULL, partition integer DEFAULT NULL, message_id uuid DEFAULT NULL,
+    if_new boolean DEFAULT false
+) RETURNS uuid LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+    new_id uuid := coalesce(message_id, gen_random_uuid());
+    earlier uuid;
+BEGIN
+    IF if_new THEN
+        IF idempotency_key IS NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'if_new needs an idempotency_key to tell a new message by';
+        END IF;
+        -- Without a conflict target, which would need SELECT on its columns.
+        INSERT INTO outbox.message (topic, key, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id,
+                                    aggregate_version, idempotency_scope, idempotency_key, available_at, partition, message_id)
+        VALUES (topic, key, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id,
+                aggregate_version, idempotency_scope, idempotency_key, available_at, partition, new_id)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN new_id;
+        END IF;
+        -- A statement of its own, behind the wait: it sees what whoever was first has committed.
+        earlier := outbox.enqueued(idempotency_scope, idempotency_key, event_type);
+        IF earlier IS NOT NULL THEN
+            RETURN earlier;
+        END IF;
+        -- The earlier message has just been published and removed, or it is the message_id that is another's: the INSERT below tells.
+    END IF;
+    INSERT INTO outbox.message (topic, key, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id,
+                                aggregate_version, idempotency_scope, idempotency_key, available_at, partition, message_id)
+    VALUES (topic, key, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id,
+            aggregate_version, idempotency_scope, idempotency_key, available_at, partition, new_id);
+    RETURN new_id;
+END $$;
+
+-- A parameter more makes it another function. Whoever was granted the first may call the second, which then takes its place.
+DO $$
+DECLARE
+    former constant regprocedure := 'outbox.enqueue(text, text, jsonb, bytea, jsonb, text, text, text, bigint, text, text, timestamptz,
+                                                    integer, uuid)';
+    present constant regprocedure := 'outbox.enqueue(text, text, jsonb, bytea, jsonb, text, text, text, bigint, text, text, timestamptz,
+                                                     integer, uuid, boolean)';
+    caller record;
+BEGIN
+    EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', present);
+    FOR caller IN
+        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS name
+        FROM pg_proc p, aclexplode(p.proacl) a WHERE p.oid = former AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', present, caller.name);
+    END LOOP;
+    EXECUTE format('DROP FUNCTION %s', former);
+END $$;

@@ -2,5 +2,6 @@
 
 mod migrations;
 mod operators;
+mod producers;
 mod roles;
 mod rows;
