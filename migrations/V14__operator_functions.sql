@@ -163,3 +163,85 @@ BEGIN
     END LOOP;
     EXECUTE format('DROP FUNCTION %s', former);
 END $$;
+
+-- ── The history ────────────────────────────────────────────────────────────────────────────────
+
+-- To make a day locks the default partition against everybody. Whoever waits for that lock behind a backup makes all wait who come after,
+-- so a day is left for the next time after a tenth of a second.
+CREATE OR REPLACE FUNCTION outbox.history_prepare(days_ahead integer DEFAULT 3) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+DECLARE
+    today constant date := (now() AT TIME ZONE 'UTC')::date;
+    day date;
+    part text;
+    made integer := 0;
+BEGIN
+    -- Two replicas preparing at once must not collide. The second waits, so that it does not publish before the first has made the day.
+    PERFORM pg_advisory_xact_lock(hashtextextended('outbox.history', 0));
+    PERFORM set_config('lock_timeout', '100ms', true);
+    FOR day IN SELECT generate_series(today, today + days_ahead, '1 day')::date LOOP
+        part := 'history_' || to_char(day, 'YYYYMMDD');
+        CONTINUE WHEN to_regclass('outbox.' || part) IS NOT NULL;
+        BEGIN
+            EXECUTE format('CREATE TABLE outbox.%I PARTITION OF outbox.history FOR VALUES FROM (%L) TO (%L)',
+                           part, day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
+            made := made + 1;
+        EXCEPTION
+            -- Rows of that day already lie in the default partition, and stay there until they are old: to move them would lock it, and
+            -- with it every mark of that day, for as long as that takes. Retention deletes them row by row instead.
+            WHEN check_violation THEN NULL;
+            WHEN lock_not_available THEN EXIT;
+        END;
+    END LOOP;
+    RETURN made;
+END $$;
+
+-- Drops the days that are older. To drop one locks the whole history against everybody: where a backup or another reader is in the way, the days
+-- are left for the next time, and so is a single one that somebody reads. Answers how many went, and how many were left.
+CREATE FUNCTION outbox.history_expire(older_than interval, OUT dropped integer, OUT locked integer)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
+DECLARE
+    due name[];
+    part name;
+BEGIN
+    IF older_than < interval '1 hour' THEN
+        RAISE EXCEPTION 'the history keeps at least an hour, got %', older_than USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    dropped := 0;
+    due := ARRAY(SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                 WHERE i.inhparent = 'outbox.history'::regclass AND c.relname ~ '^history_\d{8}$'
+                   AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < (now() - older_than) AT TIME ZONE 'UTC'
+                 ORDER BY c.relname);
+    locked := cardinality(due);
+    -- Before anything is locked: it may take a while.
+    DELETE FROM outbox.history_default WHERE published_at < now() - older_than;
+    IF locked = 0 THEN
+        RETURN;
+    END IF;
+    BEGIN
+        -- What a DROP locks beside the day itself. Waited for once, not once a day.
+        LOCK TABLE ONLY outbox.history, outbox.history_default IN ACCESS EXCLUSIVE MODE;
+    EXCEPTION
+        WHEN lock_not_available THEN RETURN;
+    END;
+    FOREACH part IN ARRAY due LOOP
+        BEGIN
+            -- Everybody waits for us by now, so we wait for nobody.
+            EXECUTE format('LOCK TABLE outbox.%I IN ACCESS EXCLUSIVE MODE NOWAIT', part);
+            EXECUTE format('DROP TABLE outbox.%I', part);
+            dropped := dropped + 1;
+            locked := locked - 1;
+        EXCEPTION
+            WHEN lock_not_available THEN NULL;
+        END;
+    END LOOP;
+END $$;
+
+-- As relays from before V14 call it.
+CREATE OR REPLACE FUNCTION outbox.history_drop(older_than interval) RETURNS integer
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT e.dropped FROM outbox.history_expire(history_drop.older_than) e
+$$;
+
+REVOKE ALL ON FUNCTION outbox.history_expire FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.history_expire TO outbox_relay, outbox_operator;

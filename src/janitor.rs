@@ -118,8 +118,7 @@ impl Chores {
             outbox.forget_workers().await?;
             outbox.forget_claims().await?;
             if settings.on_published == OnPublished::Archive {
-                outbox.history_prepare().await?;
-                outbox.history_drop(settings.retention.published).await?;
+                keep_history(outbox, settings.retention.published).await?;
             }
         }
         if now >= self.rescan_at {
@@ -146,6 +145,18 @@ impl Chores {
         }
         Ok(())
     }
+}
+
+async fn keep_history(outbox: &Outbox, retention: Duration) -> Result<()> {
+    outbox.history_prepare().await?;
+    let days = outbox.history_expire(retention).await?;
+    if days.locked > 0 {
+        info!(
+            days = days.locked,
+            "somebody reads the history, as a backup does; days that are old enough are dropped later"
+        );
+    }
+    Ok(())
 }
 
 impl PurgeChore {

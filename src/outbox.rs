@@ -28,7 +28,7 @@ pub use hold::{Postponed, Released, StoredHold};
 pub use holder::Holder;
 pub use lease::{Peer, Renewal};
 pub use predecessor::Predecessor;
-pub use sweep::{Commands, Counted, InboxSample, Purge, Purged, Retention, Sample, Table};
+pub use sweep::{Commands, Counted, HistoryDays, InboxSample, Purge, Purged, Retention, Sample, Table};
 
 use param::Params;
 use session::{Session, Transaction};
@@ -70,7 +70,7 @@ statements!(
     give_up,
     glance,
     held_topics,
-    history_drop,
+    history_expire,
     history_prepare,
     hold,
     hold_head,

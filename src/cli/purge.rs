@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Failure;
 use super::progress::bar;
 use crate::config::{DatabaseArgs, Problems, RetentionArgs};
-use crate::outbox::{OnPublished, Outbox, Purge, Purged, Retention, Table, pool};
+use crate::outbox::{HistoryDays, OnPublished, Outbox, Purge, Purged, Retention, Table, pool};
 
 #[derive(Args, Debug)]
 pub struct PurgeArgs {
@@ -75,9 +75,9 @@ async fn remove(outbox: &Outbox, retention: Retention, most: i32) -> Result<Purg
         bar.set_prefix(table.name());
         rows.push((table, remove_of(outbox, table, retention, most, &bar).await?));
     }
-    let history_days = outbox.history_drop(retention.published).await?;
+    let history = outbox.history_expire(retention.published).await?;
     bar.finish_and_clear();
-    Ok(Purged { rows, history_days })
+    Ok(Purged { rows, history })
 }
 
 async fn remove_of(
@@ -106,8 +106,12 @@ fn summary(purged: &Purged, dry_run: bool, took: Duration) -> String {
         .iter()
         .map(|(table, rows)| format!("{rows} of {}", table.name()));
     let rows: Vec<String> = rows.collect();
-    let (rows, days, seconds) = (rows.join(", "), purged.history_days, took.as_secs_f64());
-    format!("{verb} rows: {rows}; days of history: {days} ({seconds:.1} s)")
+    let (rows, days, seconds) = (rows.join(", "), purged.history.dropped, took.as_secs_f64());
+    let left = match purged.history.locked {
+        0 => String::new(),
+        locked => format!(", {locked} left because somebody reads the history, as a backup does"),
+    };
+    format!("{verb} rows: {rows}; days of history: {days}{left} ({seconds:.1} s)")
 }
 
 fn as_json(purged: &Purged, dry_run: bool, took: Duration) -> Value {
@@ -115,5 +119,8 @@ fn as_json(purged: &Purged, dry_run: bool, took: Duration) -> Value {
     let rows: Map<String, Value> = rows
         .map(|(table, rows)| (table.name().to_owned(), json!(rows)))
         .collect();
-    json!({ "dry_run": dry_run, "rows": rows, "history_days": purged.history_days, "seconds": took.as_secs_f64() })
+    let HistoryDays { dropped, locked } = purged.history;
+    json!({
+        "dry_run": dry_run, "rows": rows, "history_days": dropped, "history_days_locked": locked, "seconds": took.as_secs_f64()
+    })
 }

@@ -115,6 +115,7 @@ async fn begin(
         // Its lanes are free at once, and suspect, since it did not give them back.
         outbox.stop_worker(*last).await?;
     }
+    prepare_history(outbox).await;
     let asked = BootInstant::now();
     let worker = Uuid::new_v4();
     let (incarnation, now) = outbox.register(worker, lease).await?;
@@ -143,6 +144,14 @@ async fn stored_state(outbox: &Outbox, term: &Term) -> Result<(String, KeylessSt
     let lineage = outbox.lineage(term.incarnation).await?;
     let keyless = outbox.keyless(term.incarnation).await?.unwrap_or_default();
     Ok((lineage, keyless))
+}
+
+/// Before anything is published: where rows of a day lie in the default partition, that day can no longer be made. Maintenance makes the next
+/// days in time while it runs, but at a start and after an outage it comes too late.
+async fn prepare_history(outbox: &Outbox) {
+    if let Err(error) = outbox.history_prepare().await {
+        warn!(%error, "cannot prepare the days of the history; rows of a day without one go to its default partition");
+    }
 }
 
 /// The server has lost writes: were rows among them that we have published?

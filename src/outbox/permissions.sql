@@ -23,7 +23,7 @@ FROM (
     SELECT 'SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')
     UNION ALL
     SELECT 'EXECUTE on outbox.' || f.name, has_function_privilege('outbox.' || f.name, 'EXECUTE')
-    FROM (VALUES ('history_prepare(integer)'), ('history_drop(interval)'),
+    FROM (VALUES ('history_prepare(integer)'), ('history_expire(interval)'),
                  ('murmur2(text)'), ('holds_of(smallint, text, text, integer, uuid)'),
                  ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
                  ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)'),

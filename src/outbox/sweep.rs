@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::param::Params;
-use super::{Outbox, Result};
+use super::{OnPublished, Outbox, Result};
 
 /// How long what is finished stays, by what it is.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,15 @@ impl Purge {
 #[derive(Debug)]
 pub struct Purged {
     pub rows: Vec<(Table, i64)>,
-    pub history_days: i64,
+    pub history: HistoryDays,
+}
+
+/// Days of the history that are old enough to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryDays {
+    pub dropped: i32,
+    /// Left for the next time: somebody reads them, as a backup does.
+    pub locked: i32,
 }
 
 /// The inbox as sampled.
@@ -145,7 +153,10 @@ impl Outbox {
         let rows = Table::ALL.iter().map(|table| Ok((*table, row.try_get(table.name())?)));
         Ok(Purged {
             rows: rows.collect::<Result<_>>()?,
-            history_days: row.try_get("history_days")?,
+            history: HistoryDays {
+                dropped: row.try_get::<_, i64>("history_days")? as i32,
+                locked: 0,
+            },
         })
     }
 
@@ -163,17 +174,23 @@ impl Outbox {
         Ok((row.try_get("reached")?, row.try_get("found")?))
     }
 
+    /// Makes the days of the history that come next, where published rows go there.
     pub async fn history_prepare(&self) -> Result<()> {
-        self.execute(&self.statements.history_prepare, &[]).await?;
+        if self.on_published == OnPublished::Archive {
+            self.execute(&self.statements.history_prepare, &[]).await?;
+        }
         Ok(())
     }
 
-    /// Drops whole days of history; answers how many.
-    pub async fn history_drop(&self, retention: Duration) -> Result<i64> {
+    /// Drops whole days of history, but for those in use.
+    pub async fn history_expire(&self, retention: Duration) -> Result<HistoryDays> {
         let row = self
-            .query_one(&self.statements.history_drop, &[&retention.as_secs_f64()])
+            .query_one(&self.statements.history_expire, &[&retention.as_secs_f64()])
             .await?;
-        Ok(row.try_get::<_, i32>("days")?.into())
+        Ok(HistoryDays {
+            dropped: row.try_get("dropped")?,
+            locked: row.try_get("locked")?,
+        })
     }
 
     pub async fn forget_claims(&self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The schema: what it refuses, who may do what, how it is applied and verified.
 
+mod archive;
 mod migrations;
 mod operators;
 mod producers;
