@@ -1,3 +1,15 @@
+-- Oldest outboxd schema that may run on this: 13
+
+-- ── Which binaries may run ─────────────────────────────────────────────────────────────────────
+
+-- A rollout runs two versions side by side, and may be undone. A binary that knows a schema older than the one it finds may run if it knows
+-- at least this one. A migration that an older binary cannot run on raises it; each says so in its first line.
+CREATE TABLE outbox.compatibility (oldest_schema integer NOT NULL);
+CREATE UNIQUE INDEX compatibility_is_one_row ON outbox.compatibility ((true));
+-- Binaries that know V13 and run already go on; they do not know this table, and refuse to start beside a newer schema.
+INSERT INTO outbox.compatibility VALUES (13);
+GRANT SELECT ON outbox.compatibility TO outbox_relay, outbox_operator;
+
 -- ── What an operator does to messages and holds ────────────────────────────────────────────────
 
 -- Operators act on messages and holds through functions, which leave no row behind a floor. The raw rights to do so by hand go.
@@ -245,3 +257,29 @@ $$;
 
 REVOKE ALL ON FUNCTION outbox.history_expire FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.history_expire TO outbox_relay, outbox_operator;
+
+-- ── Which lineage a server is on ───────────────────────────────────────────────────────────────
+
+-- The timeline, or NULL where the server refuses to say: some managed ones do not support these functions.
+CREATE FUNCTION outbox.timeline() RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
+EXCEPTION
+    WHEN OTHERS THEN RETURN NULL;
+END $$;
+
+REVOKE ALL ON FUNCTION outbox.timeline FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.timeline TO outbox_relay, outbox_operator;
+
+-- As in V2. Where the timeline is not known, a restart may have been a failover, and so each life of the server is a lineage of its own.
+CREATE OR REPLACE VIEW outbox.lineage AS
+SELECT s.incarnation,
+       coalesce(t.timeline, 'unknown')
+       || CASE WHEN t.timeline IS NULL OR 'off' IN (current_setting('synchronous_commit'), current_setting('fsync'))
+               THEN ' ' || extract(epoch FROM s.incarnation) ELSE '' END AS name
+FROM outbox.server s, outbox.timeline() AS t (timeline);
+
+-- Where `outboxd migrate` had to stand in for the server (see src/outbox/timeline_stand_ins.sql).
+UPDATE outbox.lane l SET lineage = v.name FROM outbox.lineage v WHERE l.lineage LIKE 'unknown%';
+DROP FUNCTION IF EXISTS outbox.pg_walfile_name(pg_lsn), outbox.pg_current_wal_insert_lsn();

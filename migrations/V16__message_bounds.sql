@@ -1,3 +1,5 @@
+-- Oldest outboxd schema that may run on this: 13
+--
 -- A message of any size used to be read whole by the relay: one row of 80 MB ended the process, and then its successor. Here are bounds for
 -- what an application writes, and the functions with which the relay reads no more than it can carry (--max-message-bytes).
 

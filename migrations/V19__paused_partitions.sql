@@ -1,3 +1,5 @@
+-- Oldest outboxd schema that may run on this: 19
+--
 -- A partition without a leader, or with too few replicas in sync, keeps back its own rows and no others. In outbox.hold it is the unit
 -- 's:3/12': partition 3 of a topic that had 12 partitions when it was paused. The hold's own count decides which rows it keeps back, so that
 -- no row slips out of it, and none into it, when the topic is given more partitions meanwhile.
@@ -59,3 +61,6 @@ $$;
 
 REVOKE ALL ON FUNCTION outbox.murmur2, outbox.holds_of FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.murmur2, outbox.holds_of TO outbox_relay, outbox_operator;
+
+-- A binary that does not know holds of this unit would claim rows past those that they keep back.
+UPDATE outbox.compatibility SET oldest_schema = 19;

@@ -1,3 +1,5 @@
+-- Oldest outboxd schema that may run on this: 19
+--
 -- Which process a worker is, so that its successor can prove that it is gone and need not wait for its lease. NULL where nothing
 -- can be proven: behind a transaction pooler, and for workers of an earlier version.
 ALTER TABLE outbox.worker

@@ -1,8 +1,9 @@
 //! The schema: applied by `outboxd migrate`, verified by `outboxd run`.
 
-use refinery::{Migration, Runner};
+use refinery::{Migration, Runner, Target};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use tracing::{info, warn};
 
 use super::{Error, Outbox, Result, in_schema};
 
@@ -10,10 +11,33 @@ mod embedded {
     refinery::embed_migrations!("migrations");
 }
 
-/// All migrations, in the configured schema.
-fn migrations(schema: &str) -> Result<Vec<Migration>> {
-    embedded::migrations::runner()
+/// All migrations that this binary brings, as they are written.
+fn brought() -> Vec<Migration> {
+    let embedded = embedded::migrations::runner();
+    embedded
         .get_migrations()
+        .iter()
+        .cloned()
+        .chain(extra_migration())
+        .collect()
+}
+
+/// The migration of a later release, for tests alone: this source with it and without it are two releases side by side.
+#[cfg(feature = "failpoints")]
+fn extra_migration() -> Option<Migration> {
+    let file = std::path::PathBuf::from(std::env::var_os("OUTBOXD_EXTRA_MIGRATION")?);
+    let sql = std::fs::read_to_string(&file).ok()?;
+    Migration::unapplied(file.file_stem()?.to_str()?, &sql).ok()
+}
+
+#[cfg(not(feature = "failpoints"))]
+fn extra_migration() -> Option<Migration> {
+    None
+}
+
+/// The same in the configured schema.
+fn migrations(schema: &str) -> Result<Vec<Migration>> {
+    brought()
         .iter()
         .map(|migration| {
             let sql = migration.sql().unwrap_or_default();
@@ -25,12 +49,7 @@ fn migrations(schema: &str) -> Result<Vec<Migration>> {
 
 /// The version this binary brings.
 pub fn known_version() -> i32 {
-    let newest = embedded::migrations::runner()
-        .get_migrations()
-        .iter()
-        .map(|migration| migration.version())
-        .max();
-    newest.unwrap_or(0)
+    brought().iter().map(Migration::version).max().unwrap_or(0)
 }
 
 /// Longest wait for a lock on a table that relays and applications use.
@@ -44,18 +63,71 @@ pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     // Whatever waits for a lock on our tables makes everybody behind it wait: a backup must not stop every relay.
     let prepare = format!("SET lock_timeout = '{LOCK_TIMEOUT}'; CREATE SCHEMA IF NOT EXISTS {schema}");
     client.batch_execute(&prepare).await?;
-    let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
-    runner.set_migration_table_name(format!("{schema}.schema_history"));
-    let report = runner.run_async(client).await.map_err(explain)?;
+    let applied = apply_missing(client, schema).await?;
     let unlock = format!("SELECT pg_advisory_unlock(hashtextextended('{schema}.schema_history', 0))");
     client.batch_execute(&unlock).await?;
-    Ok(report.applied_migrations().iter().map(|m| m.version()).collect())
+    Ok(applied)
+}
+
+async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
+    let found = applied_version(client, schema).await?;
+    if found > known_version() {
+        let sql = in_schema(include_str!("compatibility.sql"), schema);
+        allow_newer(found, client.query_one(&sql, &[]).await?.try_get("oldest_schema")?)?;
+        return Ok(Vec::new());
+    }
+    let mut applied = Vec::new();
+    if found < LINEAGE && !tells_timeline(client).await? {
+        warn!("{TIMELINE_UNKNOWN}");
+        let stand_ins = in_schema(include_str!("timeline_stand_ins.sql"), schema);
+        let search_path = format!("SET search_path = {schema}, pg_catalog");
+        client.batch_execute(&format!("{stand_ins};\n{search_path}")).await?;
+        applied = run(client, schema, Target::Version(LINEAGE)).await?;
+        client.batch_execute("RESET search_path").await?;
+    }
+    applied.extend(run(client, schema, Target::Latest).await?);
+    Ok(applied)
+}
+
+async fn run(client: &mut Client, schema: &str, target: Target) -> Result<Vec<i32>> {
+    let mut runner = Runner::new(&migrations(schema)?)
+        .set_abort_divergent(true)
+        .set_target(target);
+    runner.set_migration_table_name(format!("{schema}.schema_history"));
+    let report = runner.run_async(client).await.map_err(explain)?;
+    Ok(report.applied_migrations().iter().map(Migration::version).collect())
+}
+
+/// The newest migration that was applied here; 0: none.
+async fn applied_version(client: &Client, schema: &str) -> Result<i32> {
+    let present = in_schema(include_str!("schema_version.sql"), schema);
+    if !client.query_one(&present, &[]).await?.try_get::<_, bool>("present")? {
+        return Ok(0);
+    }
+    let version = in_schema(include_str!("schema_history.sql"), schema);
+    let row = client.query_one(&version, &[]).await?;
+    Ok(row.try_get::<_, Option<i32>>("version")?.unwrap_or(0))
+}
+
+/// The migration that asks for the timeline of the server. Those after V13 no longer rely on an answer.
+const LINEAGE: i32 = 2;
+
+/// What is lost where a managed server refuses the functions that tell its timeline.
+const TIMELINE_UNKNOWN: &str = "this server does not say which timeline it is on (it refuses pg_current_wal_insert_lsn or \
+    pg_walfile_name), so a failover cannot be told from a restart: after either, what is pending is sent as possible-duplicate, \
+    and lanes are taken one lease later";
+
+async fn tells_timeline(client: &Client) -> Result<bool> {
+    match client.query_one(include_str!("timeline_probe.sql"), &[]).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.as_db_error().is_some() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The runner's words are about files; ours are about what to do.
 fn explain(error: refinery::Error) -> Error {
     match error.kind() {
-        refinery::error::Kind::MissingVersion(found) => from_the_future(found.version()),
         refinery::error::Kind::DivergentVersion(found, _) => Error::Schema(format!(
             "migration {found} was applied here with another text than this outboxd brings. Use a released outboxd"
         )),
@@ -75,11 +147,20 @@ fn is_locked_out(cause: &(dyn std::error::Error + 'static)) -> bool {
         == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
-fn from_the_future(found: i32) -> Error {
+/// May this binary run on a schema newer than the one it knows? The migrations that made it newer have said so.
+fn allow_newer(found: i32, oldest: i32) -> Result<()> {
     let known = known_version();
-    Error::Schema(format!(
-        "the outbox schema is at version {found}, this outboxd knows only {known}. Upgrade outboxd"
-    ))
+    if known < oldest {
+        return Err(Error::Schema(format!(
+            "the outbox schema is at version {found}, which takes an outboxd that knows at least {oldest}; this one knows only {known}. \
+             Upgrade outboxd"
+        )));
+    }
+    info!(
+        schema = found,
+        known, "the outbox schema is newer than this outboxd, and allows it to run"
+    );
+    Ok(())
 }
 
 impl Outbox {
@@ -95,10 +176,15 @@ impl Outbox {
         }
         self.verify_schema().await?;
         self.verify_permissions().await?;
-        self.verify_sequence().await
+        self.verify_sequence().await?;
+        let row = self.query_one(&self.statements.timeline, &[]).await?;
+        if row.try_get::<_, Option<&str>>("timeline")?.is_none() {
+            warn!("{TIMELINE_UNKNOWN}");
+        }
+        Ok(())
     }
 
-    /// Is the schema there, in a version this binary knows? A standby and an operator's login will do.
+    /// Is the schema there, in a version this binary knows, or in a newer one that allows it? A standby and an operator's login will do.
     pub async fn verify_schema(&self) -> Result<()> {
         let row = self.query_one(&self.statements.schema_version, &[]).await?;
         if !row.try_get::<_, bool>("present")? {
@@ -116,7 +202,8 @@ impl Outbox {
             )));
         }
         if found > known {
-            return Err(from_the_future(found));
+            let row = self.query_one(&self.statements.compatibility, &[]).await?;
+            allow_newer(found, row.try_get("oldest_schema")?)?;
         }
         Ok(())
     }
@@ -140,5 +227,41 @@ impl Outbox {
             )));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST_LINE: &str = "-- Oldest outboxd schema that may run on this: ";
+    /// The first migration that says so.
+    const FIRST: i32 = 14;
+
+    #[test]
+    fn each_migration_says_which_binaries_may_run_on_it() {
+        let mut oldest = 0;
+        for migration in brought().iter().filter(|migration| migration.version() >= FIRST) {
+            let (name, sql) = (migration, migration.sql().unwrap_or_default());
+            let first = sql.lines().next().unwrap_or_default();
+            let said = first.strip_prefix(FIRST_LINE).and_then(|number| number.parse().ok());
+            let said: i32 = said.unwrap_or_else(|| {
+                panic!(
+                    "{name} lacks its first line `{FIRST_LINE}N`. N is the number of the oldest migration that a binary must bring to \
+                     run on this schema: that of the migration before, unless older binaries cannot"
+                )
+            });
+            assert!(
+                oldest <= said && said <= migration.version(),
+                "{name}: {said} after {oldest}"
+            );
+            let written = format!("UPDATE outbox.compatibility SET oldest_schema = {said};");
+            assert!(
+                said == oldest || oldest == 0 || sql.contains(&written),
+                "{name} shuts out binaries that the migration before it allowed, and must write so: `{written}`"
+            );
+            oldest = said;
+        }
+        assert!(oldest > 0, "V{FIRST} is among them");
     }
 }

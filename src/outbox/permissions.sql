@@ -2,7 +2,7 @@
 SELECT wanted.what
 FROM (
     SELECT t.privilege || ' on outbox.' || t.name, has_table_privilege('outbox.' || t.name, t.privilege)
-    FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'),
+    FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'), ('compatibility', 'SELECT'),
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
                  ('claim', 'SELECT'), ('claim', 'INSERT'), ('claim', 'UPDATE'), ('claim', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
@@ -23,7 +23,7 @@ FROM (
     SELECT 'SELECT on sequence outbox.message_id_seq', has_sequence_privilege('outbox.message_id_seq', 'SELECT')
     UNION ALL
     SELECT 'EXECUTE on outbox.' || f.name, has_function_privilege('outbox.' || f.name, 'EXECUTE')
-    FROM (VALUES ('history_prepare(integer)'), ('history_expire(interval)'),
+    FROM (VALUES ('history_prepare(integer)'), ('history_expire(interval)'), ('timeline()'),
                  ('murmur2(text)'), ('holds_of(smallint, text, text, integer, uuid)'),
                  ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
                  ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)'),

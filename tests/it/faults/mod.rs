@@ -29,3 +29,4 @@ mod standby;
 mod stop;
 mod table;
 mod vacuum;
+mod versions;

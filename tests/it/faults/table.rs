@@ -5,9 +5,9 @@ use std::process::Command;
 
 use crate::support::{cells, documented_faults};
 
-/// Those of the list that are not about exactly-once or about two versions side by side.
+/// Those of the list that are not about exactly-once.
 fn promised() -> BTreeSet<u8> {
-    [1..=3, 6..=30, 33..=39, 41..=45, 48..=55, 62..=62, 67..=67]
+    [1..=3, 6..=30, 33..=45, 48..=55, 62..=62, 67..=67]
         .into_iter()
         .flatten()
         .collect()

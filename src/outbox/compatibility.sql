@@ -1,0 +1,1 @@
+SELECT oldest_schema FROM outbox.compatibility

@@ -1,0 +1,1 @@
+SELECT outbox.timeline() AS timeline
