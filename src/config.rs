@@ -118,6 +118,10 @@ pub struct RunArgs {
     #[command(flatten)]
     pub retention: RetentionArgs,
 
+    /// Fail idempotent commands for good whose lock ran out so long ago and that nobody ended [default: never]
+    #[arg(long, env = "OUTBOXD_END_ORPHANED_COMMANDS_AFTER", value_name = "DURATION")]
+    pub end_orphaned_commands_after: Option<String>,
+
     /// How often Kafka may refuse a row before it becomes a dead letter; outages never count
     #[arg(long, env = "OUTBOXD_MAX_ATTEMPTS", default_value = "5", value_name = "N")]
     pub max_attempts: String,
@@ -254,6 +258,15 @@ impl Check {
             format!("{flag} {value:?} is longer than ten years")
         });
         duration.min(DURATION_MOST)
+    }
+
+    /// How old something is before maintenance touches it.
+    fn age(&mut self, flag: &str, value: &str) -> Duration {
+        let age = self.duration(flag, value);
+        self.ensure(age >= janitor::RETENTION_LEAST, || {
+            format!("{flag} must be at least 1h")
+        });
+        age
     }
 
     fn number(&mut self, flag: &str, value: &str, least: usize, most: usize) -> usize {
@@ -422,17 +435,10 @@ impl RetentionArgs {
     }
 
     fn checked(&self, check: &mut Check) -> Retention {
-        let mut age = |flag: &str, value: &str| {
-            let age = check.duration(flag, value);
-            check.ensure(age >= janitor::RETENTION_LEAST, || {
-                format!("{flag} must be at least 1h")
-            });
-            age
-        };
         Retention {
-            published: age("--retention", &self.retention),
-            processed: age("--processed-retention", &self.processed_retention),
-            inbox: age("--inbox-retention", &self.inbox_retention),
+            published: check.age("--retention", &self.retention),
+            processed: check.age("--processed-retention", &self.processed_retention),
+            inbox: check.age("--inbox-retention", &self.inbox_retention),
         }
     }
 }
@@ -462,6 +468,8 @@ impl RunArgs {
         });
         let shutdown_grace = check.duration("--shutdown-grace", &self.shutdown_grace);
         let retention = self.retention.checked(&mut check);
+        let orphaned_after = self.end_orphaned_commands_after.as_deref();
+        let end_orphaned_after = orphaned_after.map(|age| check.age("--end-orphaned-commands-after", age));
         let http_listen = self.http_listen.parse().unwrap_or_else(|_| {
             check.0.push(format!(
                 "--http-listen {:?} is not an address; write e.g. 0.0.0.0:9090",
@@ -490,6 +498,7 @@ impl RunArgs {
             janitor: janitor::Settings {
                 on_published: self.on_published,
                 retention,
+                end_orphaned_after,
             },
             lease: Lease {
                 worker_name: self.worker_name.clone().unwrap_or_else(host_name),

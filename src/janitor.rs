@@ -28,11 +28,16 @@ const PURGE_EVERY: Duration = Duration::from_secs(600);
 const RESCAN_ROWS: i64 = 5_000;
 const RESCAN_EVERY: Duration = Duration::from_secs(60);
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
+/// Most orphaned commands ended in one statement, and the wait after one that found fewer.
+const ORPHANED_ROWS: i32 = 1_000;
+const ORPHANED_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub on_published: OnPublished,
     pub retention: Retention,
+    /// Commands whose lock ran out so long ago are failed for good; `None`: never.
+    pub end_orphaned_after: Option<Duration>,
 }
 
 /// Where each chore stands.
@@ -41,6 +46,7 @@ struct Chores {
     intake_at: Instant,
     /// By the database, at the last sample: what is new since then is ours to count.
     counted: Option<Counted>,
+    orphaned_at: Instant,
     purges: Vec<PurgeChore>,
     rescan_at: Instant,
     rescan_cursor: i64,
@@ -61,6 +67,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
         sample_at: now,
         intake_at: now,
         counted: None,
+        orphaned_at: now,
         purges: purges(settings.on_published, now),
         rescan_at: now + RESCAN_EVERY,
         rescan_cursor: 0,
@@ -111,7 +118,8 @@ impl Chores {
             metrics::commands(&outbox.sample_commands(SAMPLE_WALK, metrics::OPERATIONS_MAX).await?);
             metrics::inbox(&outbox.sample_inbox(SAMPLE_WALK).await?);
             let counted = outbox.sample_counted().await?;
-            metrics::counted(self.counted.replace(counted), counted);
+            metrics::counted(self.counted.as_ref(), &counted);
+            self.counted = Some(counted);
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
@@ -124,10 +132,27 @@ impl Chores {
         if now >= self.rescan_at {
             self.rescan(outbox).await?;
         }
+        if let Some(age) = settings.end_orphaned_after.filter(|_| now >= self.orphaned_at) {
+            self.end_orphaned(outbox, age).await?;
+        }
         for chore in self.purges.iter_mut().filter(|chore| now >= chore.at) {
             // Should it fail, the others have their turn before it has another.
             chore.at = now + PURGE_AFTER_FAILURE;
             chore.step(outbox, settings.retention).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails commands for good that nobody ended, and says so: each is one whose effect nobody knows.
+    async fn end_orphaned(&mut self, outbox: &Outbox, age: Duration) -> Result<()> {
+        self.orphaned_at = Instant::now() + ORPHANED_EVERY;
+        let ended = outbox.end_orphaned(age, ORPHANED_ROWS).await?;
+        metrics::commands_orphaned(ended);
+        if ended > 0 {
+            warn!(commands = ended, older_than = ?age, "orphaned commands were failed for good");
+        }
+        if ended == i64::from(ORPHANED_ROWS) {
+            self.orphaned_at = Instant::now();
         }
         Ok(())
     }

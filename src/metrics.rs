@@ -29,11 +29,16 @@ enum Kind {
     Counter,
     /// One series for each table that retention removes rows of.
     CounterByTable,
+    /// One series for each consumer that the database counts by name, and one for all others.
+    CounterByConsumer,
     Gauge,
     Histogram,
 }
 
-use Kind::{Counter, CounterByTable, Gauge, Histogram};
+use Kind::{Counter, CounterByConsumer, CounterByTable, Gauge, Histogram};
+
+/// The consumer of duplicates that the database does not count by name.
+const OTHER_CONSUMERS: &str = "other";
 
 /// The whole list: a test scrapes and finds every one of them.
 const METRICS: &[(&str, Kind, Unit, &str)] = &[
@@ -111,15 +116,21 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
     ),
     (
         "outboxd_consumer_duplicates_total",
-        Counter,
+        CounterByConsumer,
         Unit::Count,
-        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over.",
+        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over; 32 consumers by name.",
     ),
     (
         "outboxd_consumer_conflicts_total",
         Counter,
         Unit::Count,
         "Message ids consumers met again with another payload, since PostgreSQL last crashed or failed over.",
+    ),
+    (
+        "outboxd_inbox_takeovers_total",
+        Counter,
+        Unit::Count,
+        "Inbox messages claimed again because a lease ran out, since PostgreSQL last crashed or failed over.",
     ),
     (
         "outboxd_lanes_recovered_total",
@@ -309,6 +320,18 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         Unit::Count,
         "Claims refused because their key was used for another request.",
     ),
+    (
+        "outboxd_command_takeovers_total",
+        Counter,
+        Unit::Count,
+        "Attempts of idempotent commands granted over one whose lock had run out.",
+    ),
+    (
+        "outboxd_commands_orphaned_total",
+        Counter,
+        Unit::Count,
+        "Commands nobody ended that this worker has failed for good.",
+    ),
 ];
 
 const BUCKETS: &[f64] = &[
@@ -332,6 +355,10 @@ pub fn install() -> Result<PrometheusHandle, String> {
                 for table in Table::ALL {
                     counter!(*name, "table" => table.name()).absolute(0);
                 }
+            }
+            CounterByConsumer => {
+                describe_counter!(*name, *unit, *help);
+                counter!(*name, "consumer" => OTHER_CONSUMERS).absolute(0);
             }
             Gauge => {
                 describe_gauge!(*name, *unit, *help);
@@ -512,13 +539,18 @@ pub fn commands(sampled: &[Commands]) {
 }
 
 /// What is new since the last sample of this worker. What came before its first one is not its to count.
-pub fn counted(before: Option<Counted>, now: Counted) {
+pub fn counted(before: Option<&Counted>, now: &Counted) {
     let Some(before) = before else { return };
     for (name, before, now) in [
         ("outboxd_commands_granted_total", before.granted, now.granted),
         ("outboxd_command_replays_total", before.replayed, now.replayed),
         ("outboxd_command_conflicts_total", before.conflicted, now.conflicted),
-        ("outboxd_consumer_duplicates_total", before.duplicates, now.duplicates),
+        ("outboxd_command_takeovers_total", before.taken_over, now.taken_over),
+        (
+            "outboxd_inbox_takeovers_total",
+            before.inbox_taken_over,
+            now.inbox_taken_over,
+        ),
         (
             "outboxd_consumer_conflicts_total",
             before.payload_conflicts,
@@ -527,12 +559,22 @@ pub fn counted(before: Option<Counted>, now: Counted) {
     ] {
         counter!(name).increment(grown(before, now));
     }
+    for (consumer, duplicates) in &now.duplicates {
+        // A consumer that was not there before began at zero.
+        let before = before.duplicates.get(consumer).copied().unwrap_or(0);
+        let name = consumer.as_deref().unwrap_or(OTHER_CONSUMERS).to_owned();
+        counter!("outboxd_consumer_duplicates_total", "consumer" => name).increment(grown(before, *duplicates));
+    }
 }
 
 /// A count that is lower than before began again at zero.
 fn grown(before: i64, now: i64) -> u64 {
     let since = if now < before { 0 } else { before };
     u64::try_from(now - since).unwrap_or(0)
+}
+
+pub fn commands_orphaned(count: i64) {
+    counter!("outboxd_commands_orphaned_total").increment(count.unsigned_abs());
 }
 
 pub fn inbox(sample: &InboxSample) {

@@ -7,6 +7,7 @@ FROM (
                  ('claim', 'SELECT'), ('claim', 'INSERT'), ('claim', 'UPDATE'), ('claim', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
                  ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
+                 ('consumer_duplicate_counters', 'SELECT'),
                  ('idempotency_suppression', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
@@ -28,6 +29,7 @@ FROM (
                  ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
                  ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)'),
                  ('at_most(text, integer)'), ('at_most(bytea, integer)'), ('at_most(jsonb, integer)'),
-                 ('render_alone(jsonb, integer)'), ('read_alone(bytea)'), ('message_size(bigint)')) AS f (name)
+                 ('render_alone(jsonb, integer)'), ('read_alone(bytea)'), ('message_size(bigint)'),
+                 ('idempotency_end_orphaned(interval, integer)')) AS f (name)
 ) AS wanted (what, granted)
 WHERE NOT wanted.granted

@@ -6,7 +6,8 @@ WITH unfinished AS MATERIALIZED (
      FROM outbox.idempotency_request r
      WHERE r.locked_until IS NOT NULL ORDER BY r.locked_until LIMIT $1)
     UNION ALL
-    (SELECT r.scope, CASE r.status WHEN 'failed_final' THEN 'final' ELSE 'retryable' END
+    (SELECT r.scope, CASE WHEN r.status = 'failed_final' THEN 'final'
+                          WHEN r.expires_at <= clock_timestamp() THEN 'expired' ELSE 'retryable' END
      FROM outbox.idempotency_request r
      WHERE r.failure_code IS NOT NULL AND r.locked_until IS NULL ORDER BY r.locked_until DESC, r.updated_at DESC LIMIT $1)
 ), named AS (

@@ -1,5 +1,6 @@
 //! What the janitor does: retention, the safety net, samples.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::param::Params;
@@ -87,13 +88,16 @@ pub struct Sample {
 }
 
 /// Counts that only grow, until a crash of the server sets them back to zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     pub granted: i64,
     pub replayed: i64,
     pub conflicted: i64,
-    pub duplicates: i64,
+    pub taken_over: i64,
+    /// By consumer; without a name those of all others.
+    pub duplicates: BTreeMap<Option<String>, i64>,
     pub payload_conflicts: i64,
+    pub inbox_taken_over: i64,
 }
 
 /// Commands of one operation in one state.
@@ -142,6 +146,13 @@ impl Outbox {
     async fn purge_indexed(&self, statement: &str, params: Params<'_>, most: i32) -> Result<(i64, bool)> {
         let purged = self.query_one(statement, params).await?.try_get("purged")?;
         Ok((purged, purged < i64::from(most)))
+    }
+
+    /// Fails commands for good whose lock ran out longer ago than `age`, at most `most` of them; answers how many.
+    pub async fn end_orphaned(&self, age: Duration, most: i32) -> Result<i64> {
+        let params: Params<'_> = &[&age.as_secs_f64(), &most];
+        let row = self.query_one(&self.statements.end_orphaned, params).await?;
+        Ok(row.try_get("ended")?)
     }
 
     /// What a purge would remove now.
@@ -221,12 +232,18 @@ impl Outbox {
 
     pub async fn sample_counted(&self) -> Result<Counted> {
         let row = self.query_one(&self.statements.sample_counted, &[]).await?;
+        let duplicates = self.query(&self.statements.sample_duplicates, &[]).await?;
+        let duplicates = duplicates
+            .iter()
+            .map(|row| Ok((row.try_get("consumer")?, row.try_get("duplicates_suppressed")?)));
         Ok(Counted {
             granted: row.try_get("granted")?,
             replayed: row.try_get("replayed")?,
             conflicted: row.try_get("conflicted")?,
-            duplicates: row.try_get("duplicates_suppressed")?,
+            taken_over: row.try_get("taken_over")?,
+            duplicates: duplicates.collect::<Result<_>>()?,
             payload_conflicts: row.try_get("payload_conflicts")?,
+            inbox_taken_over: row.try_get("inbox_taken_over")?,
         })
     }
 

@@ -110,3 +110,69 @@ async fn the_wait_after_a_failure_doubles_up_to_a_limit_and_is_jittered() {
         assert!(different > 10, "all in step after {attempts}");
     }
 }
+
+#[tokio::test]
+async fn an_operator_replays_what_is_done_and_its_former_workers_stay_refused() {
+    let world = World::new().await;
+    receive(&world, "m1", ", max_attempts => 2").await;
+    let old = claim(&world.db, 1, "1 minute").await["m1"];
+    world.execute(&done(old)).await;
+    let operator = connect(&world.login("operator", &["outbox_operator"]).await).await;
+    let replay = format!("SELECT outbox.inbox_replay_done('c', {})", old.0);
+    let replayed = async || {
+        operator
+            .query_one(&replay, &[])
+            .await
+            .expect("granted")
+            .get::<_, bool>(0)
+    };
+    assert!(
+        !world
+            .is_true(&format!("outbox.inbox_replay_done('other', {})", old.0))
+            .await
+    );
+    assert!(replayed().await);
+    assert!(!replayed().await, "it is not done any more");
+    assert_eq!(
+        refusal(&world.db, &done(old)).await,
+        "P4010",
+        "a token of its former life"
+    );
+    let new = claim(&world.db, 1, "1 minute").await["m1"];
+    assert_eq!(new, (old.0, old.1 + 1));
+    assert!(!replayed().await, "it is being worked on");
+    assert_eq!(refusal(&world.db, &done(old)).await, "P4010");
+    assert!(
+        world
+            .is_true(&format!("{} IS NOT NULL", fail(new).trim_start_matches("SELECT ")))
+            .await,
+        "all its attempts"
+    );
+}
+
+#[tokio::test]
+async fn a_replayed_message_stands_before_the_later_ones_of_its_key() {
+    let world = World::new().await;
+    for message in ["m1", "m2", "m3"] {
+        receive(&world, message, ", key => 'k'").await;
+    }
+    let first = claim(&world.db, 10, "1 minute").await["m1"];
+    world.execute(&done(first)).await;
+    let second = claim(&world.db, 10, "1 minute").await["m2"];
+    assert!(
+        world
+            .is_true(&format!("outbox.inbox_replay_done('c', {})", first.0))
+            .await
+    );
+    assert!(
+        claim(&world.db, 10, "1 minute").await.is_empty(),
+        "the second is at work"
+    );
+    world.execute(&done(second)).await;
+    for expected in ["m1", "m3"] {
+        let claimed = claim(&world.db, 10, "1 minute").await;
+        assert_eq!(names(&claimed), [expected]);
+        world.execute(&done(claimed[expected])).await;
+    }
+    assert!(claim(&world.db, 10, "1 minute").await.is_empty());
+}

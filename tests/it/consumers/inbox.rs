@@ -86,7 +86,6 @@ async fn a_worker_whose_lease_was_taken_is_refused_and_changes_nothing() {
     zombie.batch_execute("ROLLBACK").await.expect("ended");
     assert_eq!(refusal(&zombie, &fail(old)).await, "P4011");
     world.execute(&done(new)).await;
-    assert_eq!(refusal(&world.db, &done(new)).await, "P4010", "once");
     assert_eq!(refusal(&zombie, &done(old)).await, "P4010");
     assert_eq!(refusal(&zombie, &fail(old)).await, "P4011");
     assert_eq!(world.count(EFFECTS).await, 0);
@@ -95,6 +94,105 @@ async fn a_worker_whose_lease_was_taken_is_refused_and_changes_nothing() {
             .is_true("SELECT done_at IS NOT NULL AND last_error IS NULL FROM outbox.inbox_message")
             .await
     );
+}
+
+#[tokio::test]
+async fn a_worker_that_did_not_hear_the_answer_may_say_done_again() {
+    let world = World::new().await;
+    receive(&world, "m1", "").await;
+    let (id, token) = claim(&world.db, 1, "1 minute").await["m1"];
+    let paid = format!("outbox.inbox_done({id}, {token}, 'paid')");
+    assert!(world.is_true(&paid).await, "done now");
+    let row = "SELECT m::text FROM outbox.inbox_message m";
+    let before = world.text(row).await;
+    assert!(!world.is_true(&paid).await, "done before");
+    for other in [
+        format!("SELECT outbox.inbox_done({id}, {token})"),
+        format!("SELECT outbox.inbox_done({id}, {token}, 'refused')"),
+        format!("SELECT outbox.inbox_done({id}, {}, 'paid')", token - 1),
+        format!("SELECT outbox.inbox_done({id}, {}, 'paid')", token + 1),
+    ] {
+        assert_eq!(refusal(&world.db, &other).await, "P4010", "{other}");
+    }
+    assert_eq!(world.text(row).await, before);
+}
+
+#[tokio::test]
+async fn a_worker_extends_its_lease_while_it_is_the_latest_and_never_shortens_it() {
+    let world = World::new().await;
+    receive(&world, "m1", "").await;
+    let application = connect(&world.login("application", &["outbox_producer"]).await).await;
+    let (id, token) = claim(&application, 1, "200 ms").await["m1"];
+    let heartbeat = |lease: &str| format!("SELECT outbox.inbox_heartbeat({id}, {token}, '{lease}')");
+    application.batch_execute(&heartbeat("1 hour")).await.expect("its own");
+    let until = "SELECT next_attempt_at > clock_timestamp() + interval '59 minutes' FROM outbox.inbox_message";
+    assert!(world.is_true(until).await);
+    application.batch_execute(&heartbeat("1 s")).await.expect("its own");
+    assert!(world.is_true(until).await, "never shorter");
+    assert!(
+        claim(&world.db, 1, "1 minute").await.is_empty(),
+        "it is being worked on"
+    );
+
+    world
+        .execute("UPDATE outbox.inbox_message SET next_attempt_at = clock_timestamp()")
+        .await;
+    assert_eq!(claim(&world.db, 1, "1 minute").await["m1"].1, token + 1);
+    assert_eq!(refusal(&application, &heartbeat("1 hour")).await, "P4012", "taken over");
+    world.execute(&done((id, token + 1))).await;
+    assert_eq!(refusal(&application, &heartbeat("1 hour")).await, "P4012", "done");
+}
+
+#[tokio::test]
+async fn a_claim_answers_in_the_order_of_priority_and_due_time() {
+    let world = World::new().await;
+    for (message, priority, due) in [
+        ("third", 0, 1),
+        ("second", 0, 2),
+        ("fifth", -1, 9),
+        ("first", 5, 0),
+        ("fourth", 0, 0),
+    ] {
+        let rest = format!(", priority => {priority}, not_before => clock_timestamp() - interval '{due} hours'");
+        receive(&world, message, &rest).await;
+    }
+    let order = "SELECT string_agg(message_id, ' ') FROM outbox.inbox_claim('c')";
+    assert_eq!(world.text(order).await, "first second third fourth fifth");
+}
+
+#[tokio::test]
+async fn a_message_taken_over_from_a_worker_that_died_is_counted() {
+    let world = World::new().await;
+    receive(&world, "m1", ", max_attempts => 2").await;
+    receive(&world, "m2", "").await;
+    let counted = "SELECT taken_over FROM outbox.consumer_counters";
+    let first = claim(&world.db, 10, "1 ms").await;
+    world.execute(&fail(first["m2"])).await;
+    world.until(DUE).await;
+    assert_eq!(world.count(counted).await, 0);
+    assert_eq!(names(&claim(&world.db, 10, "1 ms").await), ["m1", "m2"]);
+    assert_eq!(world.count(counted).await, 1, "what has failed is no takeover");
+    world
+        .until("SELECT count(*) = 2 FROM outbox.inbox_message WHERE next_attempt_at <= clock_timestamp()")
+        .await;
+    assert_eq!(names(&claim(&world.db, 10, "1 minute").await), ["m2"]);
+    assert_eq!(
+        world.count(counted).await,
+        3,
+        "what is poison now was taken over as well"
+    );
+}
+
+#[tokio::test]
+async fn a_lease_of_a_day_has_24_hours_whatever_the_calendar_says() {
+    let world = World::new().await;
+    receive(&world, "m1", "").await;
+    // By the calendar this is less than nothing in a short month, and more than a day in a long one.
+    world
+        .execute("CREATE TABLE lease AS SELECT id, lease_until FROM outbox.inbox_claim('c', 1, '1 month -29 days')")
+        .await;
+    let exact = "SELECT lease_until - claimed_at = interval '24 hours' FROM lease JOIN outbox.inbox_message USING (id)";
+    assert!(world.is_true(exact).await);
 }
 
 #[tokio::test]

@@ -235,6 +235,45 @@ async fn counting_survives_a_refusal_and_costs_no_wal_and_no_transaction_id() {
 }
 
 #[tokio::test]
+async fn a_read_only_transaction_is_told_what_need_not_be_written_or_counted() {
+    let world = world_of_all_states().await;
+    run(&world.db, "SET default_transaction_read_only = on")
+        .await
+        .expect("set");
+    for (key, kind) in [("held", "active"), ("left", "stale"), ("never", "final")] {
+        let answer = claim(&world.db, key, "").await;
+        assert_eq!((answer.kind.as_str(), answer.granted), (kind, false));
+    }
+    for (key, more) in [
+        ("done", ""),
+        ("again", ""),
+        ("fresh", ""),
+        ("left", ", take_over => true"),
+    ] {
+        let refused = try_claim(&world.db, key, more).await.expect_err(key);
+        assert_eq!(state(&refused), "25006", "{key}");
+    }
+}
+
+/// What the documentation warns of.
+#[tokio::test]
+async fn an_answer_taken_apart_in_the_select_list_is_claimed_again_for_every_column() {
+    let world = world().await;
+    let apart = format!("SELECT (outbox.idempotency_claim('orders', 'apart', {HASH})).*");
+    let row = world.db.query_one(&apart, &[]).await.expect("an answer");
+    assert_eq!(
+        (row.get::<_, &str>("kind"), row.get::<_, bool>("granted")),
+        ("new", false)
+    );
+    let whole = format!("SELECT * FROM outbox.idempotency_claim('orders', 'whole', {HASH})");
+    let row = world.db.query_one(&whole, &[]).await.expect("an answer");
+    assert_eq!(
+        (row.get::<_, &str>("kind"), row.get::<_, bool>("granted")),
+        ("new", true)
+    );
+}
+
+#[tokio::test]
 async fn an_answer_goes_by_the_clock_and_not_by_the_time_the_transaction_began() {
     let world = world().await;
     let late = world.session().await;
@@ -287,7 +326,7 @@ async fn plan_of(world: &World, query: &str) -> String {
 #[tokio::test]
 async fn what_is_stale_or_often_tried_is_found_without_reading_what_succeeded() {
     let world = world_of_successes().await;
-    for view in ["stale", "retried"] {
+    for view in ["stale", "retried", "expired"] {
         let plan = plan_of(&world, &format!("SELECT * FROM outbox.idempotency_{view}")).await;
         assert!(!plan.contains("Seq Scan"), "{plan}");
     }

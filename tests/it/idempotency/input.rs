@@ -26,10 +26,14 @@ const REFUSED: &[(&str, &str)] = &[
     ("claim('s', 'k', #, lock_for => '0')", "P4004"),
     ("claim('s', 'k', #, lock_for => '-1 second')", "P4004"),
     ("claim('s', 'k', #, lock_for => '2 days')", "P4004"),
+    ("claim('s', 'k', #, lock_for => '300000 years')", "P4004"),
+    ("claim('s', 'k', #, lock_for => '-178000000 years')", "P4004"),
+    ("claim('s', 'k', #, lock_for => '100000 years -36500000 days')", "P4004"),
     ("claim('s', 'k', #, lock_for => 'soon')", "22007"),
     ("claim('s', 'k', #, expires_in => NULL)", "P4004"),
     ("claim('s', 'k', #, expires_in => '1 second')", "P4004"),
     ("claim('s', 'k', #, expires_in => '11 years')", "P4004"),
+    ("claim('s', 'k', #, expires_in => '178000000 years')", "P4004"),
     ("claim('s', 'k', #, claimed_by => repeat('x', 256))", "P4004"),
     ("claim(NULL, 'o', 'k', #)", "P4000"),
     ("claim('t', NULL, 'k', #)", "P4000"),
@@ -68,6 +72,17 @@ const REFUSED: &[(&str, &str)] = &[
     ("heartbeat('s', 'k', 1, NULL)", "P4004"),
     ("heartbeat('s', 'k', 1, '0')", "P4004"),
     ("heartbeat('s', 'k', 1, '25 hours')", "P4004"),
+    ("heartbeat('s', 'k', 1, '178000000 years')", "P4004"),
+    ("abandon(NULL, 'k', 1)", "P4000"),
+    ("abandon('s', NULL, 1)", "P4001"),
+    ("abandon('s', 'k', NULL)", "P4004"),
+    ("abandon('s', 'k', 1)", "P4013"),
+    ("end_orphaned(NULL)", "P4004"),
+    ("end_orphaned('59 minutes')", "P4004"),
+    ("end_orphaned('178000000 years')", "P4004"),
+    ("end_orphaned('1 day', 0)", "P4004"),
+    ("store(NULL, NULL)", "P4004"),
+    ("store(NULL, ' ')", "P4004"),
     (
         "classify(NULL::outbox.idempotency_request, true, attempts_max => 0)",
         "P4004",
@@ -159,6 +174,71 @@ async fn a_message_tells_neither_the_key_nor_the_request() {
         assert!(!told.contains(secret), "{told}");
         let named = world.text(&format!("SELECT left(md5('{secret}'), 8)")).await;
         assert!(told.contains(&named), "{told} names the key by {named}");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_end_of_an_attempt_names_the_argument_that_is_wrong() {
+    let world = world().await;
+    for (call, message) in [
+        ("succeed('s', 'k', 1, result_id => '7')", "result_type is missing"),
+        (
+            "succeed('s', 'k', 1, response_body => to_jsonb(repeat('x', 65535)))",
+            "response_body is too long",
+        ),
+        ("fail('s', 'k', 1, NULL, 'c')", "retryable is missing"),
+        ("fail('s', 'k', 1, true, E' \\t')", "failure_code is missing"),
+        ("fail('s', 'k', 1, true, repeat('c', 256))", "failure_code is too long"),
+    ] {
+        let error = refusal_of(&world.db, &format!("SELECT outbox.idempotency_{call}")).await;
+        assert_eq!((error.code().code(), error.message()), ("P4004", message), "{call}");
+    }
+}
+
+/// A session in a time zone whose clock changes at the coming midnight (UTC), forward or back: by the calendar the next day has 23 or 25
+/// hours. Rules of such a zone name days of the year, counted from zero.
+async fn session_before_the_clock_changes(world: &World, forward: bool) -> Client {
+    let session = world.session().await;
+    let day = "SELECT extract(doy FROM (now() + make_interval(days => $1)) AT TIME ZONE 'UTC')::integer - 1";
+    let tomorrow: i32 = session.query_one(day, &[&1]).await.expect("a day").get(0);
+    let later: i32 = session.query_one(day, &[&100]).await.expect("a day").get(0);
+    // Summer time is from the first day to the second.
+    let (from, to) = if forward { (tomorrow, later) } else { (later, tomorrow) };
+    run(&session, &format!("SET timezone = 'WIN0SUM,{from}/0,{to}/1'"))
+        .await
+        .expect("a time zone");
+    let hours = "SELECT extract(epoch FROM now() + interval '1 day' - now())::integer / 3600";
+    let hours: i32 = session.query_one(hours, &[]).await.expect("a number").get(0);
+    assert_eq!(hours, if forward { 23 } else { 25 }, "the clock changes");
+    session
+}
+
+#[tokio::test]
+async fn a_day_has_24_hours_also_when_the_clock_changes() {
+    let world = world().await;
+    for forward in [true, false] {
+        let session = session_before_the_clock_changes(&world, forward).await;
+        let key = format!("k{forward}");
+        let granted = claim(&session, &key, ", lock_for => '24 hours', expires_in => '1 day'").await;
+        assert!(granted.granted, "{granted:?}");
+        let locked = format!(
+            "SELECT locked_until - claimed_at = interval '24 hours' AND expires_at = locked_until
+             FROM outbox.idempotency_request WHERE key = '{key}'"
+        );
+        assert!(world.is_true(&locked).await, "forward: {forward}");
+        for more in [
+            "lock_for => '24 hours 1 second'",
+            "lock_for => '1 day', expires_in => '23 hours 59 minutes'",
+        ] {
+            let refused = try_claim(&session, "other", &format!(", {more}")).await;
+            assert_eq!(state(&refused.expect_err(more)), "P4004", "{more}, forward: {forward}");
+        }
+        let heartbeat = format!("SELECT outbox.idempotency_heartbeat('orders', '{key}', 1, '1 day')");
+        run(&session, &heartbeat).await.expect("extended");
+        let extended = format!(
+            "SELECT locked_until - heartbeat_at = interval '24 hours' FROM outbox.idempotency_request WHERE key = '{key}'"
+        );
+        assert!(world.is_true(&extended).await, "forward: {forward}");
     }
 }
 
@@ -281,6 +361,11 @@ async fn a_producer_works_through_the_functions_and_never_touches_the_table() {
         "SELECT FROM outbox.idempotency_stale",
         "SELECT nextval('outbox.idempotency_granted')",
         "SELECT outbox.idempotency_claim_unanswered('s', 'k', '', '1s', false, '', '1s')",
+        "SELECT outbox.idempotency_abandon('orders', 'k', 1)",
+        "SELECT outbox.idempotency_end_orphaned('1 day')",
+        "SELECT outbox.idempotency_store(NULL, 'eu')",
+        "SELECT outbox.idempotency_overwrite(NULL)",
+        "SELECT FROM outbox.idempotency_expired",
         "SELECT outbox.idempotency_refuse('P4010', '', '', '', 1)",
     ] {
         assert_eq!(refusal(&producer, sql).await, "42501", "{sql}");

@@ -97,21 +97,15 @@ async fn plant_triples(world: &World) {
     }
 }
 
-/// The first triple for which the two sides differ, if any. An absent record has no region that matters.
+/// The first triple for which the two sides differ, if any.
 async fn broken(world: &World, left: &str, right: &str) -> String {
     let m = |side: &str| side.replace("m(", "outbox.idempotency_merge(");
-    let known = |side: &str| {
-        format!("CASE WHEN ({side}).conflict OR (({side}).request).scope IS NOT NULL THEN ({side})::text END")
-    };
     world
         .text(&format!(
             "SELECT coalesce((SELECT format('%s: %s <> %s', t, l, r) FROM triple t,
-                 LATERAL (SELECT {left} AS x, {right} AS y OFFSET 0) s,
-                 LATERAL (SELECT {l} AS l, {r} AS r OFFSET 0) d WHERE l IS DISTINCT FROM r ORDER BY n LIMIT 1), 'none')",
+                 LATERAL (SELECT {left}::text AS l, {right}::text AS r OFFSET 0) s WHERE l IS DISTINCT FROM r ORDER BY n LIMIT 1), 'none')",
             left = m(left),
             right = m(right),
-            l = known("s.x"),
-            r = known("s.y"),
         ))
         .await
 }
@@ -128,11 +122,13 @@ async fn a_merge_is_commutative_associative_and_idempotent() {
     ] {
         assert_eq!(broken(&world, left, right).await, "none", "{law}");
     }
-    let conflicts = "SELECT count(*) FROM triple WHERE (outbox.idempotency_merge(a, b)).conflict";
+    let conflicts =
+        "SELECT count(*) FROM triple, outbox.idempotency_merge(a, b) m WHERE m.conflict AND (m.request).status IS NULL";
+    let executed_twice = "SELECT count(*) FROM triple, outbox.idempotency_merge(a, b) m WHERE m.conflict AND (m.request).status = 'succeeded'";
     let ties = "SELECT count(*) FROM triple WHERE ((a).request).updated_at = ((b).request).updated_at
                 AND (a).region = (b).region AND ((a).request).status = ((b).request).status AND a <> b";
     assert!(
-        world.count(conflicts).await > 100 && world.count(ties).await > 20,
+        world.count(conflicts).await > 100 && world.count(ties).await > 20 && world.count(executed_twice).await > 20,
         "the triples are worth something"
     );
 }
@@ -142,11 +138,11 @@ async fn a_success_wins_the_earliest_first_and_of_the_rest_the_latest() {
     let world = world().await;
     plant_triples(&world).await;
     let lost = "SELECT count(*) FROM triple, outbox.idempotency_merge(a, b) m
-                WHERE NOT m.conflict AND (((a).request).status = 'succeeded' OR ((b).request).status = 'succeeded')
-                  AND (m.request).status <> 'succeeded'";
+                WHERE (m.request).status <> 'succeeded'
+                  AND (((a).request).status = 'succeeded' OR ((b).request).status = 'succeeded')";
     assert_eq!(world.count(lost).await, 0, "no success is lost");
     let answers = "SELECT count(*) FROM triple, outbox.idempotency_merge(a, b) m
-                   WHERE NOT m.conflict AND ((a).request).status = 'succeeded' AND ((b).request).status = 'succeeded'
+                   WHERE ((a).request).status = 'succeeded' AND ((b).request).status = 'succeeded'
                      AND (m.request).completed_at > least(((a).request).completed_at, ((b).request).completed_at)";
     assert_eq!(world.count(answers).await, 0, "the answer that was given first stays");
     let older = "SELECT count(*) FROM triple, outbox.idempotency_merge(a, b) m
@@ -159,21 +155,168 @@ async fn a_success_wins_the_earliest_first_and_of_the_rest_the_latest() {
     assert_eq!(world.count(tokens).await, 0, "no token is granted twice");
 }
 
+/// A copy of this region's commands as another region may have them, changed like this.
+async fn plant_remote(world: &World, change: &str) {
+    world
+        .execute(&format!(
+            "DROP TABLE IF EXISTS remote; CREATE TABLE remote AS TABLE outbox.idempotency_request; UPDATE remote SET {change}"
+        ))
+        .await;
+}
+
+/// This region's commands and those of the other one as `l` and `r`, by key or as given, and `m`, what they merge to.
+fn merged(answer: &str, on: &str) -> String {
+    format!(
+        "SELECT {answer} FROM outbox.idempotency_request l JOIN remote ON {on},
+         LATERAL (SELECT jsonb_populate_record(NULL::outbox.idempotency_request, to_jsonb(remote)) AS r) other,
+         LATERAL outbox.idempotency_merge(l, 'eu', r, 'us') m"
+    )
+}
+
+const BY_KEY: &str = "(remote.scope, remote.key) = (l.scope, l.key)";
+
 #[tokio::test]
-async fn two_requests_under_one_key_are_reported_and_not_merged_and_two_keys_are_refused() {
+async fn two_requests_under_one_key_are_reported_and_not_merged() {
+    let world = world().await;
+    claim(&world.db, "k", "").await;
+    plant_remote(&world, &format!("request_hash = {OTHER_HASH}")).await;
+    let named = "m.conflict AND (m.request).scope = 'orders' AND (m.request).key = 'k' AND (m.request).status IS NULL";
+    assert!(world.is_true(&merged(named, BY_KEY)).await);
+    let before = world.requests().await;
+    let stored = merged("(outbox.idempotency_store(m, 'eu')).conflict", BY_KEY);
+    assert!(world.is_true(&stored).await, "nothing to store");
+    assert_eq!(world.requests().await, before);
+}
+
+#[tokio::test]
+async fn two_commands_are_refused_whatever_their_requests_are() {
+    let world = world().await;
+    claim(&world.db, "k", "").await;
+    for hash in [HASH, OTHER_HASH] {
+        for name in ["key = 'k2'", "scope = 'payments'"] {
+            plant_remote(&world, &format!("{name}, request_hash = {hash}")).await;
+            assert_eq!(refusal(&world.db, &merged("m", "true")).await, "P4004", "{name} {hash}");
+        }
+    }
+    // A conflict knows whose it is.
+    plant_remote(&world, &format!("request_hash = {OTHER_HASH}")).await;
+    let another = "ROW('ap', false, jsonb_populate_record(l, '{\"key\": \"k2\"}'))::outbox.idempotency_version";
+    let three = merged(&format!("outbox.idempotency_merge(m, {another})"), BY_KEY);
+    assert_eq!(refusal(&world.db, &three).await, "P4004");
+}
+
+#[tokio::test]
+async fn two_regions_that_succeeded_with_different_results_say_so_and_the_first_answer_stays() {
     let world = world().await;
     claim(&world.db, "k", "").await;
     world
-        .execute(&format!(
-            "CREATE TABLE remote AS TABLE outbox.idempotency_request;
-             UPDATE remote SET request_hash = {OTHER_HASH}"
-        ))
+        .execute("SELECT outbox.idempotency_succeed('orders', 'k', 1, 'order', 'eu-7', 201, '{}')")
         .await;
-    let merge = "SELECT m.conflict AND (m.request).key IS NULL FROM outbox.idempotency_request l, remote r,
-                 LATERAL outbox.idempotency_merge(l, 'eu', jsonb_populate_record(l, to_jsonb(r)), 'us') m";
-    assert!(world.is_true(merge).await);
+    let told = |m: &str| format!("concat_ws(' ', ({m}).conflict, (({m}).request).result_id, (({m}).request).status)");
+    plant_remote(&world, "heartbeat_at = now()").await;
+    assert_eq!(
+        world.text(&merged(&told("m"), BY_KEY)).await,
+        "f eu-7 succeeded",
+        "one answer"
+    );
+    for change in [
+        "result_id = 'us-9'",
+        "response_code = 200",
+        "response_body = '{\"n\": 1}'",
+    ] {
+        plant_remote(
+            &world,
+            &format!("{change}, completed_at = completed_at + interval '1 s'"),
+        )
+        .await;
+        assert_eq!(
+            world.text(&merged(&told("m"), BY_KEY)).await,
+            "t eu-7 succeeded",
+            "{change}"
+        );
+    }
+    // What is merged later does not hide it.
+    let absent = "ROW('ap', false, NULL)::outbox.idempotency_version";
+    let all = told(&format!("outbox.idempotency_merge({absent}, m)"));
+    assert_eq!(world.text(&merged(&all, BY_KEY)).await, "t eu-7 succeeded");
+}
+
+#[tokio::test]
+async fn two_regions_without_a_record_merge_to_the_same_in_both_orders() {
+    let world = world().await;
+    let merge = |a: &str, b: &str| {
+        format!("SELECT outbox.idempotency_merge(NULL::outbox.idempotency_request, '{a}', NULL, '{b}')::text")
+    };
+    assert_eq!(
+        world.text(&merge("eu", "us")).await,
+        world.text(&merge("us", "eu")).await
+    );
+}
+
+#[tokio::test]
+async fn a_merged_record_is_stored_and_its_answer_replayed() {
+    let world = world().await;
+    for key in ["here", "both"] {
+        claim(&world.db, key, "").await;
+    }
+    plant_remote(
+        &world,
+        "status = 'succeeded', locked_until = NULL, completed_at = now(), updated_at = now(), attempt_count = 4,
+         result_type = 'order', result_id = 'us-9', response_code = 201, response_body = '{\"id\": 9}'",
+    )
+    .await;
     world
-        .execute(&format!("UPDATE remote SET request_hash = {HASH}, key = 'k2'"))
+        .execute("UPDATE remote SET key = 'there' WHERE key = 'here'")
         .await;
-    assert_eq!(refusal(&world.db, merge).await, "P4004");
+    let operator = connect(&world.login("operator", &["outbox_operator"]).await).await;
+    world.execute("GRANT SELECT ON remote TO outbox_operator").await;
+    let store = "SELECT count(*) FROM remote,
+        LATERAL (SELECT jsonb_populate_record(NULL::outbox.idempotency_request, to_jsonb(remote)) AS r) other
+        LEFT JOIN outbox.idempotency_request l ON (l.scope, l.key) = ((r).scope, (r).key),
+        LATERAL outbox.idempotency_merge(l, 'eu', r, 'us') m, LATERAL outbox.idempotency_store(m, 'eu') s
+        WHERE NOT s.conflict AND s.request = m.request";
+    let stored = operator.query_one(store, &[]).await.expect("stored");
+    assert_eq!(stored.get::<_, i64>(0), 2);
+    for key in ["there", "both"] {
+        let answer = claim(&world.db, key, "").await;
+        assert_eq!(
+            (answer.kind.as_str(), answer.result.as_deref()),
+            ("replay", Some("order us-9"))
+        );
+    }
+    assert_eq!(claim(&world.db, "here", "").await.kind, "active");
+    let after = world.requests().await;
+    operator.query_one(store, &[]).await.expect("stored again");
+    assert_eq!(world.requests().await, after, "once is enough");
+    let zombie = "SELECT outbox.idempotency_succeed('orders', 'both', 1)";
+    assert_eq!(
+        refusal(&world.db, zombie).await,
+        "P4010",
+        "its token is of a former attempt"
+    );
+}
+
+#[tokio::test]
+async fn what_happened_since_the_merge_is_merged_before_it_is_stored() {
+    let world = world().await;
+    claim(&world.db, "k", "").await;
+    plant_remote(
+        &world,
+        "status = 'failed_retryable', locked_until = NULL, failure_code = 'timeout', updated_at = now() + interval '1 s'",
+    )
+    .await;
+    world
+        .execute(&format!("CREATE TABLE result AS {}", merged("m", BY_KEY)))
+        .await;
+    assert!(
+        world
+            .is_true("SELECT ((m).request).status = 'failed_retryable' FROM result")
+            .await
+    );
+    world
+        .execute("SELECT outbox.idempotency_succeed('orders', 'k', 1, 'order', '7')")
+        .await;
+    let stored = "SELECT (s.request).status FROM result, outbox.idempotency_store(m, 'eu') s";
+    assert_eq!(world.text(stored).await, "succeeded");
+    assert_eq!(claim(&world.db, "k", "").await.result.as_deref(), Some("order 7"));
 }
