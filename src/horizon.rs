@@ -10,7 +10,7 @@ use tracing::warn;
 
 use crate::floor::{Horizon, Sight};
 use crate::jitter::jittered;
-use crate::lanes::{Lanes, Term};
+use crate::lanes::{KeylessToRaise, Lanes, Term};
 use crate::metrics;
 use crate::outbox::{Error, Holder, Outbox, Result};
 
@@ -27,7 +27,7 @@ const KEYLESS_LAG_WORTH: usize = 1000;
 const SHARE_OF_TIME: u32 = 20;
 const REST_MOST: Duration = Duration::from_secs(1);
 
-/// A noted writer that stays longer than this is a holder: the soft horizon moves without it. It is lost in two halves: who was noted
+/// A writer that stays open longer than this is a holder: the soft horizon moves without it. It is lost in two halves: who was open
 /// when the first was over, and still is when the second is, has outstayed it.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Rows of a holder are found at most this much after it commits.
@@ -140,7 +140,7 @@ impl Watch<'_> {
         let (highest_id, writers) = self.outbox.writers(term).await?;
         self.lanes
             .with_horizon(term.worker, |horizon| horizon.look(highest_id, &writers));
-        if self.settled_at.elapsed().min(self.softened_at.elapsed()) > PATIENCE / 2 {
+        if self.softened_at.elapsed() > PATIENCE / 2 {
             self.softened_at = Instant::now();
             self.lanes.with_horizon(term.worker, Horizon::soften);
         }
@@ -158,15 +158,19 @@ impl Watch<'_> {
     /// Rows without a lane are claimed by anyone, so their floor comes from a look at the table, not from our claims.
     async fn raise_keyless(&mut self, term: &Term) -> Result<()> {
         self.keyless_at = Instant::now();
-        let (settled, holders) = self.lanes.horizon();
-        let (floor, epoch) = self.lanes.keyless_floor_to_raise();
-        let start = floor.start(settled);
+        let KeylessToRaise {
+            start,
+            settled,
+            holders,
+            epoch,
+        } = self.lanes.keyless_floor_to_raise();
         if start >= settled.soft {
             return Ok(());
         }
         let lowest_left = self.outbox.keyless_lowest(term, start).await?;
-        if self.outbox.any_ended(&holders).await? {
-            self.lanes.harden(term.worker, settled.generation);
+        let ended = self.outbox.ended(&holders).await?;
+        if !ended.is_empty() {
+            self.lanes.holders_ended(term.worker, &ended);
             return Ok(());
         }
         let sight = Sight {

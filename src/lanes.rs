@@ -30,7 +30,7 @@ use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 
 pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
-pub use keyless::KeylessStored;
+pub use keyless::{KeylessStored, KeylessToRaise};
 
 /// One lease of this process: see the module's doc.
 #[derive(Clone, Copy, Debug, PartialEq)]

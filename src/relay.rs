@@ -199,17 +199,17 @@ impl Relay {
             .outbox
             .claim_lanes(term, held, self.settings.batch_rows, self.pace.bytes())
             .await?;
-        let proven = self.is_proven(term, checkout.settled, holders).await?;
+        let proven = self.is_proven(term, holders).await?;
         Ok(proven.then_some(claim))
     }
 
-    /// Asked after a claim: were all holders in progress when it was made?
-    async fn is_proven(&self, term: &Term, settled: Settled, holders: &[i64]) -> Result<bool> {
-        let ended = self.outbox.any_ended(holders).await?;
-        if ended {
-            self.lanes.harden(term.worker, settled.generation);
+    /// Asked after a claim: were all these holders in progress when it was made?
+    async fn is_proven(&self, term: &Term, holders: &[i64]) -> Result<bool> {
+        let ended = self.outbox.ended(holders).await?;
+        if !ended.is_empty() {
+            self.lanes.holders_ended(term.worker, &ended);
         }
-        Ok(!ended)
+        Ok(ended.is_empty())
     }
 
     /// Writes the verdict. False: fenced, and the term is over.

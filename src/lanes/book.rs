@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Held, KeylessStored, Seen, Taken};
-use crate::floor::{Floor, Settled};
+use crate::floor::{Floor, Horizon};
 
 /// The fewest rows asked of a lane that is believed to have some.
 pub(super) const WINDOW_MIN: usize = 32;
@@ -117,12 +117,12 @@ impl Lane {
         self.busy || self.open_heads > 0
     }
 
-    pub(super) fn held(&self, lane: i16, most: usize, settled: Settled) -> Held {
+    pub(super) fn held(&self, lane: i16, most: usize, horizon: &Horizon) -> Held {
         Held {
             lane,
             epoch: self.epoch,
             floor: self.floor.hard(),
-            start: self.floor.start(settled),
+            start: self.floor.start(horizon),
             most,
             suspect_rows: self.suspect_rows,
             suspect_until: self.suspect_until,
@@ -193,7 +193,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::floor::Sight;
+    use crate::floor::{Settled, Sight};
+
+    /// With no holder that has ended.
+    fn horizon() -> Horizon {
+        Horizon::default()
+    }
 
     const SETTLED: Settled = Settled {
         hard: 50,
@@ -306,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_held_from_its_floor_and_with_all_its_doubts() {
-        let held = busy_lane().held(7, 40, SETTLED);
+        let held = busy_lane().held(7, 40, &horizon());
         assert_eq!(
             (held.lane, held.epoch, held.floor, held.start, held.most),
             (7, 3, 10, 10, 40)
@@ -314,7 +319,7 @@ mod tests {
         assert_eq!((held.suspect_rows, held.suspect_until), (5, 20));
         assert_eq!(held.unknown, HashSet::from([11, 12]));
         assert!(held.held_topics.is_empty());
-        let held = after(all_done()).held(7, 40, SETTLED);
+        let held = after(all_done()).held(7, 40, &horizon());
         assert_eq!((held.floor, held.start), (50, 70), "soft while its holders live");
     }
 
@@ -362,7 +367,7 @@ mod tests {
             counted: 3,
             ..all_done()
         });
-        assert_eq!(*lane.held(7, 40, SETTLED).held_topics, one_topic());
+        assert_eq!(*lane.held(7, 40, &horizon()).held_topics, one_topic());
         assert_eq!(lane.suspect_rows, 5);
         let mut lane = lane;
         lane.checkin(&all_done(), Instant::now());

@@ -59,13 +59,23 @@ pub enum Work {
     Keyless(HeldKeyless),
 }
 
+impl Work {
+    /// Of all that is claimed together, from where the highest starts.
+    fn highest_start(&self) -> i64 {
+        match self {
+            Work::Lanes(held) => held.iter().map(|held| held.start).max().unwrap_or(0),
+            Work::Keyless(held) => held.start,
+        }
+    }
+}
+
 /// A checkout: the work, and under which lease and horizon it may be done.
 #[derive(Clone, Debug)]
 pub struct Checkout {
     pub term: Term,
     /// The horizon before the claim: see [`Sight::settled`].
     pub settled: Settled,
-    /// A claim of lanes counts only if none of these transactions had ended.
+    /// A claim of lanes counts only if none of these transactions had ended: they may have ids at or below where it starts.
     pub holders: Vec<i64>,
     pub work: Work,
 }
@@ -168,7 +178,7 @@ impl Lanes {
         Some(Checkout {
             term,
             settled,
-            holders: inner.horizon.holders(),
+            holders: inner.horizon.holders_below(work.highest_start()),
             work,
         })
     }
@@ -177,14 +187,14 @@ impl Lanes {
     pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<(Term, Held)> {
         let mut inner = self.lock();
         let term = inner.term.filter(|term| term.lasts(lease_left))?;
-        let settled = inner.horizon.settled();
-        let lane_book = inner.lanes.get_mut(&lane)?;
+        let Inner { lanes, horizon, .. } = &mut *inner;
+        let lane_book = lanes.get_mut(&lane)?;
         lane_book.wanted = lane_book.busy;
         if lane_book.busy {
             return None;
         }
         lane_book.busy = true;
-        let held = lane_book.held(lane, 1, settled);
+        let held = lane_book.held(lane, 1, horizon);
         self.outstanding.fetch_add(1, Ordering::AcqRel);
         Some((term, held))
     }
@@ -194,23 +204,24 @@ impl Lanes {
         let now = Instant::now();
         let mut inner = self.lock();
         let term = inner.term.filter(|term| term.lasts(appetite.lease_left))?;
-        let (settled, holders) = (inner.horizon.settled(), inner.horizon.holders());
+        let settled = inner.horizon.settled();
         // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
         let keyless = (!inner.keyless.ready).then_some((inner.keyless.floor, inner.keyless.stored.epoch));
         let is_asked = |at: Option<Instant>| at.is_some_and(|at| now - at < DUE_WITHIN);
         let mut due_is_asked = is_asked(inner.keyless.due_asked);
-        let lanes: Vec<Held> = inner
-            .lanes
+        let Inner { lanes, horizon, .. } = &mut *inner;
+        let lanes: Vec<Held> = lanes
             .iter_mut()
             .filter(|(_, lane)| !lane.ready && lane.is_free(now))
             .map(|(number, lane)| {
                 lane.busy = true;
                 due_is_asked &= is_asked(lane.due_asked);
-                lane.held(*number, appetite.rows, settled)
+                lane.held(*number, appetite.rows, horizon)
             })
             .collect();
         let lowest = lanes.iter().map(|held| held.start).min()?;
-        let start = keyless.map_or(lowest, |(floor, _)| lowest.min(floor.start(settled)));
+        let start = keyless.map_or(lowest, |(floor, _)| lowest.min(floor.start(horizon)));
+        let holders = horizon.holders_below(start);
         let has_holds = inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty());
         let in_full = has_holds || !inner.lanes_alone || !due_is_asked;
         if in_full {
@@ -332,7 +343,7 @@ impl Inner {
         let sight = sight(appetite.rows, appetite.tasks, self.lanes.len());
         let portions = Pack::of(all, sight).portions(appetite.rows, &lanes);
         self.served += 1;
-        let (served, settled) = (self.served, self.horizon.settled());
+        let served = self.served;
         let held = ready
             .iter()
             .zip(portions)
@@ -340,7 +351,7 @@ impl Inner {
                 let lane = self.lanes.get_mut(number)?;
                 lane.busy = true;
                 lane.served = served;
-                Some(lane.held(*number, most, settled))
+                Some(lane.held(*number, most, &self.horizon))
             })
             .collect();
         Some(Work::Lanes(held))
@@ -362,7 +373,7 @@ impl Inner {
         };
         Some(Work::Keyless(HeldKeyless {
             floor: keyless.floor.hard(),
-            start: keyless.floor.start(self.horizon.settled()),
+            start: keyless.floor.start(&self.horizon),
             most: keyless.window.min(appetite.rows),
             suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,

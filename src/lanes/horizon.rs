@@ -30,15 +30,9 @@ impl Lanes {
         }
     }
 
-    /// A holder of this generation's soft horizon has ended.
-    pub fn harden(&self, worker: Uuid, generation: u64) {
-        self.with_horizon(worker, |horizon| horizon.harden(generation));
-    }
-
-    /// The horizon, and what its soft part rests on.
-    pub fn horizon(&self) -> (Settled, Vec<i64>) {
-        let inner = self.lock();
-        (inner.horizon.settled(), inner.horizon.holders())
+    /// These holders have ended.
+    pub fn holders_ended(&self, worker: Uuid, ended: &[i64]) {
+        self.with_horizon(worker, |horizon| horizon.end(ended));
     }
 
     pub fn settled(&self) -> Settled {

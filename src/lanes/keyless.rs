@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::Lanes;
 use super::book::Keyless;
-use crate::floor::{Floor, Sight};
+use crate::floor::{Floor, Settled, Sight};
 
 /// The stored state of the rows without a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -14,6 +14,17 @@ pub struct KeylessStored {
     /// Up to this id any row may have been sent before a failover lost its mark.
     pub suspect_until: i64,
     pub has_holds: bool,
+}
+
+/// What a look at the table has to know that is to raise the floor of the rows without a lane.
+#[derive(Clone, Debug)]
+pub struct KeylessToRaise {
+    pub start: i64,
+    pub settled: Settled,
+    /// The look counts only if none of these transactions had ended.
+    pub holders: Vec<i64>,
+    /// Of the floor.
+    pub epoch: i64,
 }
 
 impl Keyless {
@@ -51,10 +62,17 @@ impl Lanes {
         (inner.keyless.floor, inner.keyless.stored.epoch)
     }
 
-    /// The same, about to be raised.
-    pub fn keyless_floor_to_raise(&self) -> (Floor, i64) {
-        self.lock().keyless.lag = 0;
-        self.keyless_floor()
+    /// That floor is about to be raised.
+    pub fn keyless_floor_to_raise(&self) -> KeylessToRaise {
+        let mut inner = self.lock();
+        inner.keyless.lag = 0;
+        let start = inner.keyless.floor.start(&inner.horizon);
+        KeylessToRaise {
+            start,
+            settled: inner.horizon.settled(),
+            holders: inner.horizon.holders_below(start),
+            epoch: inner.keyless.stored.epoch,
+        }
     }
 
     /// How many rows without a lane have been claimed since somebody set out to raise their floor: every claim reads them again. Looks

@@ -319,12 +319,12 @@ impl Outbox {
         Ok((highest.try_get("id")?, names.into_iter().zip(ids).collect()))
     }
 
-    /// Has one of these transactions ended? Then a claim from a soft floor before this call is worth nothing.
-    pub async fn any_ended(&self, holders: &[i64]) -> Result<bool> {
+    /// Which of these transactions have ended? If any, a claim that relied on them all and came before this call is worth nothing.
+    pub async fn ended(&self, holders: &[i64]) -> Result<Vec<i64>> {
         if holders.is_empty() {
-            return Ok(false);
+            return Ok(Vec::new());
         }
-        let row = self.query_one(&self.statements.holders_ended, &[&holders]).await?;
-        Ok(row.try_get("ended")?)
+        let rows = self.query(&self.statements.holders_ended, &[&holders]).await?;
+        rows.iter().map(|row| Ok(row.try_get("holder")?)).collect()
     }
 }

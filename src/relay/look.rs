@@ -120,7 +120,7 @@ impl Relay {
     async fn found(&self, lookout: &Lookout) -> Result<Option<Found>> {
         before_claim(lookout.lanes.iter().any(|held| lookout.start > held.floor)).await;
         let found = self.outbox.look(lookout, WALK_MOST, self.pace.bytes()).await?;
-        let proven = self.is_proven(&lookout.term, lookout.settled, &lookout.holders).await?;
+        let proven = self.is_proven(&lookout.term, &lookout.holders).await?;
         Ok(proven.then_some(found))
     }
 }

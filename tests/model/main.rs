@@ -97,6 +97,7 @@ fn without_a_rule_a_promise_breaks() {
         (SettledBeforeTheClaim, floor::LOSS, 1),
         (SeenUpToAGap, floor::LOSS, 1),
         (SoftClaimsAreProven, floor::ORDER, 1),
+        (SoftFloorsFall, floor::LOSS, 1),
         (FloorStaysBelowTheLeft, floor::LOSS, 1),
         (HoldComesBeforeTheFloor, floor::LOSS, 2),
         (HoldRemembersTheFloor, floor::LOSS, 1),

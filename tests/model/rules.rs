@@ -40,6 +40,8 @@ pub enum Rule {
     SeenUpToAGap,
     /// A claim from the soft floor counts only if none of those it rests on had ended.
     SoftClaimsAreProven,
+    /// Soft floors fall when a holder ends.
+    SoftFloorsFall,
     /// A floor stays below what was seen and is neither published nor held.
     FloorStaysBelowTheLeft,
     /// A hold is written with the marks of its batch, before the floor passes its rows.

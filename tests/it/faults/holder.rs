@@ -1,6 +1,6 @@
 //! A writer stays idle in its transaction after its INSERT. The floors cannot pass what it may still commit.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
@@ -74,6 +74,53 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
         (relay.metric("outboxd_floor_holder_pid")? == 0.0).then_some(())
     })
     .await;
+    recovered.record(0);
+}
+
+/// While one transaction stays open, others that last a second come and go: each is a holder, too, before it ends.
+#[tokio::test]
+async fn rows_read_stay_bounded_beside_a_forgotten_writer_while_jobs_of_a_second_come_and_go() {
+    const JOB: Duration = Duration::from_secs(1);
+    let fault = Fault::new(
+        58,
+        "one forgotten open writer, and another transaction of a second every few seconds",
+        "rows read per claim stay bounded; the rows of each follow when it commits",
+    );
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let relay = world.relay().start_ready().await;
+    let writer = holder(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
+    let mut reads = Vec::new();
+    for _ in 0..14 {
+        let before = world.rows_read().await;
+        let job = world.session().await;
+        let begin = format!("BEGIN; {}{}", insert(&topic, "'job'"), insert(&topic, "NULL"));
+        job.batch_execute(&begin).await.expect("inserted");
+        let began = Instant::now();
+        while began.elapsed() < JOB {
+            world.fill(&topic, 100, 50).await;
+            world.fill(&topic, 100, 0).await;
+            world.drained(SOON).await;
+        }
+        job.batch_execute("COMMIT").await.expect("committed");
+        world.fill(&topic, 500, 50).await;
+        world.drained(COMES).await;
+        let rows = world.count("SELECT count(*) FROM outbox.message").await;
+        reads.push((world.rows_read().await - before, rows));
+    }
+    println!("rows read per round, and rows there: {reads:?}");
+    let growth = |rounds: &[(i64, i64)]| {
+        let read: i64 = rounds.iter().map(|round| round.0).sum();
+        read as f64 / (rounds[rounds.len() - 1].1 - rounds[0].1) as f64
+    };
+    // Statistics arrive with a delay, in lumps: sums over several rounds do not care.
+    let (early, late) = (growth(&reads[1..6]), growth(&reads[9..]));
+    assert!(late < 2.0 * early, "{late:.0} rows read for each new one after {early:.0}: {reads:?}");
+
+    writer.batch_execute("COMMIT").await.expect("committed");
+    let recovered = fault.over().until_drained(&world).await;
+    world.history(&topic).await.assert_exact();
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
     recovered.record(0);
 }
 

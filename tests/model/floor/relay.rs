@@ -19,6 +19,8 @@ pub struct Relay {
     epoch: u8,
     incarnation: u8,
     horizon: Horizon,
+    /// The highest id that a note was begun with.
+    noted: i64,
     half_note: Option<HalfNote>,
     batch: Option<Batch>,
     /// A hold that should have been written with its batch and was not.
@@ -136,7 +138,7 @@ impl State {
             Step::Observe => self.observe(rules),
             Step::Soften => self.soften(),
             Step::Claim => self.claim(rules),
-            Step::Prove => self.prove(),
+            Step::Prove => self.prove(rules),
             Step::Deliver => self.deliver(),
             Step::Refuse => self.spend() && self.refuse(rules),
             Step::Fail => self.spend() && self.fail(),
@@ -164,10 +166,10 @@ impl State {
 
     fn read_first_half(&mut self, rules: &Rules) -> bool {
         let highest = self.next_id - 1;
-        let relay = &self.relay;
-        if relay.horizon.is_waiting() || relay.half_note.is_some() || highest <= relay.horizon.settled().hard {
+        if self.relay.half_note.is_some() || highest <= self.relay.noted {
             return false;
         }
+        self.relay.noted = highest;
         self.relay.half_note = Some(if rules.has(Rule::HighestIdFirst) {
             HalfNote::HighestId(highest)
         } else {
@@ -184,13 +186,33 @@ impl State {
             HalfNote::HighestId(highest) => (highest, self.writing(rules)),
             HalfNote::Writers(writers) => (self.next_id - 1, writers),
         };
-        self.relay.horizon.look(highest, &writers);
+        self.look(rules, highest, &writers);
         true
+    }
+
+    fn look(&mut self, rules: &Rules, highest: i64, writers: &Writers) {
+        self.holders_end(rules, |horizon| horizon.look(highest, writers));
+    }
+
+    /// Something by which the end of holders may be seen.
+    fn holders_end(&mut self, rules: &Rules, seen: impl FnOnce(&mut Horizon)) {
+        let start = self.relay.floor.start(self.horizon());
+        let before = self.horizon().settled();
+        seen(&mut self.relay.horizon);
+        let after = self.horizon().settled();
+        if after.generation > before.generation && !rules.has(Rule::SoftFloorsFall) {
+            let unchanged = Settled {
+                hard: 0,
+                soft: start,
+                ..after
+            };
+            self.relay.floor.advance(Sight::of_everything(unchanged));
+        }
     }
 
     fn observe(&mut self, rules: &Rules) -> bool {
         let writers = self.writing(rules);
-        self.relay.horizon.look(self.next_id - 1, &writers);
+        self.look(rules, self.next_id - 1, &writers);
         true
     }
 
@@ -206,7 +228,7 @@ impl State {
     fn claim(&mut self, rules: &Rules) -> bool {
         let before = self.horizon().settled();
         let is_held = self.is_held(rules);
-        let start = self.relay.floor.start(before);
+        let start = self.relay.floor.start(self.horizon());
         let mut rows: Vec<_> = self.pending().filter(|(_, id)| *id > start && !is_held).collect();
         rows.sort_unstable_by_key(|(_, id)| *id);
         rows.truncate(LIMIT);
@@ -223,7 +245,7 @@ impl State {
         self.relay.batch = Some(Batch {
             settled,
             unproven: (start > self.relay.floor.hard() && rules.has(Rule::SoftClaimsAreProven))
-                .then(|| self.horizon().holders()),
+                .then(|| self.horizon().holders_below(start)),
             rows,
             next: 0,
             acked: Vec::new(),
@@ -244,7 +266,7 @@ impl State {
     }
 
     /// Whoever the soft floor rests on must not have ended when the claim was made; what has not ended now had not then.
-    fn prove(&mut self) -> bool {
+    fn prove(&mut self, rules: &Rules) -> bool {
         let Some(batch) = &mut self.relay.batch else {
             return false;
         };
@@ -252,10 +274,10 @@ impl State {
             return false;
         };
         let is_open = |holder: &i64| self.writers[*holder as usize].drawn().is_some();
-        if !holders.iter().all(is_open) {
-            let generation = batch.settled.generation;
+        let ended: Vec<i64> = holders.into_iter().filter(|holder| !is_open(holder)).collect();
+        if !ended.is_empty() {
             self.relay.batch = None;
-            self.relay.horizon.harden(generation);
+            self.holders_end(rules, |horizon| horizon.end(&ended));
         }
         true
     }
