@@ -106,7 +106,7 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "outboxd_published_rows_lost_total",
         Counter,
         Unit::Count,
-        "Rows in Kafka that a failover of PostgreSQL has lost.",
+        "Rows in Kafka that PostgreSQL has lost, in a failover or in a crash with asynchronous commits.",
     ),
     (
         "outboxd_rows_purged_total",

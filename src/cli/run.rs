@@ -147,6 +147,8 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &C
     tasks.spawn(async move { r.retry_holds(&d).await });
     let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { horizon::watch(&r.lanes, &r.outbox, &d).await });
+    let (r, d) = (relay.clone(), draining.clone());
+    tasks.spawn(async move { r.published.watch(&r.outbox, &d).await });
     let (r, d, settings) = (relay.clone(), draining.clone(), config.janitor);
     tasks.spawn(async move { janitor::sweep(&r.lanes, &r.outbox, settings, &d).await });
     tasks

@@ -1,10 +1,10 @@
 //! Keeps the term alive and the lanes fairly shared: register, renew, take, give up, leave.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::predecessor::stop_predecessors;
@@ -42,8 +42,13 @@ const REGISTER_AGAIN: Duration = Duration::from_secs(1);
 /// While lanes wait to be given up, look this often whether their batch is done.
 const LEAVING_LOOK: Duration = Duration::from_millis(50);
 
-/// So many lost rows are named in the log.
-const LOST_NAMED: usize = 10;
+/// What is remembered of a term that is over.
+struct LastTerm {
+    worker: Uuid,
+    incarnation: SystemTime,
+    /// Of the server it was on.
+    lineage: String,
+}
 
 impl Lease {
     fn renew_every(&self) -> Duration {
@@ -72,15 +77,15 @@ pub async fn keep(
     stop: &CancellationToken,
 ) {
     stop_predecessors(outbox, lease, draining).await;
-    let mut last: Option<(Uuid, String)> = None;
+    let mut last: Option<LastTerm> = None;
     while !stop.is_cancelled() {
         health.turned(Loop::Keeper);
         if !draining.is_cancelled() {
             nothing_in_flight(lanes, lease, stop).await;
             match begin(lanes, outbox, published, lease, last.as_ref()).await {
-                Ok((worker, lineage)) => {
-                    info!(%worker, name = lease.worker_name, "registered");
-                    last = Some((worker, lineage));
+                Ok(term) => {
+                    info!(worker = %term.worker, name = lease.worker_name, "registered");
+                    last = Some(term);
                 }
                 Err(error) => {
                     warn!(%error, "cannot register with the database; trying again");
@@ -103,17 +108,17 @@ async fn nothing_in_flight(lanes: &Lanes, lease: &Lease, stop: &CancellationToke
     }
 }
 
-/// Begins a term; answers its worker, and the lineage of the server it is on. `last` is the same of the term before.
+/// Begins a term; answers what the next one has to know of it. `last` is the same of the term before.
 async fn begin(
     lanes: &Lanes,
     outbox: &Outbox,
     published: &Published,
     lease: &Lease,
-    last: Option<&(Uuid, String)>,
-) -> Result<(Uuid, String)> {
-    if let Some((last, _)) = last {
+    last: Option<&LastTerm>,
+) -> Result<LastTerm> {
+    if let Some(last) = last {
         // Its lanes are free at once, and suspect, since it did not give them back.
-        outbox.stop_worker(*last).await?;
+        outbox.stop_worker(last.worker).await?;
     }
     prepare_history(outbox).await;
     let asked = BootInstant::now();
@@ -133,11 +138,16 @@ async fn begin(
             return Err(error);
         }
     };
-    if last.is_some_and(|(_, last)| *last != lineage) {
-        report_lost(outbox, published).await;
+    let began = LastTerm {
+        worker,
+        incarnation,
+        lineage,
+    };
+    if let Some(last) = last {
+        question_published(published, last, &began);
     }
     lanes.begin_term(term, keyless);
-    Ok((worker, lineage))
+    Ok(began)
 }
 
 async fn stored_state(outbox: &Outbox, term: &Term) -> Result<(String, KeylessStored)> {
@@ -154,29 +164,16 @@ async fn prepare_history(outbox: &Outbox) {
     }
 }
 
-/// The server has lost writes: were rows among them that we have published?
-async fn report_lost(outbox: &Outbox, published: &Published) {
-    let (ids, message_ids) = published.recall();
-    let asked = ids.len();
-    published.forget();
-    warn!(
-        asked,
-        "the server has lost its last writes, as after a failover: what was pending may be sent again, and says so"
-    );
-    let lost = match outbox.lost(ids, message_ids).await {
-        Ok(lost) => lost,
-        Err(error) => {
-            error!(%error, "cannot ask for what was published before the failover: compare with `outboxd verify`");
-            return;
-        }
-    };
-    if !lost.is_empty() {
-        metrics::published_rows_lost(lost.len());
-        error!(
-            rows = lost.len(),
-            first_ids = ?&lost[..lost.len().min(LOST_NAMED)],
-            "the failover has lost rows that are already in Kafka: `outboxd verify` compares, docs/operations.md says what to do"
+/// The server is another one than that of the last term: it may have lost what was written last.
+fn question_published(published: &Published, last: &LastTerm, now: &LastTerm) {
+    if last.lineage != now.lineage {
+        warn!(
+            "the server has lost its last writes, as after a failover: what was pending may be sent again, and says so"
         );
+    }
+    // A crash loses no commit but asynchronous ones, and whether an application makes those nobody knows.
+    if (&last.lineage, last.incarnation) != (&now.lineage, now.incarnation) {
+        published.question();
     }
 }
 

@@ -1,5 +1,7 @@
 //! A standby that lacks the last writes takes the place of its primary.
 
+use std::time::Duration;
+
 use crate::support::*;
 
 /// A world on a pair of servers, with two relays that reach whichever takes writes.
@@ -160,6 +162,101 @@ async fn ids_that_come_again_after_a_failover_are_published() {
     failover.happens().await;
     let (recovered, history) = ids_come_again(&failover.world, &failover.topic, passed, fault).await;
     assert_nothing_forgotten(&relays);
+    recovered.record(history.repeats);
+}
+
+/// The first question is refused, for somebody has locked what it reads.
+#[tokio::test]
+async fn the_loss_of_published_rows_is_reported_though_the_first_question_has_no_answer() {
+    let mut failover = Failover::new().await;
+    failover.pair.cut().await;
+    let relay = failover.world.relay().failpoint("before_question:1").start_ready().await;
+    failover.fill().await;
+    failover.world.drained(SOON).await;
+    failover.happens().await;
+    relay.at_failpoint("before_question:1").await;
+    let locker = failover.world.session().await;
+    locker
+        .batch_execute("BEGIN; LOCK TABLE outbox.history IN ACCESS EXCLUSIVE MODE")
+        .await
+        .expect("locked");
+    relay.continue_from("before_question:1");
+    eventually(SOON, "the first question to fail", async || {
+        relay.logged("asking again").then_some(())
+    })
+    .await;
+    failover.world.fill(&failover.topic, 10, 5).await;
+    failover.world.drained(SOON).await;
+    assert_eq!(relay.metric("outboxd_published_rows_lost_total"), Some(0.0));
+    locker.batch_execute("ROLLBACK").await.expect("unlocked");
+    eventually(SOON, "the loss to be reported", async || {
+        (relay.metric("outboxd_published_rows_lost_total")? == 2500.0).then_some(())
+    })
+    .await;
+}
+
+/// The relay's own commits are synchronous, and each would save what was committed before it: here comes none between.
+#[tokio::test]
+async fn rows_of_asynchronous_commits_that_a_crash_lost_after_they_were_published_are_reported() {
+    const LEASE_LONG: Duration = Duration::from_secs(60);
+    let fault = Fault::new(
+        61,
+        "an application commits asynchronously and PostgreSQL crashes",
+        "rows lost after they were published are reported: metric, and log with ids",
+    )
+    .with_lease(LEASE_LONG);
+    let postgres = OwnPostgres::start();
+    let mut world = World::on(&postgres.url, &Stack::get().kafka).await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.execute("ALTER SYSTEM SET autovacuum = off").await;
+    world.execute("SELECT pg_reload_conf()").await;
+    let application = connect(&world.login("app", &["outbox_producer"]).await).await;
+    application
+        .batch_execute("SET synchronous_commit = off")
+        .await
+        .expect("as ALTER ROLE would");
+    let relay = world
+        .relay()
+        .args(&["--lease", "60s"])
+        .failpoint("after_publish:2")
+        .failpoint("before_renew:2")
+        .start_ready()
+        .await;
+    // One batch to its end: the first use of the table, of the topic, of the sequence, is behind us.
+    world.fill(&topic, 1, 1).await;
+    world.drained(SOON).await;
+    world.execute("CHECKPOINT").await;
+    let writer = "SELECT pid::bigint FROM pg_stat_activity WHERE backend_type = 'walwriter'";
+    let writer = world.count(writer).await;
+    relay.at_failpoint("before_renew:2").await;
+    // From here on asynchronous commits stay in the server's memory.
+    signal("STOP", writer);
+    application
+        .batch_execute(&format!(
+            "INSERT INTO outbox.message (topic, key, payload) SELECT '{topic}', 'k' || n, '1' FROM generate_series(1, 20) n"
+        ))
+        .await
+        .expect("committed");
+    let passed = world.count(HIGHEST).await;
+    relay.at_failpoint("after_publish:2").await;
+    postgres.crash();
+    postgres.restart();
+    world.db = world.session().await;
+    let left = world.count(HIGHEST).await;
+    assert!(left < passed, "rows were lost: {left} of {passed}");
+    let over = fault.over();
+    relay.continue_from("before_renew:2");
+    relay.continue_from("after_publish:2");
+    let lost = eventually(over.patience(), "the loss to be reported", async || {
+        relay.metric("outboxd_published_rows_lost_total").filter(|lost| *lost > 0.0)
+    })
+    .await;
+    assert!(lost <= 20.0, "{lost}");
+    assert!(relay.logged(&format!("\"first_ids\":\"[{}", left + 1)), "named by their ids");
+    world.fill(&topic, 100, 5).await;
+    let recovered = over.until_drained(&world).await;
+    let history = world.surviving_history(&topic).await;
+    history.assert_sound();
     recovered.record(history.repeats);
 }
 
