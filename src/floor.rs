@@ -24,6 +24,28 @@ use std::collections::BTreeMap;
 /// its id once it has one.
 pub type Writers = BTreeMap<String, Option<i64>>;
 
+/// How ids are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// So many ids a session draws at once, and hands out in later transactions.
+    pub cache: i64,
+    pub increment: i64,
+    /// Changes when the sequence is restarted or altered, unlike by `setval`.
+    pub file: i64,
+}
+
+impl Sequence {
+    /// Are ids drawn one by one, each higher than the last? Otherwise the highest id drawn says nothing about lower ones.
+    pub fn is_in_order(&self) -> bool {
+        self.cache == 1 && self.increment > 0
+    }
+
+    /// Has it been restarted since it was like `last`? Another cache or increment explains another file.
+    pub fn is_restart_of(&self, last: &Sequence) -> bool {
+        self.file != last.file && (self.cache, self.increment) == (last.cache, last.increment)
+    }
+}
+
 /// So many falls are told apart. Of more, the oldest two count as one that was as deep as both.
 const FALLS_MAX: usize = 8;
 
@@ -37,6 +59,8 @@ pub struct Horizon {
     open: BTreeMap<String, OpenWriter>,
     /// What the end of holders did to soft floors, oldest first, each deeper than the next.
     falls: Vec<Fall>,
+    /// The sequence was restarted: there may be rows above all ids that it has drawn since.
+    is_restarted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,6 +116,24 @@ impl Settled {
 }
 
 impl Horizon {
+    /// Of a sequence that was restarted.
+    pub fn restarted() -> Self {
+        Horizon {
+            is_restarted: true,
+            ..Horizon::default()
+        }
+    }
+
+    /// Up to here a row that is seen tells what became of its id, and nobody will draw that again.
+    pub fn highest_drawn(&self) -> i64 {
+        if self.is_restarted { self.highest_id } else { i64::MAX }
+    }
+
+    /// No id was ever known to be drawn above this.
+    pub fn highest_known(&self) -> i64 {
+        self.highest_id.max(self.settled.soft)
+    }
+
     pub fn settled(&self) -> Settled {
         self.settled
     }
@@ -296,6 +338,29 @@ mod tests {
         assert_eq!(hard(&horizon), 100, "c has not ended");
         horizon.look(140, &writers(&["d"]));
         assert_eq!(hard(&horizon), 120, "d came after that look");
+    }
+
+    #[test]
+    fn a_sequence_that_hands_out_ids_of_old_is_out_of_order_and_another_file_of_the_same_kind_a_restart() {
+        let sequence = |cache, increment, file| Sequence { cache, increment, file };
+        assert!(sequence(1, 1, 7).is_in_order() && sequence(1, 10, 7).is_in_order());
+        assert!(!sequence(50, 1, 7).is_in_order() && !sequence(1, -1, 7).is_in_order());
+        assert!(sequence(1, 1, 8).is_restart_of(&sequence(1, 1, 7)));
+        assert!(!sequence(1, 1, 7).is_restart_of(&sequence(1, 1, 7)));
+        assert!(!sequence(50, 1, 8).is_restart_of(&sequence(1, 1, 7)), "it was altered");
+    }
+
+    #[test]
+    fn after_a_restart_rows_above_all_ids_drawn_since_tell_nothing() {
+        let mut horizon = Horizon::default();
+        horizon.look(7, &Writers::new());
+        assert_eq!((horizon.highest_drawn(), horizon.highest_known()), (i64::MAX, 7));
+        horizon.settle_up_to(9);
+        assert_eq!(horizon.highest_known(), 9);
+        let mut horizon = Horizon::restarted();
+        assert_eq!(horizon.highest_drawn(), 0);
+        horizon.look(7, &Writers::new());
+        assert_eq!((horizon.highest_drawn(), hard(&horizon)), (7, 7));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{error, warn};
 
-use crate::floor::{Horizon, Sight};
+use crate::floor::{Horizon, Sequence, Sight};
 use crate::jitter::jittered;
 use crate::lanes::{KeylessToRaise, Lanes, Term};
 use crate::metrics;
@@ -32,6 +32,8 @@ const REST_MOST: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Rows of a holder are found at most this much after it commits.
 const HOLDERS_EVERY: Duration = Duration::from_millis(50);
+/// How ids are drawn is looked at this often, though floors have no reason to move.
+const SEQUENCE_EVERY: Duration = Duration::from_secs(1);
 /// One that has held for so long is named, and asked for again as often; the log says so more seldom.
 const NAME_AFTER: Duration = Duration::from_secs(10);
 const REMIND_EVERY: Duration = Duration::from_secs(60);
@@ -48,6 +50,8 @@ pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken)
         keyless_at: Instant::now(),
         named_at: None,
         told: None,
+        looked_at: None,
+        sequence_told: None,
     };
     while !draining.is_cancelled() {
         let changed = lanes.changed();
@@ -76,6 +80,10 @@ struct Watch<'a> {
     keyless_at: Instant,
     named_at: Option<Instant>,
     told: Option<(Instant, Holder)>,
+    /// When the writers and the sequence were last looked at.
+    looked_at: Option<Instant>,
+    /// When it was last said that ids are not drawn one by one.
+    sequence_told: Option<Instant>,
 }
 
 impl Watch<'_> {
@@ -85,12 +93,14 @@ impl Watch<'_> {
         self.see_it_move();
         let has_holders = !self.lanes.holders().is_empty();
         let gap = self.lanes.gap();
+        let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= SEQUENCE_EVERY);
         if gap <= 0 && !has_holders {
             self.settled_at = Instant::now();
             self.holder_is_gone();
-            return self.follow(&term).await;
-        }
-        if gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
+            if !is_due {
+                return self.follow(&term).await;
+            }
+        } else if !is_due && gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
             return self.follow(&term).await.or(Some(LOOK_EVERY));
         }
         let began = Instant::now();
@@ -137,9 +147,23 @@ impl Watch<'_> {
     }
 
     async fn step(&mut self, term: &Term) -> Result<()> {
-        let (highest_id, writers) = self.outbox.writers(term).await?;
-        self.lanes
-            .with_horizon(term.worker, |horizon| horizon.look(highest_id, &writers));
+        let highest_known = self.lanes.highest_known();
+        let writing = self.outbox.writers(term).await?;
+        self.looked_at = Some(Instant::now());
+        if self.lanes.is_restarted(term.worker, highest_known, &writing) {
+            error!(
+                highest_id = writing.highest_id,
+                highest_known,
+                "the id sequence was restarted while relays run: registering anew, and floors are built anew"
+            );
+            return Ok(());
+        }
+        let is_in_order = self.is_in_order(writing.sequence);
+        self.lanes.with_horizon(term.worker, |horizon| {
+            if is_in_order {
+                horizon.look(writing.highest_id, &writing.writers);
+            }
+        });
         if self.softened_at.elapsed() > PATIENCE / 2 {
             self.softened_at = Instant::now();
             self.lanes.with_horizon(term.worker, Horizon::soften);
@@ -153,6 +177,24 @@ impl Watch<'_> {
             self.raise_keyless(term).await?;
         }
         Ok(())
+    }
+
+    /// Are ids drawn one by one? As long as they are not, floors stay where they are: a session may hand out a lower id at any time.
+    fn is_in_order(&mut self, sequence: Sequence) -> bool {
+        let is_in_order = sequence.is_in_order();
+        metrics::sequence_faulty(!is_in_order);
+        if is_in_order {
+            self.sequence_told = None;
+        } else if self.sequence_told.is_none_or(|at| at.elapsed() >= REMIND_EVERY) {
+            self.sequence_told = Some(Instant::now());
+            error!(
+                cache = sequence.cache,
+                increment = sequence.increment,
+                "the id sequence does not draw ids one by one: rows have no order any more, and scan floors stand still. \
+                 To repair it: ALTER SEQUENCE … message_id_seq INCREMENT 1 CACHE 1"
+            );
+        }
+        is_in_order
     }
 
     /// Rows without a lane are claimed by anyone, so their floor comes from a look at the table, not from our claims.

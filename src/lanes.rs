@@ -16,7 +16,7 @@ mod predecessor;
 pub mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::boottime::BootInstant;
 use crate::clock::Clock;
-use crate::floor::{Floor, Horizon};
+use crate::floor::{Floor, Horizon, Sequence};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 
@@ -81,6 +81,8 @@ struct Inner {
     /// The last look found rows, and none without a lane.
     lanes_alone: bool,
     horizon_wanted: bool,
+    /// As it was at the last look at the writers.
+    sequence: Option<Sequence>,
     served: u64,
     keyless_turn: bool,
 }
@@ -93,6 +95,9 @@ pub struct Lanes {
     changed: Notify,
     /// Checkouts under way, whatever their term.
     outstanding: AtomicUsize,
+    /// The id sequence was restarted in the life of this process, and stored floors are yet to be built anew.
+    restarted: AtomicBool,
+    floors_void: AtomicBool,
     pub clock: Arc<Clock>,
 }
 
@@ -135,6 +140,9 @@ impl Lanes {
             term: Some(term),
             ..Inner::default()
         };
+        if self.restarted.load(Ordering::Acquire) {
+            inner.horizon = Horizon::restarted();
+        }
         inner.keyless = Keyless {
             stored: keyless,
             floor: Floor::at(keyless.floor),

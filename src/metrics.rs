@@ -195,6 +195,12 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "Backend of the transaction that the scan floor waits for; 0 where there is none, or it is prepared.",
     ),
     (
+        "outboxd_sequence_faulty",
+        Gauge,
+        Unit::Count,
+        "1 while the id sequence has a cache or counts down: scan floors stand still, and rows have no order.",
+    ),
+    (
         "outboxd_backlog_sampled",
         Gauge,
         Unit::Count,
@@ -464,6 +470,10 @@ pub fn floor_age(age: Duration) {
 
 pub fn floor_holder(pid: i32) {
     gauge!("outboxd_floor_holder_pid").set(f64::from(pid));
+}
+
+pub fn sequence_faulty(is_faulty: bool) {
+    gauge!("outboxd_sequence_faulty").set(f64::from(u8::from(is_faulty)));
 }
 
 /// Counts a batch as in flight for as long as it lives.

@@ -21,7 +21,7 @@ mod sweep;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Dropped, Found, Free, Recorded};
+pub use claim::{Claim, Dropped, Found, Free, Recorded, Writing};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
 pub use error::{Error, Kind, Result};
 pub use hold::{Postponed, Released, StoredHold};
@@ -105,6 +105,7 @@ statements!(
     purge_inbox,
     purge_processed,
     purgeable,
+    rebuild_floors,
     refuse,
     refuse_keyless,
     register,

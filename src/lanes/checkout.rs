@@ -238,7 +238,7 @@ impl Lanes {
             lanes,
             in_full,
             claims_from: inner.keyless.claims_from,
-            highest_walked: inner.highest_walked,
+            highest_walked: inner.highest_walked.min(inner.horizon.highest_drawn()),
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
         })
     }

@@ -1,9 +1,12 @@
 //! The horizon as the term's book keeps it: how far floors may come, and when it should move.
 
+use std::sync::atomic::Ordering;
+
 use uuid::Uuid;
 
 use super::Lanes;
 use crate::floor::{Horizon, Settled};
+use crate::outbox::Writing;
 
 impl Lanes {
     /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
@@ -28,6 +31,42 @@ impl Lanes {
             change(&mut inner.horizon);
             inner.horizon_wanted = false;
         }
+    }
+
+    /// No floor and no look of this term was ever above this.
+    pub fn highest_known(&self) -> i64 {
+        let inner = self.lock();
+        let floors = inner.lanes.values().map(|lane| lane.floor.hard());
+        let highest = floors.fold(inner.keyless.floor.hard(), i64::max);
+        highest.max(inner.horizon.highest_known())
+    }
+
+    /// Ids are drawn like this. True: not any more from where they were, and the term is over. What has been seen of ids so far means
+    /// nothing.
+    pub fn is_restarted(&self, worker: Uuid, highest_known: i64, writing: &Writing) -> bool {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != worker) {
+            return false;
+        }
+        let last = inner.sequence.replace(writing.sequence);
+        let is_restarted =
+            writing.highest_id < highest_known || last.is_some_and(|last| writing.sequence.is_restart_of(&last));
+        drop(inner);
+        if is_restarted {
+            self.restarted.store(true, Ordering::Release);
+            self.floors_void.store(true, Ordering::Release);
+            self.end_term(worker);
+        }
+        is_restarted
+    }
+
+    /// Are stored floors to be built anew?
+    pub fn floors_are_void(&self) -> bool {
+        self.floors_void.load(Ordering::Acquire)
+    }
+
+    pub fn floors_rebuilt(&self) {
+        self.floors_void.store(false, Ordering::Release);
     }
 
     /// These holders have ended.

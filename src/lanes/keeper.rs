@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::predecessor::stop_predecessors;
@@ -130,7 +130,7 @@ async fn begin(
         incarnation,
         ends: asked + lease.duration,
     };
-    let (lineage, keyless) = match stored_state(outbox, &term).await {
+    let (lineage, keyless) = match stored_state(lanes, outbox, &term).await {
         Ok(stored) => stored,
         Err(error) => {
             // Registered and never at work, it would be given its share of the lanes for as long as its lease lasts.
@@ -150,8 +150,9 @@ async fn begin(
     Ok(began)
 }
 
-async fn stored_state(outbox: &Outbox, term: &Term) -> Result<(String, KeylessStored)> {
+async fn stored_state(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<(String, KeylessStored)> {
     let lineage = outbox.lineage(term.incarnation).await?;
+    rebuild_floors(lanes, outbox, term).await?;
     let keyless = outbox.keyless(term.incarnation).await?.unwrap_or_default();
     Ok((lineage, keyless))
 }
@@ -162,6 +163,20 @@ async fn prepare_history(outbox: &Outbox) {
     if let Err(error) = outbox.history_prepare().await {
         warn!(%error, "cannot prepare the days of the history; rows of a day without one go to its default partition");
     }
+}
+
+/// Where the id sequence was restarted, ids come again below the stored floors.
+async fn rebuild_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) -> Result<()> {
+    let floors = outbox.rebuild_floors(term, lanes.floors_are_void()).await?;
+    lanes.floors_rebuilt();
+    if floors > 0 {
+        error!(
+            floors,
+            "the id sequence was restarted: stored floors are built anew, so that no row below them is lost; \
+             rows written before and after the restart have no order among them"
+        );
+    }
+    Ok(())
 }
 
 /// The server is another one than that of the last term: it may have lost what was written last.

@@ -6,7 +6,7 @@ use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, StoredHold, row};
-use crate::floor::Writers;
+use crate::floor::{Sequence, Writers};
 use crate::lanes::{Held, Lookout, Overview, Share, Term};
 use crate::message::Row;
 
@@ -123,6 +123,15 @@ pub struct Recorded {
     pub claim: Option<i64>,
     /// The lowest number of any claim that is left.
     pub lowest: i64,
+}
+
+/// What a look at the writers reads, in this order.
+#[derive(Clone, Debug)]
+pub struct Writing {
+    /// The highest id drawn.
+    pub highest_id: i64,
+    pub writers: Writers,
+    pub sequence: Sequence,
 }
 
 const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than the term began on");
@@ -309,14 +318,22 @@ impl Outbox {
     }
 
     /// The highest id drawn, and then who was writing. In this order: see `floor`.
-    pub async fn writers(&self, term: &Term) -> Result<(i64, Writers)> {
+    pub async fn writers(&self, term: &Term) -> Result<Writing> {
         let highest = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
         let now = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;
         if !now.try_get::<_, bool>("same_server")? {
             return Err(ANOTHER_SERVER);
         }
         let (names, ids): (Vec<String>, Vec<Option<i64>>) = (now.try_get("writers")?, now.try_get("ids")?);
-        Ok((highest.try_get("id")?, names.into_iter().zip(ids).collect()))
+        Ok(Writing {
+            highest_id: highest.try_get("id")?,
+            writers: names.into_iter().zip(ids).collect(),
+            sequence: Sequence {
+                cache: now.try_get("cache")?,
+                increment: now.try_get("increment")?,
+                file: now.try_get("file")?,
+            },
+        })
     }
 
     /// Which of these transactions have ended? If any, a claim that relied on them all and came before this call is worth nothing.

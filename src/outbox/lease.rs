@@ -172,6 +172,13 @@ impl Outbox {
             .collect()
     }
 
+    /// Builds stored floors anew that lie above every id drawn, or all that may be used by nobody else if the sequence is known to
+    /// have been restarted. Answers how many.
+    pub async fn rebuild_floors(&self, term: &Term, restarted: bool) -> Result<usize> {
+        let params: Params<'_> = &[&restarted, &term.incarnation];
+        Ok(self.query(&self.statements.rebuild_floors, params).await?.len())
+    }
+
     /// `None`: the server is another one.
     pub async fn keyless(&self, incarnation: SystemTime) -> Result<Option<KeylessStored>> {
         let rows = self

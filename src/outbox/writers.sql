@@ -1,9 +1,14 @@
 -- Who may still commit an id already drawn, with its transaction id once it has one. A prepared transaction has no pid,
 -- hence IS DISTINCT FROM. Of a transaction with savepoints the lowest id is the one that commits. pg_locks knows only
 -- the lower half of an id; the upper half is that of the nearest id to those handed out now.
+-- Beside that, how the sequence draws ids, as it is after the highest one was read (horizon.sql): what had a cache before that, and has none
+-- any more, has none in any session either.
 -- One row, always: an empty answer of another incarnation must not read as "nobody writes".
 SELECT (SELECT incarnation FROM outbox.server) = $1 AS same_server,
-       coalesce(array_agg(w.writer), '{}') AS writers, coalesce(array_agg(w.id), '{}') AS ids
+       coalesce(array_agg(w.writer), '{}') AS writers, coalesce(array_agg(w.id), '{}') AS ids,
+       (SELECT s.seqcache FROM pg_sequence s WHERE s.seqrelid = 'outbox.message_id_seq'::regclass) AS cache,
+       (SELECT s.seqincrement FROM pg_sequence s WHERE s.seqrelid = 'outbox.message_id_seq'::regclass) AS increment,
+       pg_relation_filenode('outbox.message_id_seq'::regclass)::bigint AS file
 FROM (
     SELECT l.virtualtransaction AS writer,
            min(next.id + ((l.transactionid::text::bigint - next.id + 2147483648) & 4294967295) - 2147483648)

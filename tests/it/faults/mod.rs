@@ -24,6 +24,7 @@ mod producer;
 mod refused;
 mod renewal;
 mod retention;
+mod sequence;
 mod slow;
 mod standby;
 mod stop;
