@@ -145,7 +145,10 @@ impl Horizon {
 
     /// Those of them that must be in progress for a claim that starts here: they may have ids at or below it.
     pub fn holders_below(&self, start: i64) -> Vec<i64> {
-        let holders = self.open.values().filter(|writer| writer.is_holder && writer.from < start);
+        let holders = self
+            .open
+            .values()
+            .filter(|writer| writer.is_holder && writer.from < start);
         holders.filter_map(|writer| writer.transaction).collect()
     }
 
@@ -429,7 +432,11 @@ mod tests {
             floor.advance(Sight::of_everything(horizon.settled()));
             assert_eq!(floor.start(&horizon), 300);
             job_ends(&mut horizon);
-            assert_eq!(horizon.settled(), settled(0, 300, 1), "what the job has drawn is settled");
+            assert_eq!(
+                horizon.settled(),
+                settled(0, 300, 1),
+                "what the job has drawn is settled"
+            );
             assert_eq!(floor.start(&horizon), 200);
             assert_eq!(horizon.holders(), [i64::from(b'a')]);
             floor.advance(Sight::of_everything(horizon.settled()));
@@ -498,7 +505,11 @@ mod tests {
         horizon.soften();
         assert_eq!(horizon.holders(), [i64::from(b'a')]);
         horizon.look(300, &writers(&["a"]));
-        assert_eq!(horizon.settled(), settled(0, 300, 0), "b has ended, and nothing was lost by it");
+        assert_eq!(
+            horizon.settled(),
+            settled(0, 300, 0),
+            "b has ended, and nothing was lost by it"
+        );
     }
 
     #[test]

@@ -358,6 +358,7 @@ impl Relay {
         let free = Free {
             claims_from: self.lanes.claims_from(),
             start: hold.resume_floor,
+            upto: None,
             most: 1,
             most_in_all: 1,
             of_hold: Some(hold),

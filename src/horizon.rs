@@ -200,27 +200,35 @@ impl Watch<'_> {
     /// Rows without a lane are claimed by anyone, so their floor comes from a look at the table, not from our claims.
     async fn raise_keyless(&mut self, term: &Term) -> Result<()> {
         self.keyless_at = Instant::now();
+        while self.raise_keyless_a_part(term).await? {}
+        Ok(())
+    }
+
+    /// One walk that is not too long. True: there is more to walk over.
+    async fn raise_keyless_a_part(&mut self, term: &Term) -> Result<bool> {
         let KeylessToRaise {
             start,
+            upto,
             settled,
             holders,
             epoch,
         } = self.lanes.keyless_floor_to_raise();
         if start >= settled.soft {
-            return Ok(());
+            return Ok(false);
         }
-        let lowest_left = self.outbox.keyless_lowest(term, start).await?;
+        let lowest_left = self.outbox.keyless_lowest(term, start, upto).await?;
         let ended = self.outbox.ended(&holders).await?;
         if !ended.is_empty() {
             self.lanes.holders_ended(term.worker, &ended);
-            return Ok(());
+            return Ok(false);
         }
         let sight = Sight {
+            settled,
+            cut_at: upto,
             lowest_left,
-            ..Sight::of_everything(settled)
         };
         self.lanes.raise_keyless_floor(term.worker, epoch, sight);
-        Ok(())
+        Ok(upto.is_some() && lowest_left.is_none() && self.lanes.term().is_some_and(|now| now.worker == term.worker))
     }
 
     /// Who left a transaction open after its INSERT: for the operator, who alone can end it.

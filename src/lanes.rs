@@ -14,6 +14,7 @@ mod keyless;
 mod portion;
 mod predecessor;
 pub mod share;
+mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -119,7 +119,9 @@ impl Published {
         loop {
             failpoint::hit("before_question").await;
             let question = self.take_question();
-            let Err(error) = ask(outbox, &question).await else { return };
+            let Err(error) = ask(outbox, &question).await else {
+                return;
+            };
             metrics::database_error();
             if began.elapsed() > ANSWER_WITHIN {
                 error!(%error, "the server does not say whether it has lost published rows: compare with `outboxd verify`");
@@ -171,7 +173,11 @@ mod tests {
         assert_eq!(ids(&question), [1, 2], "the third was published on the new server");
         published.question();
         published.put_back(question);
-        assert_eq!(ids(&published.take_question()), [1, 2, 3], "and that is another one, too");
+        assert_eq!(
+            ids(&published.take_question()),
+            [1, 2, 3],
+            "and that is another one, too"
+        );
         assert!(published.take_question().is_empty(), "nothing is reported twice");
     }
 

@@ -168,7 +168,7 @@ impl Relay {
         may_wait: bool,
     ) -> Vec<Seen> {
         metrics::claim_took(Stream::Lanes, began.elapsed());
-        let slow = self.is_slow(began);
+        let (slow, took) = (self.is_slow(began), began.elapsed());
         failpoint::hit("after_claim").await;
         let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|row| row.lane).collect();
         let more_due = claim.delayed() >= self.settings.batch_rows;
@@ -185,6 +185,7 @@ impl Relay {
                 seen.full |= more_due;
                 seen.overweight = overweight.contains(&held.lane);
                 seen.slow = slow;
+                seen.took = took;
                 seen
             })
             .collect()
@@ -317,9 +318,13 @@ impl Relay {
                 return unseen(KEYLESS);
             }
         };
-        metrics::claim_took(Stream::Keyless, began.elapsed());
+        let took = began.elapsed();
+        metrics::claim_took(Stream::Keyless, took);
         let Some((number, claim)) = claimed else {
-            return see_keyless(held, &[], &[], &Verdict::default());
+            return Seen {
+                took,
+                ..see_keyless(held, &[], &[], &Verdict::default())
+            };
         };
         let slow = self.is_slow(began);
         let mut rows = claim.rows;
@@ -335,7 +340,7 @@ impl Relay {
         self.settle_keyless(term, number, held.floor, &rows, &dropped, &verdict)
             .await;
         let mut seen = see_keyless(held, &rows, &dropped, &verdict);
-        seen.slow = slow;
+        (seen.slow, seen.took) = (slow, took);
         seen
     }
 
@@ -344,6 +349,7 @@ impl Relay {
         let free = Free {
             claims_from: held.claims_from,
             start: held.start,
+            upto: held.upto,
             most: held.most,
             most_in_all: 2 * held.most,
             of_hold: None,

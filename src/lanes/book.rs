@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::walk::Walk;
 use super::{Held, KeylessStored, Seen, Taken};
 use crate::floor::{Floor, Horizon};
 
@@ -24,6 +25,7 @@ pub(super) struct Lane {
     pub(super) window: usize,
     /// Where the last claim that left rows behind was cut off; the floor before the first.
     pub(super) reached: i64,
+    pub(super) walk: Walk,
     pub(super) ready: bool,
     pub(super) busy: bool,
     /// Heads of its holds that are sent beside its batches and not yet written down: until then it stays ours.
@@ -58,6 +60,9 @@ pub(super) struct Keyless {
     /// See [`super::Lanes::claims_from`].
     pub(super) claims_from: i64,
     pub(super) full_in_a_row: i32,
+    pub(super) walk: Walk,
+    /// Where the last claim was cut short: the next one goes on there. They promise no order, and one that comes to the end begins anew.
+    pub(super) resume: i64,
     /// So many checkouts there were.
     pub(super) served: i32,
     /// See [`super::Lanes::keyless_lag`].
@@ -74,6 +79,7 @@ impl From<&Taken> for Lane {
             stored_floor: taken.floor,
             window: WINDOW_MIN,
             reached: taken.floor,
+            walk: Walk::default(),
             ready: true,
             busy: false,
             open_heads: 0,
@@ -99,7 +105,7 @@ fn next_window(window: usize, seen: &Seen) -> usize {
         (seen.rows * 2).clamp(1, window)
     } else if seen.full {
         (window * 2).min(1 << 16)
-    } else if seen.of_a_share {
+    } else if seen.of_a_share || seen.walked {
         window
     } else {
         window.min(seen.rows.next_power_of_two().max(WINDOW_MIN))
@@ -118,11 +124,13 @@ impl Lane {
     }
 
     pub(super) fn held(&self, lane: i16, most: usize, horizon: &Horizon) -> Held {
+        let start = self.floor.start(horizon);
         Held {
             lane,
             epoch: self.epoch,
             floor: self.floor.hard(),
-            start: self.floor.start(horizon),
+            start,
+            upto: self.walk.upto(start, horizon.settled()),
             most,
             suspect_rows: self.suspect_rows,
             suspect_until: self.suspect_until,
@@ -146,6 +154,7 @@ impl Lane {
             self.ready = true;
             if seen.pause.is_some() {
                 self.window = (self.window / 2).max(1);
+                self.walk.failed();
             }
             return;
         };
@@ -156,7 +165,12 @@ impl Lane {
         self.floor.advance(sight);
         self.window = next_window(self.window, seen);
         self.reached = sight.cut_at.unwrap_or(self.reached);
-        self.ready = seen.full || seen.overweight || sight.lowest_left.is_some();
+        if seen.walked {
+            self.walk.cut(seen.rows == 0, seen.took, sight.lowest_left.is_some());
+        } else {
+            self.walk.ended();
+        }
+        self.ready = seen.full || seen.overweight || seen.walked || sight.lowest_left.is_some();
         let all_done = !self.ready;
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
         if self.held_topics.is_empty() {
@@ -179,12 +193,18 @@ impl Keyless {
         };
         self.lag += seen.rows;
         self.stored.has_holds |= !seen.held_topics.is_empty();
-        let in_vain = seen.rows == 0 && !seen.full && !seen.of_a_share && seen.sight.is_some();
+        match (seen.walked, seen.sight.is_none() && seen.pause.is_some()) {
+            (_, true) => self.walk.failed(),
+            (true, _) => self.walk.cut(seen.rows == 0, seen.took, false),
+            _ => self.walk.ended(),
+        }
+        self.resume = if seen.walked { seen.walked_to } else { 0 };
+        let in_vain = seen.rows == 0 && !seen.full && !seen.walked && !seen.of_a_share && seen.sight.is_some();
         let rest = in_vain.then(|| IN_VAIN_REST * 2u32.pow(self.in_vain.min(IN_VAIN_DOUBLINGS)));
         self.in_vain = if in_vain { self.in_vain.saturating_add(1) } else { 0 };
         self.not_before = seen.pause.or(rest).map(|pause| now + pause);
         self.window = next_window(self.window, seen);
-        self.ready = seen.full || seen.of_a_share || seen.sight.is_none() || seen.pause.is_some();
+        self.ready = seen.full || seen.walked || seen.of_a_share || seen.sight.is_none() || seen.pause.is_some();
     }
 }
 
@@ -431,6 +451,66 @@ mod tests {
         assert_eq!(reached_after(Some(20)), 20, "back to what a hold has released");
         lane.checkin(&Seen::default(), Instant::now());
         assert_eq!(lane.reached, 20, "a claim that failed");
+    }
+
+    #[test]
+    fn a_lane_that_was_cut_short_goes_on_from_there_with_the_same_window() {
+        let deep = Settled {
+            hard: 10_000_000,
+            soft: 10_000_000,
+            generation: 0,
+        };
+        let mut horizon = horizon();
+        horizon.settle_up_to(deep.hard);
+        let mut lane = busy_lane();
+        lane.window = 512;
+        let upto = lane.held(0, 40, &horizon).upto.expect("it is long");
+        let walked = Seen {
+            walked: true,
+            sight: Some(Sight {
+                cut_at: Some(upto),
+                ..Sight::of_everything(deep)
+            }),
+            ..Seen::default()
+        };
+        lane.checkin(&walked, Instant::now());
+        assert!(lane.ready);
+        assert_eq!((lane.floor.hard(), lane.window), (upto, 512));
+        let next = lane.held(0, 40, &horizon).upto.expect("it is long still") - upto;
+        assert_eq!(next, 2 * (upto - 10), "there was nothing for long");
+        lane.checkin(
+            &Seen {
+                pause: Some(Duration::ZERO),
+                ..Seen::default()
+            },
+            Instant::now(),
+        );
+        assert_eq!(
+            lane.held(0, 40, &horizon).upto,
+            Some(upto + next / 2),
+            "it was too much"
+        );
+        lane.checkin(&all_done(), Instant::now());
+        assert_eq!(lane.held(0, 40, &horizon).upto, Some(upto + (upto - 10)), "as at first");
+    }
+
+    #[test]
+    fn rows_without_a_lane_are_claimed_on_from_where_the_last_claim_was_cut_short_and_then_anew() {
+        let now = Instant::now();
+        let mut keyless = Keyless::default();
+        let walked = Seen {
+            walked: true,
+            walked_to: 50,
+            ..all_done()
+        };
+        keyless.checkin(&walked, now);
+        assert!(
+            keyless.ready && keyless.not_before.is_none(),
+            "there may be more behind"
+        );
+        assert_eq!(keyless.resume, 50);
+        keyless.checkin(&all_done(), now);
+        assert_eq!(keyless.resume, 0);
     }
 
     #[test]

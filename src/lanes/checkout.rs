@@ -18,6 +18,8 @@ pub struct Held {
     pub floor: i64,
     /// Where the claim starts: the floor, or above it while the holders of the checkout are in progress.
     pub start: i64,
+    /// Where the claim is cut short, if there is so much to walk over. All up to here is settled.
+    pub upto: Option<i64>,
     pub most: usize,
     pub suspect_rows: usize,
     pub suspect_until: i64,
@@ -32,6 +34,8 @@ pub struct HeldKeyless {
     pub floor: i64,
     /// See [`Held::start`].
     pub start: i64,
+    /// See [`Held::upto`].
+    pub upto: Option<i64>,
     pub most: usize,
     pub suspect_until: i64,
     pub has_holds: bool,
@@ -125,6 +129,10 @@ pub struct Seen {
     pub full: bool,
     /// Of a share: nothing was learned about the others.
     pub of_a_share: bool,
+    /// It was cut short where it had walked far enough, not by its limit; and there.
+    pub walked: bool,
+    pub walked_to: i64,
+    pub took: Duration,
     /// The byte budget left some of its rows behind.
     pub overweight: bool,
     /// Reading it took so long that publishing it in time was at risk.
@@ -216,7 +224,11 @@ impl Lanes {
             .map(|(number, lane)| {
                 lane.busy = true;
                 due_is_asked &= is_asked(lane.due_asked);
-                lane.held(*number, appetite.rows, horizon)
+                Held {
+                    // A look has a bound of its own.
+                    upto: None,
+                    ..lane.held(*number, appetite.rows, horizon)
+                }
             })
             .collect();
         let lowest = lanes.iter().map(|held| held.start).min()?;
@@ -371,9 +383,11 @@ impl Inner {
             of: appetite.shares,
             which: keyless.served & (appetite.shares - 1),
         };
+        let start = keyless.floor.start(&self.horizon).max(keyless.resume);
         Some(Work::Keyless(HeldKeyless {
             floor: keyless.floor.hard(),
-            start: keyless.floor.start(&self.horizon),
+            start,
+            upto: keyless.walk.upto(start, self.horizon.settled()),
             most: keyless.window.min(appetite.rows),
             suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,

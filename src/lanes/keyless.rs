@@ -20,6 +20,8 @@ pub struct KeylessStored {
 #[derive(Clone, Debug)]
 pub struct KeylessToRaise {
     pub start: i64,
+    /// See [`super::Held::upto`].
+    pub upto: Option<i64>,
     pub settled: Settled,
     /// The look counts only if none of these transactions had ended.
     pub holders: Vec<i64>,
@@ -67,9 +69,11 @@ impl Lanes {
         let mut inner = self.lock();
         inner.keyless.lag = 0;
         let start = inner.keyless.floor.start(&inner.horizon);
+        let settled = inner.horizon.settled();
         KeylessToRaise {
             start,
-            settled: inner.horizon.settled(),
+            upto: inner.keyless.walk.upto(start, settled),
+            settled,
             holders: inner.horizon.holders_below(start),
             epoch: inner.keyless.stored.epoch,
         }

@@ -106,6 +106,7 @@ pub struct Free<'a> {
     /// No record of a claim has a lower number.
     pub claims_from: i64,
     pub start: i64,
+    pub upto: Option<i64>,
     /// Of those above `start`, and of those that were delayed.
     pub most: usize,
     pub most_in_all: usize,
@@ -209,6 +210,7 @@ impl Outbox {
         let lanes: Vec<i16> = held.iter().map(|h| h.lane).collect();
         let floors: Vec<i64> = held.iter().map(|h| h.start).collect();
         let limits: Vec<i32> = held.iter().map(|h| h.most as i32).collect();
+        let uptos: Vec<i64> = held.iter().map(|h| h.upto.unwrap_or(i64::MAX)).collect();
         let holding = |h: &'a Held| h.held_topics.iter().map(|topic| (h.lane, topic.as_str()));
         let (holding_lanes, held_topics): (Vec<i16>, Vec<&str>) = held.iter().flat_map(holding).unzip();
         self.claim(
@@ -221,6 +223,7 @@ impl Outbox {
                 &held_topics,
                 &(most as i64),
                 &term.incarnation,
+                &uptos,
             ],
             bytes,
             row::of_lane,
@@ -246,6 +249,7 @@ impl Outbox {
             &partition,
             &partitions,
             &free.of_hold.map(|hold| hold.unit.as_str()),
+            &free.upto.unwrap_or(i64::MAX),
         ];
         let (turn, claim) = (&self.statements.claim_turn, &self.statements.claim_keyless);
         let rows = self

@@ -1,6 +1,6 @@
 -- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
--- the floor ($2), and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given, and of its
--- partition $12 of $13, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $14.
+-- the floor ($2) and not above $15, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given,
+-- and of its partition $12 of $13, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $14.
 -- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them. Only
 -- where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
 -- Of rows above the floor, of $10 shares (a power of two) that numbered $11. By a hash: whatever ids an application's sequence draws,
@@ -16,7 +16,7 @@ WITH expired AS MATERIALIZED (
 ), fresh AS MATERIALIZED (
     SELECT m.id
     FROM outbox.message m
-    WHERE m.lane IS NULL AND m.id > $2 AND hashint8(m.id) & ($10 - 1) = $11
+    WHERE m.lane IS NULL AND m.id > $2 AND m.id <= $15 AND hashint8(m.id) & ($10 - 1) = $11
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
       AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o

@@ -206,11 +206,10 @@ impl Outbox {
         Ok(())
     }
 
-    /// The lowest id above `floor` that the keyless floor must not pass.
-    pub async fn keyless_lowest(&self, term: &Term, floor: i64) -> Result<Option<i64>> {
-        let rows = self
-            .query(&self.statements.keyless_lowest, &[&floor, &term.incarnation])
-            .await?;
+    /// The lowest id above `floor` that the keyless floor must not pass, as far as it is not above `upto`.
+    pub async fn keyless_lowest(&self, term: &Term, floor: i64, upto: Option<i64>) -> Result<Option<i64>> {
+        let params: Params<'_> = &[&floor, &term.incarnation, &upto.unwrap_or(i64::MAX)];
+        let rows = self.query(&self.statements.keyless_lowest, params).await?;
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 }

@@ -57,6 +57,8 @@ pub fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
         if count >= held.most {
             let cut = cuts.entry(held.lane).or_insert(last);
             *cut = (*cut).min(last);
+        } else if let Some(upto) = held.upto {
+            cuts.entry(held.lane).or_insert(upto);
         }
     }
     (rows, cuts)
@@ -154,10 +156,12 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
         .map(|row| row.id)
         .collect();
     let stuck = published.is_empty() && lowest_left.is_some();
+    let walked = cut_at.is_some() && cut_at == held.upto;
     Seen {
         lane: held.lane,
         rows: of_lane.len(),
-        full: cut_at.is_some(),
+        full: cut_at.is_some() && !walked,
+        walked,
         sight: Some(Sight {
             settled,
             cut_at,
@@ -185,10 +189,13 @@ fn topics<'a>(holds: impl IntoIterator<Item = &'a HoldOrder>) -> BTreeSet<String
 pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Seen {
     let all_done = verdict.is_clean() && dropped.is_empty();
     let stuck = verdict.published.is_empty() && !verdict.is_clean();
+    let full = rows.len() + dropped.len() >= held.most;
     Seen {
         lane: KEYLESS,
         rows: rows.len(),
-        full: rows.len() + dropped.len() >= held.most,
+        full,
+        walked: held.upto.is_some() && !full,
+        walked_to: held.upto.unwrap_or(0),
         overweight: !dropped.is_empty(),
         of_a_share: held.share != Share::ALL,
         sight: all_done.then_some(Sight::of_everything(Settled::default())),
@@ -237,6 +244,7 @@ mod tests {
             epoch: 1,
             floor: 0,
             start: 0,
+            upto: None,
             most: 100,
             suspect_rows: 0,
             suspect_until: 0,
@@ -331,6 +339,37 @@ mod tests {
             cuts,
             HashMap::from([(0, 2), (2, 7)]),
             "what is due is found again by that"
+        );
+    }
+
+    #[test]
+    fn a_lane_that_has_walked_far_enough_is_cut_there_unless_it_was_cut_before() {
+        let cut_of = |most, dropped| {
+            let claim = Claim {
+                rows: of_lane(0, [10, 20]),
+                dropped,
+            };
+            let held = Held {
+                most,
+                upto: Some(50),
+                ..held(0)
+            };
+            let (rows, cuts) = in_order(claim, std::slice::from_ref(&held));
+            let seen = see_lane(
+                &held,
+                &ByLane::new(&rows),
+                &cuts,
+                Settled::default(),
+                &Verdict::default(),
+            );
+            (cuts[&0], seen.walked, seen.full)
+        };
+        assert_eq!(cut_of(100, Vec::new()), (50, true, false));
+        assert_eq!(cut_of(2, Vec::new()), (20, false, true), "by its limit");
+        assert_eq!(
+            cut_of(100, vec![dropped(15, 0)]),
+            (14, false, true),
+            "by the byte budget"
         );
     }
 
@@ -544,6 +583,7 @@ mod tests {
         let held = HeldKeyless {
             floor: 0,
             start: 0,
+            upto: None,
             most: 3,
             suspect_until: 0,
             has_holds: false,
@@ -581,6 +621,12 @@ mod tests {
             ..held
         };
         assert!(see_keyless(&of_a_share, &rows, &[], &published).of_a_share && !done.of_a_share);
+        let far = HeldKeyless { upto: Some(50), ..held };
+        let walked = see_keyless(&far, &rows, &[], &published);
+        assert!(walked.walked && !done.walked);
+        assert_eq!(walked.walked_to, 50);
+        let full = see_keyless(&HeldKeyless { most: 2, ..far }, &rows, &[], &published);
+        assert!(full.full && !full.walked, "by its limit");
     }
 
     // ── a lane from batch to batch ─────────────────────────────────────────────────────────────

@@ -170,7 +170,12 @@ async fn ids_that_come_again_after_a_failover_are_published() {
 async fn the_loss_of_published_rows_is_reported_though_the_first_question_has_no_answer() {
     let mut failover = Failover::new().await;
     failover.pair.cut().await;
-    let relay = failover.world.relay().failpoint("before_question:1").start_ready().await;
+    let relay = failover
+        .world
+        .relay()
+        .failpoint("before_question:1")
+        .start_ready()
+        .await;
     failover.fill().await;
     failover.world.drained(SOON).await;
     failover.happens().await;
@@ -248,11 +253,16 @@ async fn rows_of_asynchronous_commits_that_a_crash_lost_after_they_were_publishe
     relay.continue_from("before_renew:2");
     relay.continue_from("after_publish:2");
     let lost = eventually(over.patience(), "the loss to be reported", async || {
-        relay.metric("outboxd_published_rows_lost_total").filter(|lost| *lost > 0.0)
+        relay
+            .metric("outboxd_published_rows_lost_total")
+            .filter(|lost| *lost > 0.0)
     })
     .await;
     assert!(lost <= 20.0, "{lost}");
-    assert!(relay.logged(&format!("\"first_ids\":\"[{}", left + 1)), "named by their ids");
+    assert!(
+        relay.logged(&format!("\"first_ids\":\"[{}", left + 1)),
+        "named by their ids"
+    );
     world.fill(&topic, 100, 5).await;
     let recovered = over.until_drained(&world).await;
     let history = world.surviving_history(&topic).await;

@@ -115,7 +115,10 @@ async fn rows_read_stay_bounded_beside_a_forgotten_writer_while_jobs_of_a_second
     };
     // Statistics arrive with a delay, in lumps: sums over several rounds do not care.
     let (early, late) = (growth(&reads[1..6]), growth(&reads[9..]));
-    assert!(late < 2.0 * early, "{late:.0} rows read for each new one after {early:.0}: {reads:?}");
+    assert!(
+        late < 2.0 * early,
+        "{late:.0} rows read for each new one after {early:.0}: {reads:?}"
+    );
 
     writer.batch_execute("COMMIT").await.expect("committed");
     let recovered = fault.over().until_drained(&world).await;

@@ -360,3 +360,40 @@ async fn a_topic_that_refuses_much_is_tried_at_a_pace_and_no_other_waits_for_it(
     let took = began.elapsed();
     assert!(took > Duration::from_secs(3), "all {KEYS} were tried in {took:?}");
 }
+
+#[tokio::test]
+async fn a_walk_longer_than_the_statement_timeout_resumes_where_it_stopped() {
+    const ROWS: i64 = 200_000;
+    let fault = Fault::new(
+        64,
+        "a walk longer than the statement timeout: a topic is held from the start, and released behind 200,000 published rows of its lane",
+        "resumes where it stopped",
+    );
+    let world = World::new().await;
+    let healthy = world.topic("healthy", 1, &[]).await;
+    let missing = format!("{}.missing", world.name);
+    let mut relay = world.relay().start_ready().await;
+    world.insert(&missing, &[(Some("k"), b"first".to_vec())]).await;
+    world.held(1).await;
+    relay.stop();
+    // As if they had been published meanwhile.
+    let insert = format!(
+        "INSERT INTO outbox.message (topic, key, payload) SELECT '{healthy}', 'k', '1' FROM generate_series(1, {ROWS})"
+    );
+    let publish = format!("UPDATE outbox.message SET published_at = clock_timestamp() WHERE topic = '{healthy}'");
+    let pass = "UPDATE outbox.lane SET floor = (SELECT max(id) FROM outbox.message)";
+    for sql in [&insert, &publish, "VACUUM ANALYZE outbox.message", pass] {
+        world.execute(sql).await;
+    }
+    let last = world.insert(&missing, &[(Some("k"), b"last".to_vec())]).await[0];
+    let impatient = format!("{}?options=-c%20statement_timeout%3D100ms", world.database_url);
+    let relay = world.relay_as(&impatient).start_ready().await;
+    world.held(1).await;
+    assert_eq!(world.topic("missing", 1, &[]).await, missing);
+    let over = fault.over();
+    world.published(last).await;
+    let recovered = over.recovered();
+    world.history(&missing).await.assert_exact();
+    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    recovered.record(0);
+}

@@ -143,7 +143,9 @@ async fn rows_are_published_whose_ids_came_again_while_no_relay_was_there() {
     world.drained(SOON).await;
     floors_pass(&world, 500).await;
     relay.stop();
-    world.execute("ALTER SEQUENCE outbox.message_id_seq RESTART WITH 1").await;
+    world
+        .execute("ALTER SEQUENCE outbox.message_id_seq RESTART WITH 1")
+        .await;
     world.fill(&topic, 100, 50).await;
     world.fill(&topic, 100, 0).await;
     let relay = world.relay().args(&["--on-published", "delete"]).start_ready().await;
