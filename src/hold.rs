@@ -1,4 +1,7 @@
-//! Held keys and parked topics: tried again when their time has come, released when Kafka takes the row.
+//! Held keys, paused partitions and parked topics: tried again when their time has come, released when Kafka takes the row.
+//!
+//! Heads of refused keys are tried here; topics and partitions that take nothing are probed beside that, in `probe`, so that nobody's retry waits
+//! for one that gives no answer.
 //!
 //! A hold lives in `outbox.hold`, so that a successor finds what a floor has passed. Its head is sent alone, in
 //! quarantine, while the lane goes on; only the change of the hold itself waits for the lane to be between batches. What is due in
@@ -7,6 +10,7 @@
 //!
 //! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction.
 
+mod probe;
 mod rest;
 
 use std::future::ready;
@@ -22,10 +26,10 @@ use tracing::{info, warn};
 use self::rest::Rests;
 use crate::boottime::BootInstant;
 use crate::failpoint;
-use crate::lanes::{Held, Lowered, Share, Term};
-use crate::message::{KEYLESS, Outcome, Row, TopicFault};
+use crate::lanes::{Held, Lowered, Term};
+use crate::message::{Outcome, Row, TopicFault};
 use crate::metrics;
-use crate::outbox::{Free, Postponed, Released, Result, StoredHold};
+use crate::outbox::{Postponed, Released, Result, StoredHold};
 use crate::relay::{Relay, report_held_key, report_refusal};
 use crate::verdict::{OnDead, Refusal};
 
@@ -35,16 +39,14 @@ const READ_MOST: usize = 1024;
 const LANES_AT_ONCE: usize = 2;
 const HEADS_AT_ONCE: usize = 2;
 /// Connections that takes: for each lane its heads are read and what became of them is written.
-pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1);
+pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1) + probe::CONNECTIONS;
 /// So long what has been tried of a lane waits for the rest. A head that is answered late keeps nobody longer: one that was published
 /// and is not marked would be sent again after a crash.
 const TOGETHER: Duration = Duration::from_millis(250);
 /// No more than so many are written at a time.
 const TOGETHER_MOST: usize = 64;
 /// So many heads may be published and not marked: written together, handed over, or on their way.
-pub const IN_FLIGHT_MOST: usize = LANES_AT_ONCE * (TOGETHER_MOST + 1 + HEADS_AT_ONCE);
-/// A sick topic is looked at at least this often: it should flow again soon after it is mended.
-const TOPIC_WAIT_MAX: Duration = Duration::from_secs(5);
+pub const IN_FLIGHT_MOST: usize = LANES_AT_ONCE * (TOGETHER_MOST + 1 + HEADS_AT_ONCE) + probe::IN_FLIGHT_MOST;
 /// Without holds, look whether one has come this often.
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// The shortest pause between two rounds.
@@ -54,6 +56,10 @@ const NO_ANSWER: &str = "no answer from Kafka";
 impl Relay {
     /// Retries what is due until `draining`.
     pub async fn retry_holds(&self, draining: &CancellationToken) {
+        tokio::join!(self.retry_keys(draining), self.probe_paused(draining));
+    }
+
+    async fn retry_keys(&self, draining: &CancellationToken) {
         let rests = Rests::default();
         while !draining.is_cancelled() {
             let wait = match self.retry_due(&rests, draining).await {
@@ -80,12 +86,8 @@ impl Relay {
             return Ok(IDLE_LOOK);
         };
         let holds = self.outbox.holds(&term, READ_MOST).await?;
-        let reserve = self.settings.lease;
-        let keyless = self.outbox.holds_keyless(&term, reserve).await?;
         rests.keep(|topic| holds.iter().any(|hold| hold.topic == topic));
-        let due = holds.iter().filter(|hold| hold.wait <= 0.0).cloned();
-        // Those without a lane first: they are reserved, and nobody else tries them meanwhile.
-        let lanes = by_lane(keyless.into_iter().chain(due));
+        let lanes = by_lane(holds.iter().filter(|hold| hold.wait <= 0.0).cloned());
         let round = Round { term, rests, draining };
         stream::iter(lanes)
             .for_each_concurrent(LANES_AT_ONCE, async |holds| self.retry_lane(&round, holds).await)
@@ -108,18 +110,14 @@ impl Relay {
 
     async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::Sender<Tried>) {
         let may_go = |hold: &StoredHold| {
-            let is_resting = hold.lane != KEYLESS && round.rests.is_resting(&hold.topic, Instant::now());
+            let is_resting = round.rests.is_resting(&hold.topic, Instant::now());
             ready(!is_resting && !round.draining.is_cancelled() && !self.publisher.is_paused())
         };
         stream::iter(holds)
             .filter(may_go)
             .for_each_concurrent(HEADS_AT_ONCE, async |hold| {
                 let topic = hold.topic.clone();
-                let tried = match hold.lane {
-                    KEYLESS => self.retry_keyless(&round.term, hold).await.map(|()| None),
-                    _ => self.retry(round, hold).await,
-                };
-                match tried {
+                match self.retry(round, hold).await {
                     Ok(None) => {}
                     Ok(Some(tried)) => {
                         // Whoever listens does so until we are gone.
@@ -172,10 +170,7 @@ impl Relay {
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_unknown(hold.lane, row.id);
         let outcome = self.send_head(&row, live.ends).await;
-        failpoint::hit("after_head").await;
-        if certainly_not_there(&outcome) && !row.suspect {
-            self.lanes.forget_unknown(hold.lane, row.id);
-        }
+        self.head_answered(hold.lane, &row, &outcome).await;
         if let Outcome::Refused { .. } = outcome {
             round.rests.count_refusal(&hold.topic, Instant::now());
         }
@@ -187,29 +182,45 @@ impl Relay {
         metrics::possible_duplicates(usize::from(row.suspect));
         let outcome = self
             .publisher
-            .probe(row, self.settings.until(began, lease_end.left()))
+            .send_head(row, self.settings.until(began, lease_end.left()))
             .await;
-        if let Outcome::Sick {
-            fault: TopicFault::Transient,
-            reason,
-            ..
-        } = &outcome
-            && !self.publisher.answered_since(began - Duration::from_secs(1))
-        {
-            self.publisher.pause(reason, &row.topic);
-        }
+        self.note_silence(row, &outcome, began);
         if outcome == Outcome::Acked {
             self.published.remember(std::iter::once(row));
         }
         outcome
     }
 
+    /// Nothing was acknowledged lately, so this silence may be all of Kafka's; otherwise it is the partition's own.
+    fn note_silence(&self, row: &Row, outcome: &Outcome, began: Instant) {
+        let Outcome::Sick {
+            fault: TopicFault::Transient,
+            partition,
+            reason,
+            ..
+        } = outcome
+        else {
+            return;
+        };
+        if !self.publisher.answered_since(began - Duration::from_secs(1)) {
+            self.publisher.pause(reason, &row.topic);
+        } else if let Some(partition) = partition {
+            self.publisher.pause_partition(&row.topic, *partition, reason);
+        }
+    }
+
+    /// What was sent beside the batches of its lane need not be remembered any longer if it is certainly not there.
+    async fn head_answered(&self, lane: i16, row: &Row, outcome: &Outcome) {
+        failpoint::hit("after_head").await;
+        if certainly_not_there(outcome) && !row.suspect {
+            self.lanes.forget_unknown(lane, row.id);
+        }
+    }
+
     fn judge(&self, hold: StoredHold, row: &Row, outcome: Outcome) -> Tried {
         let policy = &self.settings.policy;
         match outcome {
             Outcome::Acked => let_go(hold, Some(row.id), None),
-            // The topic takes records, only not this one: it is the lane's to find that out and hold its key.
-            Outcome::Refused { .. } if hold.unit.is_empty() => let_go(hold, None, None),
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
                 report_refusal(&refusal);
@@ -233,16 +244,15 @@ impl Relay {
 
     fn later(&self, hold: StoredHold, reason: &str) -> Postponed {
         Postponed {
-            wait: Some(self.topic_wait(&hold)),
+            wait: Some(self.probe_wait(&hold)),
             hold,
             reason: reason.to_owned(),
             refused: None,
         }
     }
 
-    fn topic_wait(&self, hold: &StoredHold) -> Duration {
-        let failures = hold.failures.unsigned_abs() + 1;
-        self.settings.policy.backoff(failures).min(TOPIC_WAIT_MAX)
+    fn probe_wait(&self, hold: &StoredHold) -> Duration {
+        self.settings.policy.probe_wait(hold.failures.unsigned_abs() + 1)
     }
 
     /// Writes what became of holds, between two batches of their lane.
@@ -298,7 +308,8 @@ impl Relay {
         // Unless we know which are left, assume that all are: it costs a little reading.
         let held_topics = self.outbox.held_topics(lane).await.ok();
         self.lanes.lower_floor(term, lane, lowered, held_topics);
-        for Released { hold, .. } in released {
+        // Of what is paused in many lanes it is said once.
+        for Released { hold, .. } in released.iter().filter(|released| released.hold.head_id.is_some()) {
             info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
         }
     }
@@ -318,88 +329,6 @@ impl Relay {
                 () = sleep(Duration::from_millis(50)) => {}
             }
         }
-    }
-
-    // ── topics parked among rows without a lane ────────────────────────────────────────────────
-
-    async fn retry_keyless(&self, term: &Term, hold: StoredHold) -> Result<()> {
-        let began = BootInstant::now();
-        let Some((claim, mut row)) = self.claim_topic_head(term, &hold).await? else {
-            return self.release_keyless(term, &hold, None).await;
-        };
-        if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
-            // It could arrive after somebody else has taken the row over.
-            let suspect: Vec<i64> = row.suspect.then_some(row.id).into_iter().collect();
-            self.outbox.settle_keyless(term, claim, &[], &[], &suspect, &[]).await?;
-            return self.postpone_keyless(hold, "PostgreSQL answered too late").await;
-        }
-        row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
-        let outcome = self.send_head(&row, began + self.settings.lease).await;
-        if outcome == Outcome::Acked {
-            return self.release_keyless(term, &hold, Some((claim, row.id))).await;
-        }
-        let refused = self.keyless_refusal(&row, &outcome);
-        let is_suspect = row.suspect || may_have_landed(&outcome);
-        let is_dead = refused.iter().any(|refusal| refusal.dead);
-        let suspect: Vec<i64> = (is_suspect && !is_dead).then_some(row.id).into_iter().collect();
-        self.outbox
-            .settle_keyless(term, claim, &[], &refused, &suspect, &[])
-            .await?;
-        match outcome {
-            // The topic takes records, only not this one.
-            Outcome::Refused { .. } => self.release_keyless(term, &hold, None).await,
-            Outcome::Sick { reason, .. } => self.postpone_keyless(hold, &reason).await,
-            _ => self.postpone_keyless(hold, NO_ANSWER).await,
-        }
-    }
-
-    /// The oldest row of a parked topic, claimed like any other. `None`: it has none that is free.
-    async fn claim_topic_head(&self, term: &Term, hold: &StoredHold) -> Result<Option<(i64, Row)>> {
-        let free = Free {
-            claims_from: self.lanes.claims_from(),
-            start: hold.resume_floor,
-            upto: None,
-            most: 1,
-            most_in_all: 1,
-            of_hold: Some(hold),
-            skip_held: true,
-            share: Share::ALL,
-        };
-        let claimed = self.claim_free(term, &free, self.settings.bytes_per_task()).await?;
-        let Some((claim, mut claimed)) = claimed else {
-            return Ok(None);
-        };
-        let Some(row) = claimed.rows.pop() else {
-            self.outbox.mark_keyless(term, claim, &[]).await?;
-            return Ok(None);
-        };
-        Ok(Some((claim, row)))
-    }
-
-    async fn postpone_keyless(&self, hold: StoredHold, reason: &str) -> Result<()> {
-        self.outbox.postpone_hold_keyless(&self.later(hold, reason)).await
-    }
-
-    fn keyless_refusal(&self, row: &Row, outcome: &Outcome) -> Vec<Refusal> {
-        let Outcome::Refused { reason } = outcome else {
-            return Vec::new();
-        };
-        let refusal = self.settings.policy.refusal(row, reason);
-        report_refusal(&refusal);
-        vec![refusal]
-    }
-
-    async fn release_keyless(&self, term: &Term, hold: &StoredHold, published: Option<(i64, i64)>) -> Result<()> {
-        self.outbox.release_hold_keyless(term, hold, published).await?;
-        if published.is_some() {
-            metrics::rows_published(1);
-            metrics::rows_marked(1);
-        }
-        if let Some(stored) = self.outbox.keyless(term.incarnation).await? {
-            self.lanes.keyless_read(term.worker, stored);
-        }
-        info!(topic = hold.topic, "released: its rows without a key flow again");
-        Ok(())
     }
 }
 

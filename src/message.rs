@@ -265,9 +265,11 @@ pub enum Outcome {
     Refused { reason: String },
     /// Not sent: its topic has just refused another record, and this one, too, would have to go alone. The batch does not wait.
     PutOff { reason: String },
-    /// Nothing wrong with the record, but its topic cannot take it now.
+    /// Nothing wrong with the record, but its topic cannot take it now, or the one partition of it that the record belongs to.
     Sick {
         fault: TopicFault,
+        /// `None`: the whole topic.
+        partition: Option<Partition>,
         reason: String,
         maybe_landed: bool,
     },
@@ -280,6 +282,8 @@ pub enum TopicFault {
     Unusable,
     /// Too slow, leaderless, short of replicas: it should pass.
     Transient,
+    /// The same a moment ago, while others answered: this record was not even sent.
+    Paused,
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! Three producers: the *main* one carries batches; a warm *spare* stands by, because building one takes half a second
 //! and every lane would wait; the *quarantine* sends single records whose acceptance is in doubt, so that a refusal there
-//! disturbs nobody. A fourth client looks topics up and sends nothing. None of them is trusted to come back by itself: one
+//! disturbs nobody. Probes of paused topics and partitions have producers of their own, each for one probe at a time. Another client
+//! looks topics up and sends nothing. None of them is trusted to come back by itself: one
 //! that gives no answer is replaced. The rules that keep a key in order through a partial failure:
 //!
 //! - the partition is computed here, as the Java client would;
@@ -16,6 +17,8 @@
 
 mod admin;
 mod outcome;
+mod paused;
+mod probes;
 mod producer;
 pub mod properties;
 mod quarantine;
@@ -33,8 +36,10 @@ use tracing::{info, warn};
 
 use crate::clock::Clock;
 use crate::jitter::jittered;
-use crate::message::{Outcome, Row, TopicFault};
+use crate::message::{Outcome, Partition, Row, TopicFault};
 use crate::metrics;
+use paused::{PausedPartitions, Reasons};
+use probes::Probes;
 use producer::{Producer, Report, Wave};
 use quarantine::Turn;
 use topics::{Topic, Topics};
@@ -73,7 +78,7 @@ pub struct Until {
 /// Where a record goes and how.
 #[derive(Clone, Copy, Debug)]
 struct Route {
-    partition: i32,
+    partition: Partition,
     /// Larger than its topic is known to take: in quarantine, alone.
     alone: bool,
 }
@@ -95,6 +100,8 @@ pub struct Publisher {
     /// Per topic and partition, whose turn it is to send there alone.
     alone: Mutex<HashMap<(String, i32), Turn>>,
     topics: Topics,
+    paused_partitions: PausedPartitions,
+    probes: Probes,
     paused: watch::Sender<bool>,
     started: Instant,
     /// When Kafka last acknowledged anything, in milliseconds since `started`; plus one, so that 0 is never.
@@ -116,6 +123,8 @@ impl Publisher {
             topics: Topics::new(config)?,
             quarantine: tokio::sync::Mutex::new(quarantine),
             alone: Mutex::default(),
+            paused_partitions: PausedPartitions::default(),
+            probes: Probes::default(),
             paused: watch::channel(false).0,
             started: Instant::now(),
             last_ack: AtomicU64::new(0),
@@ -147,8 +156,8 @@ impl Publisher {
     /// Publishes rows, which must be in row order, and answers what became of each.
     pub async fn publish(self: &Arc<Self>, rows: &[Row], until: Until) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unsent; rows.len()];
-        let routes = self.route(rows, &mut outcomes, until.answered).await;
-        let mut groups: BTreeMap<(&str, i32), Group> = BTreeMap::new();
+        let routes = self.route(rows, &mut outcomes, until.answered, true).await;
+        let mut groups: BTreeMap<(&str, Partition), Group> = BTreeMap::new();
         let mut alone = Vec::new();
         for (index, route) in routes.iter().enumerate() {
             match route {
@@ -175,18 +184,53 @@ impl Publisher {
     }
 
     /// Sends one row alone, in quarantine, with fresh knowledge of its topic.
+    pub async fn send_head(self: &Arc<Self>, row: &Row, until: Until) -> Outcome {
+        match self.route_one(row, until, true).await {
+            Ok(partition) => self.send_alone(row, partition, until, &AtomicBool::new(false)).await,
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Sends one row of a paused topic or partition, by a producer that carries nothing else meanwhile.
     pub async fn probe(self: &Arc<Self>, row: &Row, until: Until) -> Outcome {
+        let partition = match self.route_one(row, until, false).await {
+            Ok(partition) => partition,
+            Err(outcome) => return outcome,
+        };
+        let outcome = if self.topics.has_leader(&row.topic, partition.number) {
+            self.send_probe(row, partition, until).await
+        } else {
+            outcome::transient(&row.topic, partition, "it has no leader", false)
+        };
+        match &outcome {
+            Outcome::Sick { reason, .. } => self.pause_partition(&row.topic, partition, reason),
+            Outcome::Acked | Outcome::Refused { .. } => {
+                self.paused_partitions.resume(&row.topic, partition.number);
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    /// The partition took nothing while others answered: until a probe of it is taken, nothing is sent there.
+    pub fn pause_partition(&self, topic: &str, partition: Partition, reason: &str) {
+        self.paused_partitions
+            .pause(topic, partition.number, reason, Instant::now());
+    }
+
+    /// Where a row goes by fresh knowledge of its topic; or why it is not to be sent now.
+    async fn route_one(&self, row: &Row, until: Until, heeds_paused: bool) -> Result<Partition, Outcome> {
         self.topics.forget(&row.topic, JUST_NOW);
         let mut outcomes = [Outcome::Unsent];
-        let routes = self
-            .route(std::slice::from_ref(row), &mut outcomes, until.answered)
-            .await;
-        let Some(Some(route)) = routes.first() else {
-            let [outcome] = outcomes;
-            return outcome;
-        };
-        self.send_alone(row, route.partition, until, &AtomicBool::new(false))
-            .await
+        let rows = std::slice::from_ref(row);
+        let routes = self.route(rows, &mut outcomes, until.answered, heeds_paused).await;
+        let [outcome] = outcomes;
+        routes
+            .first()
+            .copied()
+            .flatten()
+            .map(|route| route.partition)
+            .ok_or(outcome)
     }
 
     /// Kafka is away: everybody waits until it answers again.
@@ -219,8 +263,15 @@ impl Publisher {
         self.paused.send_replace(false);
     }
 
-    /// Finds each row's partition. `None` where the row is not to be sent now; its outcome says why.
-    async fn route(&self, rows: &[Row], outcomes: &mut [Outcome], deadline: Instant) -> Vec<Option<Route>> {
+    /// Finds each row's partition. `None` where the row is not to be sent now; its outcome says why. Whoever heeds paused partitions
+    /// sends nothing there.
+    async fn route(
+        &self,
+        rows: &[Row],
+        outcomes: &mut [Outcome],
+        deadline: Instant,
+        heeds_paused: bool,
+    ) -> Vec<Option<Route>> {
         let mut names: Vec<&str> = rows.iter().map(|row| row.topic.as_str()).collect();
         // First as they stand: most rows have their neighbour's topic.
         names.dedup();
@@ -228,6 +279,9 @@ impl Publisher {
         names.dedup();
         let lookups = names.iter().map(|name| self.topics.get(name, deadline));
         let known: Vec<Result<Topic, Outcome>> = futures_util::future::join_all(lookups).await;
+        let now = Instant::now();
+        let paused_of = |name: &&str| self.paused_partitions.of_topic(name, now);
+        let paused: Vec<Reasons> = names.iter().filter(|_| heeds_paused).map(paused_of).collect();
         let mut routes = Vec::with_capacity(rows.len());
         // Units with a row that does not go the ordinary way: what is behind it waits for the next batch.
         let mut stopped: HashSet<(&str, String)> = HashSet::new();
@@ -244,7 +298,7 @@ impl Publisher {
             let topic = names.partition_point(|name| *name < row.topic.as_str());
             let route = match (&row.withheld, &known[topic]) {
                 (Some(reason), _) => Err(Outcome::Refused { reason: reason.clone() }),
-                (None, Ok(topic)) => route_in(topic, row),
+                (None, Ok(known)) => route_in(known, row).and_then(|route| unless_paused(route, paused.get(topic))),
                 (None, Err(sick)) => Err(sick.clone()),
             };
             let ordinary = matches!(route, Ok(Route { alone: false, .. }));
@@ -271,7 +325,7 @@ impl Publisher {
     async fn send_groups(
         self: &Arc<Self>,
         rows: &[Row],
-        mut groups: BTreeMap<(&str, i32), Group>,
+        mut groups: BTreeMap<(&str, Partition), Group>,
         until: Until,
     ) -> Vec<(usize, Outcome)> {
         let mut outcomes = Vec::new();
@@ -287,9 +341,13 @@ impl Publisher {
             let mut wave_groups = Vec::new();
             for (place, group) in &mut groups {
                 let from = group.next;
-                group.next += group.safe_count(rows, producer.knows(place.0, place.1));
+                group.next += group.safe_count(rows, producer.knows(place.0, place.1.number));
                 wave_groups.push((*place, picked.len()..picked.len() + (group.next - from)));
-                picked.extend(group.rows[from..group.next].iter().map(|index| (*index, place.1)));
+                picked.extend(
+                    group.rows[from..group.next]
+                        .iter()
+                        .map(|index| (*index, place.1.number)),
+                );
             }
             let wave = producer.send(rows, &picked, until.handed_over);
             let overdue = !self.finish(&producer, &wave, until.answered).await;
@@ -298,7 +356,7 @@ impl Publisher {
                 let judged = self.judge_group(rows, &picked[range], &reports, place, overdue);
                 let all_acked = judged.iter().all(|(_, outcome)| *outcome == Outcome::Acked);
                 if all_acked {
-                    producer.acknowledged(place.0, place.1);
+                    producer.acknowledged(place.0, place.1.number);
                     self.acknowledged();
                 }
                 if !all_acked || groups[&place].next == groups[&place].rows.len() {
@@ -337,7 +395,7 @@ impl Publisher {
         rows: &[Row],
         picked: &[(usize, i32)],
         reports: &[Option<Report>],
-        (topic, partition): (&str, i32),
+        (topic, partition): (&str, Partition),
         overdue: bool,
     ) -> Vec<(usize, Outcome)> {
         let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
@@ -357,7 +415,7 @@ impl Publisher {
             self.topics.narrow(topic, bytes / 2);
             warn!(
                 topic,
-                partition,
+                partition = partition.number,
                 records = refused,
                 "Kafka refused a batch; sending smaller ones to find the record"
             );
@@ -370,7 +428,7 @@ impl Publisher {
                 let outcome = if innocent {
                     Outcome::Unsent
                 } else {
-                    outcome::of_report(*report, topic, overdue)
+                    outcome::of_report(*report, topic, partition, overdue)
                 };
                 (*index, outcome)
             })
@@ -466,9 +524,25 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
             ),
         })?;
     Ok(Route {
-        partition,
+        partition: Partition {
+            number: partition,
+            of: topic.partitions,
+        },
         alone: topic.limit.is_some_and(|limit| row.size() > limit),
     })
+}
+
+/// Nothing is sent to a partition that is known to be paused.
+fn unless_paused(route: Route, paused: Option<&Reasons>) -> Result<Route, Outcome> {
+    match paused.and_then(|paused| paused.get(&route.partition.number)) {
+        None => Ok(route),
+        Some(reason) => Err(Outcome::Sick {
+            fault: TopicFault::Paused,
+            partition: Some(route.partition),
+            reason: reason.clone(),
+            maybe_landed: false,
+        }),
+    }
 }
 
 /// The rows of the batch that must be there before this one.
@@ -499,6 +573,7 @@ impl Group {
 fn sick(fault: TopicFault, reason: String) -> Outcome {
     Outcome::Sick {
         fault,
+        partition: None,
         reason,
         maybe_landed: false,
     }

@@ -20,7 +20,7 @@ use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Seen, Term, Work};
-use crate::message::{KEYLESS, Row};
+use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, Outbox, Result};
 use crate::pace::Pace;
@@ -437,10 +437,28 @@ impl Relay {
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
         let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
+        if verdict.outage.is_none() {
+            self.note_paused(rows, &outcomes);
+        }
         let sent = rows.iter().filter(|row| verdict.has_published(row.id));
         self.published.remember(sent);
         self.report(rows, &verdict);
         verdict
+    }
+
+    /// What took nothing while others answered is not waited for again by the next batch.
+    fn note_paused(&self, rows: &[Row], outcomes: &[Outcome]) {
+        for (row, outcome) in rows.iter().zip(outcomes) {
+            if let Outcome::Sick {
+                fault: TopicFault::Transient,
+                partition: Some(partition),
+                reason,
+                ..
+            } = outcome
+            {
+                self.publisher.pause_partition(&row.topic, *partition, reason);
+            }
+        }
     }
 
     /// One log line per event an operator acts on; none per message.
@@ -448,15 +466,14 @@ impl Relay {
         metrics::rows_published(verdict.published.len());
         metrics::rows_deferred(verdict.unsent.len() + verdict.unknown.len());
         verdict.refused.iter().for_each(report_refusal);
-        let mut topics: Vec<&str> = Vec::new();
+        let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &verdict.holds {
-            // A sick topic is held in many lanes: one line is enough.
-            if hold.unit.is_empty() && topics.contains(&hold.topic.as_str()) {
+            // What takes nothing is held in many lanes: one line is enough.
+            let name = (hold.topic.as_str(), hold.unit.as_str());
+            if hold.head_id.is_none() && reported.contains(&name) {
                 continue;
             }
-            if hold.unit.is_empty() {
-                topics.push(&hold.topic);
-            }
+            reported.push(name);
             report_hold(hold);
         }
         if let Some(reason) = &verdict.outage {
@@ -539,6 +556,13 @@ fn report_hold(hold: &HoldOrder) {
             topic = hold.topic,
             reason = hold.reason,
             "topic parked: it is tried again by itself; other topics go on"
+        );
+    } else if let Some(paused) = Partition::of_unit(&hold.unit) {
+        warn!(
+            topic = hold.topic,
+            partition = paused.number,
+            reason = hold.reason,
+            "partition paused: it is tried again by itself; other partitions go on"
         );
     } else if hold.failures == 0 {
         // Perhaps thousands, each for a moment: nobody has to act.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::message::{KEYLESS, Outcome, Row, TopicFault};
+use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 
 /// What becomes of a key whose row was refused for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -16,6 +16,9 @@ pub enum OnDead {
     /// The key stays held until an operator decides.
     Hold,
 }
+
+/// A topic or a partition that takes nothing is tried at least this often.
+const PROBE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How patient we are with a row that Kafka refuses.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +37,12 @@ impl Policy {
             .backoff_min
             .saturating_mul(2u32.saturating_pow(failures.saturating_sub(1)));
         doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * fastrand::f64())
+    }
+
+    /// How long to leave a topic or a partition alone that took nothing so many times in a row. Not long: it should flow again soon
+    /// after it is fixed.
+    pub fn probe_wait(&self, failures: u32) -> Duration {
+        self.backoff(failures).min(PROBE_WAIT_MAX)
     }
 
     /// What a refusal means for the row: one more attempt counted, and whether it was the last.
@@ -77,7 +86,7 @@ impl Refusal {
 pub struct HoldOrder {
     pub lane: i16,
     pub topic: String,
-    /// Empty: the whole topic.
+    /// A key, an explicit partition or a paused one; empty: the whole topic.
     pub unit: String,
     pub head_id: Option<i64>,
     pub reason: String,
@@ -118,7 +127,9 @@ impl Verdict {
         self.holds.iter().any(|hold| {
             hold.lane == lane
                 && hold.topic == row.topic
-                && (hold.unit.is_empty() || Some(&hold.unit) == row.unit().as_ref())
+                && (hold.unit.is_empty()
+                    || Some(&hold.unit) == row.unit().as_ref()
+                    || Partition::of_unit(&hold.unit).is_some_and(|paused| paused.takes(row)))
         })
     }
 }
@@ -129,7 +140,7 @@ pub fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &P
     debug_assert_eq!(rows.len(), outcomes.len());
     let kafka_answers = kafka_answers || outcomes.contains(&Outcome::Acked);
     let mut verdict = Verdict::default();
-    let mut sick_topics = BTreeMap::new();
+    let mut sick = BTreeMap::new();
     let mut held_units = BTreeSet::new();
     for (row, outcome) in rows.iter().zip(outcomes) {
         match outcome {
@@ -146,6 +157,7 @@ pub fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &P
             }
             Outcome::Sick {
                 fault,
+                partition,
                 reason,
                 maybe_landed,
             } => {
@@ -157,22 +169,23 @@ pub fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &P
                 if *fault == TopicFault::Transient && !kafka_answers {
                     verdict.outage = Some(reason.clone());
                 } else {
-                    sick_topics
-                        .entry((row.lane.unwrap_or(KEYLESS), row.topic.clone()))
+                    let unit = partition.map_or_else(String::new, Partition::unit);
+                    sick.entry((row.lane.unwrap_or(KEYLESS), row.topic.clone(), unit))
                         .or_insert_with(|| reason.clone());
                 }
             }
         }
     }
-    for ((lane, topic), reason) in sick_topics {
+    // In the order of their units: whoever locks several holds of a topic does so in this order.
+    for ((lane, topic, unit), reason) in sick {
         verdict.holds.push(HoldOrder {
             lane,
             topic,
-            unit: String::new(),
+            unit,
             head_id: None,
             reason,
             failures: 1,
-            wait: Some(policy.backoff(1)),
+            wait: Some(policy.probe_wait(1)),
         });
     }
     verdict
@@ -256,8 +269,25 @@ mod tests {
     fn slow() -> Outcome {
         Outcome::Sick {
             fault: TopicFault::Transient,
+            partition: None,
             reason: "no answer".into(),
             maybe_landed: true,
+        }
+    }
+
+    /// The partition of a topic of four that the row belongs to.
+    fn partition_of(row: &Row) -> Partition {
+        let number = row.place().partition(4).expect("a partition");
+        Partition { number, of: 4 }
+    }
+
+    /// The row's partition is sick, not the topic.
+    fn partition_sick(row: &Row, fault: TopicFault) -> Outcome {
+        Outcome::Sick {
+            fault,
+            partition: Some(partition_of(row)),
+            reason: "no leader".into(),
+            maybe_landed: fault == TopicFault::Transient,
         }
     }
 
@@ -363,6 +393,64 @@ mod tests {
         );
     }
 
+    #[test]
+    fn silence_from_one_partition_pauses_that_partition_in_each_lane_that_met_it() {
+        // By the known answers of murmur2: "21" belongs to partition 0 of four, "foobar" to 2 and "abc" to 3.
+        let rows = [
+            row(1, Some(0), "t", Some("21"), 0),
+            row(2, Some(0), "t", Some("foobar"), 0),
+            row(3, Some(1), "t", Some("21"), 0),
+            row(4, None, "t", None, 0),
+        ];
+        let mut outcomes: Vec<_> = rows
+            .iter()
+            .map(|row| partition_sick(row, TopicFault::Transient))
+            .collect();
+        outcomes[1] = Outcome::Acked;
+        let verdict = judge(&rows, &outcomes, false, &POLICY);
+        let held: Vec<_> = verdict
+            .holds
+            .iter()
+            .map(|hold| (hold.lane, hold.unit.clone()))
+            .collect();
+        let unordered = (KEYLESS, partition_of(&rows[3]).unit());
+        assert_eq!(held, [unordered, (0, "s:0/4".to_owned()), (1, "s:0/4".to_owned())]);
+        assert!(
+            verdict
+                .holds
+                .iter()
+                .all(|hold| hold.head_id.is_none() && hold.failures == 1)
+        );
+        let holds_back = |lane, key| verdict.holds_back(&row(9, Some(lane), "t", Some(key), 0));
+        assert!(holds_back(0, "21") && holds_back(1, "21"));
+        assert!(!holds_back(0, "foobar") && !holds_back(0, "abc") && !holds_back(2, "21"));
+    }
+
+    #[test]
+    fn a_partition_known_to_be_paused_is_held_though_nothing_was_acknowledged() {
+        let rows = [row(1, Some(0), "t", Some("21"), 0)];
+        let paused = judge(&rows, &[partition_sick(&rows[0], TopicFault::Paused)], false, &POLICY);
+        assert_eq!((paused.outage, paused.holds.len()), (None, 1));
+        assert_eq!((paused.unsent, paused.unknown), (vec![1], vec![]));
+        let silent = judge(
+            &rows,
+            &[partition_sick(&rows[0], TopicFault::Transient)],
+            false,
+            &POLICY,
+        );
+        assert!(silent.outage.is_some() && silent.holds.is_empty());
+    }
+
+    #[test]
+    fn what_takes_nothing_is_tried_again_soon_however_patient_we_are_with_refused_rows() {
+        let patient = Policy {
+            backoff_min: Duration::from_secs(600),
+            ..POLICY
+        };
+        assert_eq!(patient.probe_wait(1), PROBE_WAIT_MAX);
+        assert!(POLICY.probe_wait(1) <= POLICY.backoff_min);
+    }
+
     fn any_outcome() -> impl Strategy<Value = Outcome> {
         prop_oneof![
             4 => Just(Outcome::Acked),
@@ -372,9 +460,13 @@ mod tests {
             1 => Just(put_off()),
             1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Outcome::Sick {
                 fault: if gone { TopicFault::Unusable } else { TopicFault::Transient },
+                partition: None,
                 reason: "sick".into(),
                 maybe_landed,
             }),
+            // Of its row's own partition, once that is drawn.
+            1 => Just(partition_sick(&row(0, None, "", None, 0), TopicFault::Transient)),
+            1 => Just(partition_sick(&row(0, None, "", None, 0), TopicFault::Paused)),
         ]
     }
 
@@ -387,10 +479,16 @@ mod tests {
                 .map(|(id, (topic, key, attempts, outcome))| {
                     let key = key.map(|k| format!("k{k}"));
                     let lane = key.as_ref().map(|k| i16::from(k.as_bytes()[1] % 2));
-                    (
-                        row(id as i64, lane, &format!("t{topic}"), key.as_deref(), attempts),
-                        outcome,
-                    )
+                    let row = row(id as i64, lane, &format!("t{topic}"), key.as_deref(), attempts);
+                    let outcome = match outcome {
+                        Outcome::Sick {
+                            fault,
+                            partition: Some(_),
+                            ..
+                        } => partition_sick(&row, fault),
+                        outcome => outcome,
+                    };
+                    (row, outcome)
                 })
                 .collect()
         })
@@ -431,16 +529,18 @@ mod tests {
                         prop_assert!(places[1]);
                         prop_assert!(row.lane.is_none() || verdict.holds_back(row), "its key waits for it");
                     }
-                    Outcome::Sick { fault, maybe_landed, .. } => {
+                    Outcome::Sick { fault, maybe_landed, partition, .. } => {
                         let place = 1 + usize::from(*maybe_landed);
                         prop_assert!(places[place]);
                         let outage = *fault == TopicFault::Transient && !alive;
                         let lane = row.lane.unwrap_or(KEYLESS);
-                        let parked = verdict.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit.is_empty());
+                        let unit = partition.map_or_else(String::new, Partition::unit);
+                        let parked = verdict.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit == unit);
                         if outage {
                             prop_assert!(verdict.outage.is_some());
                         } else {
-                            prop_assert!(parked, "a sick topic is parked in its lane");
+                            prop_assert!(parked, "a sick topic is parked in its lane, or a partition of it");
+                            prop_assert!(row.lane.is_none() || verdict.holds_back(row), "and keeps the row back");
                         }
                     }
                 }
@@ -450,7 +550,7 @@ mod tests {
                     row.lane.unwrap_or(KEYLESS) == hold.lane && row.topic == hold.topic
                         && match outcome {
                             Outcome::Refused { .. } | Outcome::PutOff { .. } => hold.head_id == Some(row.id),
-                            Outcome::Sick { .. } => hold.unit.is_empty(),
+                            Outcome::Sick { partition, .. } => hold.unit == partition.map_or_else(String::new, Partition::unit),
                             _ => false,
                         }
                 });

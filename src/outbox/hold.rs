@@ -69,15 +69,42 @@ impl Outbox {
         held_topics(&row)
     }
 
-    /// Parked topics of keyless rows that are due, reserved for us for `reserve`.
-    pub async fn holds_keyless(&self, term: &Term, reserve: Duration) -> Result<Vec<StoredHold>> {
-        let rows = self
-            .query(
-                &self.statements.holds_keyless,
-                &[&reserve.as_secs_f64(), &term.incarnation],
-            )
-            .await?;
+    /// One hold of each topic or partition that is paused in lanes of ours, due first.
+    pub async fn paused(&self, term: &Term, most: usize) -> Result<Vec<StoredHold>> {
+        let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
+        let rows = self.query(&self.statements.paused, params).await?;
         rows.iter().map(stored_hold).collect()
+    }
+
+    /// All holds of ours, and of the rows without a lane, with these topics and units.
+    pub async fn paused_as(&self, term: &Term, names: &[(String, String)]) -> Result<Vec<StoredHold>> {
+        let (topics, units) = texts(names);
+        let params: Params<'_> = &[&term.worker, &term.incarnation, &topics, &units];
+        let rows = self.query(&self.statements.paused_as, params).await?;
+        rows.iter().map(stored_hold).collect()
+    }
+
+    /// What is paused among rows without a lane and due, reserved for us for `reserve`: but for what is tried already.
+    pub async fn holds_keyless(
+        &self,
+        term: &Term,
+        reserve: Duration,
+        tried: &[(String, String)],
+        most: usize,
+    ) -> Result<Vec<StoredHold>> {
+        let (topics, units) = texts(tried);
+        let (reserve, most) = (reserve.as_secs_f64(), most as i64);
+        let params: Params<'_> = &[&reserve, &term.incarnation, &topics, &units, &most];
+        let rows = self.query(&self.statements.holds_keyless, params).await?;
+        rows.iter().map(stored_hold).collect()
+    }
+
+    /// A probe failed: what we hold back of the same topic and unit, in any lane, waits so long.
+    pub async fn postpone_paused(&self, term: &Term, hold: &StoredHold, reason: &str, wait: Duration) -> Result<()> {
+        let wait = wait.as_secs_f64();
+        let params: Params<'_> = &[&term.worker, &term.incarnation, &hold.topic, &hold.unit, &reason, &wait];
+        self.execute(&self.statements.postpone_paused, params).await?;
+        Ok(())
     }
 
     /// The row a hold waits for; `None`: it is gone, published or dead, and the hold has no reason left.
@@ -159,7 +186,7 @@ impl Outbox {
         .await
     }
 
-    /// A topic parked among keyless rows takes records again; its head was `published` under the claim named first.
+    /// What was paused among rows without a lane takes records again; its head was `published` under the claim named first.
     pub async fn release_hold_keyless(
         &self,
         term: &Term,
@@ -195,13 +222,6 @@ impl Outbox {
         })
         .await
     }
-
-    pub async fn postpone_hold_keyless(&self, postponed: &Postponed) -> Result<()> {
-        let columns = PostponedColumns::from(std::slice::from_ref(postponed));
-        let params = columns.params(&postponed.hold.lane);
-        self.execute(&self.statements.postpone, &params).await?;
-        Ok(())
-    }
 }
 
 pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds: &[(HoldOrder, i64)]) -> Result<()> {
@@ -223,6 +243,13 @@ pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds
         )
         .await?;
     Ok(())
+}
+
+fn texts(names: &[(String, String)]) -> (Vec<&str>, Vec<&str>) {
+    names
+        .iter()
+        .map(|(topic, unit)| (topic.as_str(), unit.as_str()))
+        .unzip()
 }
 
 fn names<'a>(holds: impl Iterator<Item = &'a StoredHold>) -> (Vec<&'a str>, Vec<&'a str>) {

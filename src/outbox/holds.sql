@@ -1,10 +1,11 @@
--- The holds of the lanes this worker owns: those due first, and of each topic as many, so that one with thousands does not keep the
+-- Held keys of the lanes this worker owns: those due first, and of each topic as many, so that one with thousands does not keep the
 -- others from being read; then the next.
 SELECT h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, h.wait
 FROM (
     SELECT h.*, least(extract(epoch FROM h.retry_at - clock_timestamp()), 3600)::float8 AS wait,
            row_number() OVER (PARTITION BY h.topic ORDER BY h.retry_at) AS place
     FROM outbox.hold h JOIN outbox.lane l ON l.lane = h.lane
-    WHERE l.owner = $1 AND h.retry_at < 'infinity' AND (SELECT incarnation FROM outbox.server) = $2
+    WHERE l.owner = $1 AND h.unit <> '' AND h.partition IS NULL AND h.retry_at < 'infinity'
+      AND (SELECT incarnation FROM outbox.server) = $2
 ) h
 ORDER BY CASE WHEN h.wait <= 0 THEN h.place END NULLS LAST, h.wait LIMIT $3

@@ -3,7 +3,7 @@
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::producer::Report;
-use crate::message::{Outcome, TopicFault};
+use crate::message::{Outcome, Partition, TopicFault};
 
 /// Did the broker, or the client itself, refuse the record for what it is?
 pub fn is_refusal(report: Option<Report>) -> bool {
@@ -22,9 +22,9 @@ pub fn is_refusal(report: Option<Report>) -> bool {
 }
 
 /// What a report means. `None`: there was none. `overdue`: our deadline passed and everything was purged.
-pub fn of_report(report: Option<Report>, topic: &str, overdue: bool) -> Outcome {
+pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, overdue: bool) -> Outcome {
     let Some(Report { code, handed_over }) = report else {
-        return late(topic, true, overdue);
+        return late(topic, partition, true, overdue);
     };
     match code {
         Code::NoError => Outcome::Acked,
@@ -32,7 +32,7 @@ pub fn of_report(report: Option<Report>, topic: &str, overdue: bool) -> Outcome 
             reason: format!("Kafka refused the record for topic {topic}: {code}"),
         },
         // From the queue as well: a retry goes back there.
-        Code::PurgeQueue | Code::PurgeInflight => late(topic, handed_over, overdue),
+        Code::PurgeQueue | Code::PurgeInflight => late(topic, partition, handed_over, overdue),
         // Said by the client of what it cannot send any more, or by the broker of the last try: about the topic, its settings, our
         // clock. An earlier try may have landed.
         Code::UnknownTopic
@@ -50,7 +50,7 @@ pub fn of_report(report: Option<Report>, topic: &str, overdue: bool) -> Outcome 
         | Code::NotEnoughReplicasAfterAppend
         | Code::RequestTimedOut
         | Code::BrokerTransportFailure
-        | Code::NetworkException => transient(topic, code, handed_over),
+        | Code::NetworkException => transient(topic, partition, &code.to_string(), handed_over),
         // Not taken: the client counts the topic's partitions otherwise than we do, for a moment, or has hit a fatal error.
         _ if !handed_over => Outcome::Unsent,
         // Fatal errors and their collateral, and whatever a newer broker may say: the producer is looked at by the
@@ -62,28 +62,27 @@ pub fn of_report(report: Option<Report>, topic: &str, overdue: bool) -> Outcome 
 fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
     Outcome::Sick {
         fault: TopicFault::Unusable,
+        partition: None,
         reason: format!("topic {topic}: {code}"),
         maybe_landed,
     }
 }
 
-fn transient(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
+/// Leaders, replicas and answers are a partition's own: its neighbours may be well.
+pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Outcome {
     Outcome::Sick {
         fault: TopicFault::Transient,
-        reason: format!("topic {topic}: {code}"),
+        partition: Some(partition),
+        reason: format!("partition {} of topic {topic}: {what}", partition.number),
         maybe_landed,
     }
 }
 
-/// Purged, never answered, or not even taken. By our own deadline, the topic that was asked is to blame; otherwise it is somebody
+/// Purged, never answered, or not even taken. By our own deadline, the partition that was asked is to blame; otherwise it is somebody
 /// else's collateral.
-fn late(topic: &str, maybe_landed: bool, overdue: bool) -> Outcome {
+fn late(topic: &str, partition: Partition, maybe_landed: bool, overdue: bool) -> Outcome {
     match (overdue, maybe_landed) {
-        (true, true) => Outcome::Sick {
-            fault: TopicFault::Transient,
-            reason: format!("topic {topic}: no answer before the batch deadline"),
-            maybe_landed,
-        },
+        (true, true) => transient(topic, partition, "no answer before the deadline", maybe_landed),
         (false, true) => Outcome::Unknown,
         (_, false) => Outcome::Unsent,
     }
@@ -93,8 +92,10 @@ fn late(topic: &str, maybe_landed: bool, overdue: bool) -> Outcome {
 mod tests {
     use super::*;
 
+    const THIRD: Partition = Partition { number: 3, of: 12 };
+
     fn of(code: Code, handed_over: bool) -> Outcome {
-        of_report(Some(Report { code, handed_over }), "t", false)
+        of_report(Some(Report { code, handed_over }), "t", THIRD, false)
     }
 
     fn may_have_landed(outcome: &Outcome) -> bool {
@@ -141,14 +142,21 @@ mod tests {
         for code in [Code::NoError, Code::MessageSizeTooLarge] {
             assert!(!may_have_landed(&of(code, true)), "{code:?}");
         }
-        assert_eq!(of_report(None, "t", false), Outcome::Unknown);
+        assert_eq!(of_report(None, "t", THIRD, false), Outcome::Unknown);
     }
 
     #[test]
     fn each_kind_of_failure_has_the_outcome_that_helps() {
-        let sick = |fault, code: Code, maybe_landed| Outcome::Sick {
-            fault,
+        let unusable = |code: Code, maybe_landed| Outcome::Sick {
+            fault: TopicFault::Unusable,
+            partition: None,
             reason: format!("topic t: {code}"),
+            maybe_landed,
+        };
+        let transient = |code: Code, maybe_landed| Outcome::Sick {
+            fault: TopicFault::Transient,
+            partition: Some(THIRD),
+            reason: format!("partition 3 of topic t: {code}"),
             maybe_landed,
         };
         for handed_over in [false, true] {
@@ -160,10 +168,10 @@ mod tests {
                 Code::UnsupportedForMessageFormat,
                 Code::TopicAuthorizationFailed,
             ] {
-                assert_eq!(of(code, handed_over), sick(TopicFault::Unusable, code, handed_over));
+                assert_eq!(of(code, handed_over), unusable(code, handed_over));
             }
             for code in [Code::NotEnoughReplicas, Code::QueueFull, Code::MessageTimedOut] {
-                assert_eq!(of(code, handed_over), sick(TopicFault::Transient, code, handed_over));
+                assert_eq!(of(code, handed_over), transient(code, handed_over));
             }
         }
         assert_eq!(of(Code::NoError, true), Outcome::Acked);
@@ -174,11 +182,12 @@ mod tests {
     }
 
     #[test]
-    fn what_our_own_deadline_ended_is_for_its_topic_to_answer_for() {
-        let overdue = |report| of_report(report, "t", true);
+    fn what_our_own_deadline_ended_is_for_its_partition_to_answer_for() {
+        let overdue = |report| of_report(report, "t", THIRD, true);
         let late = Outcome::Sick {
             fault: TopicFault::Transient,
-            reason: "topic t: no answer before the batch deadline".to_owned(),
+            partition: Some(THIRD),
+            reason: "partition 3 of topic t: no answer before the deadline".to_owned(),
             maybe_landed: true,
         };
         let purged = |handed_over| {

@@ -298,10 +298,9 @@ impl Producer {
         }
     }
 
-    /// Has any partition acknowledged a record of ours since then?
-    pub fn answered_since(&self, then: Instant) -> bool {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.values().flat_map(HashMap::values).any(|at| *at >= then)
+    /// How many records of ours are neither reported nor purged.
+    pub fn in_flight(&self) -> i32 {
+        self.client().in_flight_count()
     }
 
     /// A record of ours was not acknowledged.

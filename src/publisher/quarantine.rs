@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::producer::Producer;
-use super::{PURGE_PATIENCE, Publisher, Until, outcome};
-use crate::message::{Outcome, Row};
+use super::{ANSWERS_AFTER_FATAL, PURGE_PATIENCE, Publisher, Until, outcome};
+use crate::message::{Outcome, Partition, Row};
 use crate::metrics;
 
 /// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
@@ -20,7 +20,7 @@ const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
 const HEAD_START: Duration = Duration::from_millis(100);
 /// The producer of single records is replaced after so many that were not acknowledged. With each that was refused the client counts
 /// its epoch up, and after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
-const FAILURES_ALONE_MOST: u32 = 1000;
+pub(super) const FAILURES_ALONE_MOST: u32 = 1000;
 
 /// Whose turn it is to send alone to a partition.
 pub type Turn = Arc<tokio::sync::Mutex<()>>;
@@ -29,10 +29,10 @@ impl Publisher {
     pub(super) async fn send_each_alone(
         self: &Arc<Self>,
         rows: &[Row],
-        alone: &[(usize, i32)],
+        alone: &[(usize, Partition)],
         until: Until,
     ) -> Vec<(usize, Outcome)> {
-        let mut topics: BTreeMap<&str, Vec<(usize, i32)>> = BTreeMap::new();
+        let mut topics: BTreeMap<&str, Vec<(usize, Partition)>> = BTreeMap::new();
         for place in alone {
             topics.entry(&rows[place.0].topic).or_default().push(*place);
         }
@@ -45,11 +45,11 @@ impl Publisher {
     async fn send_topic_alone(
         self: &Arc<Self>,
         rows: &[Row],
-        alone: &[(usize, i32)],
+        alone: &[(usize, Partition)],
         until: Until,
     ) -> Vec<(usize, Outcome)> {
         let refused = AtomicBool::new(false);
-        let send = async |&(index, partition): &(usize, i32)| {
+        let send = async |&(index, partition): &(usize, Partition)| {
             let outcome = self.send_alone(&rows[index], partition, until, &refused).await;
             (index, outcome)
         };
@@ -68,8 +68,14 @@ impl Publisher {
     }
 
     /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
-    pub(super) async fn send_alone(&self, row: &Row, partition: i32, until: Until, refused: &AtomicBool) -> Outcome {
-        let turn = self.turn(&row.topic, partition);
+    pub(super) async fn send_alone(
+        &self,
+        row: &Row,
+        partition: Partition,
+        until: Until,
+        refused: &AtomicBool,
+    ) -> Outcome {
+        let turn = self.turn(&row.topic, partition.number);
         let Ok(_turn) = tokio::time::timeout_at(until.handed_over.into(), turn.lock()).await else {
             return Outcome::Unsent;
         };
@@ -77,22 +83,23 @@ impl Publisher {
             return put_off(row);
         }
         let quarantine = self.quarantine().await;
-        let sent = Instant::now();
-        if until.answered.saturating_duration_since(sent) < LEAST_TIME_ALONE {
+        if until.answered.saturating_duration_since(Instant::now()) < LEAST_TIME_ALONE {
             return Outcome::Unsent;
         }
-        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition)], until.handed_over);
+        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
         let overdue = !wave.done_by(until.answered, || false).await;
         if overdue {
-            if !quarantine.answered_since(sent) {
-                quarantine.retire();
+            // Others have another producer from here on, and what they have given to this one is answered before it is purged.
+            quarantine.retire();
+            if quarantine.in_flight() > 1 {
+                tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
             }
             quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
         }
-        let outcome = outcome::of_report(wave.reported(0), &row.topic, overdue);
+        let outcome = outcome::of_report(wave.reported(0), &row.topic, partition, overdue);
         if outcome == Outcome::Acked {
-            quarantine.acknowledged(&row.topic, partition);
+            quarantine.acknowledged(&row.topic, partition.number);
             self.acknowledged();
         } else {
             quarantine.count_failure();
@@ -111,14 +118,14 @@ impl Publisher {
     }
 
     /// The producer for single records. One with a fatal error would refuse every record it is given from then on, one that
-    /// gave no answer may never give one again, and one that failed often would begin its epochs again.
+    /// gave no answer to a record may never give one again, and one that failed often would begin its epochs again.
     async fn quarantine(&self) -> Arc<Producer> {
         // Held while another is built: one is enough for all who wait.
         let mut quarantine = self.quarantine.lock().await;
         let why = if quarantine.is_fatal() {
             "a fatal error"
         } else if quarantine.is_retired() {
-            "no answer at all"
+            "a record without an answer"
         } else if quarantine.failures() >= FAILURES_ALONE_MOST {
             "many records that were not acknowledged"
         } else {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, ResourceSpecifier};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
@@ -34,9 +35,18 @@ pub struct Topic {
     pub limit: Option<usize>,
 }
 
+/// What brokers say of a topic.
+#[derive(Debug)]
+struct Found {
+    partitions: i32,
+    leaderless: Vec<i32>,
+}
+
 #[derive(Debug)]
 struct Entry {
     partitions: i32,
+    /// Partitions that had no leader then.
+    leaderless: Vec<i32>,
     asked: Instant,
     described: Option<usize>,
     narrowed: Option<(usize, Instant)>,
@@ -75,7 +85,7 @@ impl Topics {
         if let Some(topic) = self.known(name) {
             return Ok(topic);
         }
-        let partitions = self.ask(name, deadline).await?;
+        let Found { partitions, leaderless } = self.ask(name, deadline).await?;
         let first_time = {
             let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
             let old = entries.remove(name);
@@ -94,6 +104,7 @@ impl Topics {
             let narrowed = old.as_ref().and_then(|old| old.narrowed);
             let entry = Entry {
                 partitions,
+                leaderless,
                 asked: Instant::now(),
                 described,
                 narrowed,
@@ -122,6 +133,14 @@ impl Topics {
         entries.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
     }
 
+    /// Had the partition a leader when the topic was last looked up?
+    pub fn has_leader(&self, name: &str, partition: i32) -> bool {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries
+            .get(name)
+            .is_none_or(|entry| !entry.leaderless.contains(&partition))
+    }
+
     /// A batch of this topic was refused: send less at once, and ask again what it takes.
     pub fn narrow(&self, name: &str, bytes: usize) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,12 +162,12 @@ impl Topics {
         }
     }
 
-    async fn ask(&self, name: &str, deadline: Instant) -> Result<i32, Outcome> {
+    async fn ask(&self, name: &str, deadline: Instant) -> Result<Found, Outcome> {
         let give_up = deadline.min(Instant::now() + LOOKUP_TIMEOUT);
         loop {
             let asked = tokio::time::timeout_at(give_up.into(), self.metadata(name)).await;
             match asked.unwrap_or(Err(Code::OperationTimedOut)) {
-                Ok(partitions) => return Ok(partitions),
+                Ok(found) => return Ok(found),
                 // A topic that is just being created has no leader for a moment.
                 Err(Code::LeaderNotAvailable) if Instant::now() < give_up => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -171,13 +190,13 @@ impl Topics {
         }
     }
 
-    async fn metadata(&self, name: &str) -> Result<i32, Code> {
+    async fn metadata(&self, name: &str) -> Result<Found, Code> {
         let (asked, config, name) = (self.asked.clone(), self.config.clone(), name.to_owned());
         // To its end, whether or not somebody still waits for the answer: silence counts, too.
         let answer = tokio::task::spawn_blocking(move || {
             let admin = asked.lock().unwrap_or_else(PoisonError::into_inner).admin.clone();
             let answer = ask_brokers(&admin, &name);
-            let is_silent = answer.is_err_and(is_silence);
+            let is_silent = answer.as_ref().is_err_and(|code| is_silence(*code));
             let outworn = asked
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -258,7 +277,7 @@ fn start_over(asked: &Mutex<Asked>, config: &ClientConfig) {
     }
 }
 
-fn ask_brokers(admin: &Admin, topic: &str) -> Result<i32, Code> {
+fn ask_brokers(admin: &Admin, topic: &str) -> Result<Found, Code> {
     let metadata = admin.client().inner().fetch_metadata(Some(topic), LOOKUP_TIMEOUT);
     let metadata = metadata.map_err(|error| code_of(&error))?;
     if metadata.brokers().is_empty() {
@@ -269,8 +288,16 @@ fn ask_brokers(admin: &Admin, topic: &str) -> Result<i32, Code> {
     match topic.error() {
         Some(error) => Err(error.into()),
         None if topic.partitions().is_empty() => Err(Code::LeaderNotAvailable),
-        None => Ok(topic.partitions().len() as i32),
+        None => Ok(Found {
+            partitions: topic.partitions().len() as i32,
+            leaderless: leaderless(topic.partitions()),
+        }),
     }
+}
+
+fn leaderless(partitions: &[MetadataPartition]) -> Vec<i32> {
+    let without = partitions.iter().filter(|partition| partition.leader() < 0);
+    without.map(MetadataPartition::id).collect()
 }
 
 /// No broker said that.

@@ -163,3 +163,80 @@ async fn what_a_released_hold_kept_back_is_inherited_by_all_of_its_topic_that_st
     let left = "SELECT string_agg(topic || ' ' || unit || ' ' || resume_floor, ', ' ORDER BY topic, unit COLLATE \"C\") FROM outbox.hold";
     assert_eq!(world.text(left).await, "a  10, a s:3/4 10, a s:7/8 10, b s:3/4 50");
 }
+
+/// A worker that owns lanes 0 and 1, and another that owns lane 2; a partition is paused in all of them and among the rows without a lane.
+async fn paused_for_two_workers(world: &World) {
+    world
+        .execute(
+            "INSERT INTO outbox.worker (id, name, version, lane_batch, lease_until)
+             SELECT gen_random_uuid(), name, '1', 1, 'infinity' FROM (VALUES ('one'), ('other')) AS w (name);
+             UPDATE outbox.lane SET owner = (SELECT id FROM outbox.worker WHERE name = CASE WHEN lane = 2 THEN 'other' ELSE 'one' END)
+             WHERE lane IN (0, 1, 2);
+             INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT lane, 'orders', unit, 0, 'no leader', now() - interval '1 minute'
+             FROM outbox.lane, (VALUES ('s:1/4'), ('s:2/4')) AS paused (unit) WHERE lane <= 2",
+        )
+        .await;
+}
+
+const ONE: &str = "(SELECT id FROM outbox.worker WHERE name = 'one')";
+const HERE: &str = "(SELECT incarnation FROM outbox.server)";
+
+#[tokio::test]
+async fn a_probe_that_failed_postpones_all_lanes_of_its_worker_and_no_others() {
+    let world = World::new().await;
+    paused_for_two_workers(&world).await;
+    let postpone = include_str!("../../src/outbox/postpone_paused.sql")
+        .replace("$1", ONE)
+        .replace("$2", HERE)
+        .replace("$3", "'orders'")
+        .replace("$4", "'s:1/4'")
+        .replace("$5", "'still no leader'")
+        .replace("$6", "60");
+    world.execute(&postpone).await;
+    let postponed = "SELECT string_agg(lane || ' ' || unit || ' ' || failures, ', ' ORDER BY lane) FROM outbox.hold
+                     WHERE retry_at > now() + interval '50 seconds' AND reason = 'still no leader'";
+    assert_eq!(world.text(postponed).await, "-1 s:1/4 2, 0 s:1/4 2, 1 s:1/4 2");
+}
+
+#[tokio::test]
+async fn what_is_fixed_is_released_in_all_lanes_of_its_worker_and_in_no_others() {
+    let world = World::new().await;
+    paused_for_two_workers(&world).await;
+    let fixed = include_str!("../../src/outbox/paused_as.sql")
+        .replace("$1", ONE)
+        .replace("$2", HERE)
+        .replace("$3", "ARRAY['orders', 'gone']")
+        .replace("$4", "ARRAY['s:2/4', '']");
+    let fixed = format!("SELECT string_agg(lane || ' ' || unit, ', ' ORDER BY lane) FROM ({fixed}) AS fixed");
+    assert_eq!(world.text(&fixed).await, "-1 s:2/4, 0 s:2/4, 1 s:2/4");
+}
+
+#[tokio::test]
+async fn a_topic_with_hundreds_of_paused_partitions_does_not_keep_others_from_being_probed() {
+    let world = World::new().await;
+    paused_for_two_workers(&world).await;
+    world
+        .execute(
+            "DELETE FROM outbox.hold;
+             INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT lane, 'sick', 's:' || n || '/500', 0, 'no leader', now() - interval '1 hour'
+             FROM outbox.lane, generate_series(0, 499) n WHERE lane IN (0, 1, 2)
+             UNION ALL SELECT 1, 'well', '', 0, 'missing', now() - interval '1 second'
+             UNION ALL SELECT 1, 'well', 'k:1', 0, 'refused', now() - interval '1 hour'
+             UNION ALL SELECT 0, 'next', 's:0/1', 0, 'no leader', now() + interval '1 minute'
+             UNION ALL SELECT 2, 'others', 's:0/1', 0, 'no leader', now() - interval '1 hour'",
+        )
+        .await;
+    let paused = include_str!("../../src/outbox/paused.sql")
+        .replace("$1", ONE)
+        .replace("$2", HERE);
+    let read = |most: i64| {
+        let paused = paused.replace("$3", &most.to_string());
+        format!("SELECT string_agg(DISTINCT topic || ' ' || (wait <= 0), ', '), count(*) FROM ({paused}) AS read")
+    };
+    assert_eq!(world.text(&read(2)).await, "sick true, well true");
+    let all = world.db.query_one(&read(1000), &[]).await.expect("all");
+    assert_eq!(all.get::<_, &str>(0), "next false, sick true, well true");
+    assert_eq!(all.get::<_, i64>(1), 502, "one of each, in whatever number of lanes");
+}

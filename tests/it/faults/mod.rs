@@ -18,6 +18,7 @@ mod locks;
 mod memory;
 mod oversize;
 mod parked;
+mod partitions;
 mod pause;
 mod pooler;
 mod producer;

@@ -47,7 +47,7 @@ pub use proxy::{Answer, Line, Proxy};
 pub use relay::{Relay, RelayBuilder};
 pub use rows::noise;
 pub use stack::{OwnKafka, OwnPostgres, Stack};
-pub use topics::{alter_topic, create_topic, delete_topic, forget_records, grow_topic};
+pub use topics::{alter_topic, create_topic, create_topic_on, delete_topic, forget_records, grow_topic};
 pub use trickle::Trickle;
 pub use waking::WakingBroker;
 pub use world::{World, connect, outboxd, with_database};

@@ -97,6 +97,14 @@ impl OwnKafka {
         OwnKafka { dir, address }
     }
 
+    /// One more broker in the cluster of this one, which alone controls it. Numbers begin with 2: this one's is 1.
+    pub fn joined_by(&self, number: i32) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().display().to_string();
+        let address = stack(&["kafka-join", &path, &self.path(), &number.to_string()]);
+        OwnKafka { dir, address }
+    }
+
     /// Grants an operation on a topic to a principal, and so denies the topic to all who were granted nothing.
     pub fn grant(&self, principal: &str, operation: &str, topic: &str) {
         let output = Command::new("java")

@@ -24,6 +24,17 @@ pub async fn create_topic(kafka: &str, name: &str, partitions: i32, settings: &[
     assert!(created.iter().all(Result::is_ok), "{created:?}");
 }
 
+/// A topic whose partitions are on these brokers, one list of replicas for each.
+pub async fn create_topic_on(kafka: &str, name: &str, replicas: &[&[i32]], settings: &[(&str, &str)]) {
+    let (admin, options) = admin(kafka);
+    let mut topic = NewTopic::new(name, replicas.len() as i32, TopicReplication::Variable(replicas));
+    for (key, value) in settings {
+        topic = topic.set(key, value);
+    }
+    let created = admin.create_topics([&topic], &options).await.expect("Kafka answers");
+    assert!(created.iter().all(Result::is_ok), "{created:?}");
+}
+
 /// Sets one setting of a topic; the others go back to their defaults.
 pub async fn alter_topic(kafka: &str, topic: &str, name: &str, value: &str) {
     let (admin, options) = admin(kafka);

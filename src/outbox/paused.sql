@@ -1,0 +1,14 @@
+-- Topics and partitions that are paused in lanes of this worker: of each the hold that was due first. Those due come first, and of each topic
+-- as many, so that one with hundreds of partitions does not keep the others from being probed; then the next.
+SELECT h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, h.wait
+FROM (
+    SELECT h.*, row_number() OVER (PARTITION BY h.topic ORDER BY h.wait) AS place
+    FROM (
+        SELECT DISTINCT ON (h.topic, h.unit) h.*, least(extract(epoch FROM h.retry_at - clock_timestamp()), 3600)::float8 AS wait
+        FROM outbox.hold h JOIN outbox.lane l ON l.lane = h.lane
+        WHERE l.owner = $1 AND (h.unit = '' OR h.partition IS NOT NULL) AND h.retry_at < 'infinity'
+          AND (SELECT incarnation FROM outbox.server) = $2
+        ORDER BY h.topic, h.unit, h.retry_at
+    ) h
+) h
+ORDER BY CASE WHEN h.wait <= 0 THEN h.place END NULLS LAST, h.wait LIMIT $3

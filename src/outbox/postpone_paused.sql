@@ -1,0 +1,12 @@
+-- A probe failed: whatever this worker holds back for the same reason, and the rows without a lane, wait with it. Fenced by a lock on the lanes,
+-- as a mark is; the owner is enough, since no other term of this process has the same.
+WITH own AS MATERIALIZED (
+    SELECT l.lane FROM outbox.lane l
+    WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $2
+      AND l.lane IN (SELECT h.lane FROM outbox.hold h WHERE h.topic = $3 AND h.unit = $4)
+    ORDER BY l.lane FOR SHARE
+)
+UPDATE outbox.hold h
+SET failures = h.failures + 1, reason = $5, retry_at = clock_timestamp() + $6::float8 * interval '1 second'
+WHERE h.topic = $3 AND h.unit = $4 AND h.retry_at < 'infinity'
+  AND (h.lane IN (SELECT lane FROM own) OR (h.lane = -1 AND (SELECT incarnation FROM outbox.server) = $2))
