@@ -181,7 +181,7 @@ async fn partitions_below_their_in_sync_minimum_are_paused_and_nothing_is_blamed
 async fn a_topic_that_is_fixed_flows_soon_beside_one_that_gives_no_answer() {
     let fault = Fault::new(
         57,
-        "a topic gives no answer (its broker is stopped, then killed), held in every lane, beside a missing topic and refused keys that are fixed",
+        "a topic gives no answer (its broker is stopped, SIGSTOP), held in every lane, beside a missing topic and refused keys that are fixed",
         "what is fixed flows within 10 s; no attempt is counted for it, and nothing that was not in flight is flagged",
     );
     let (first, second) = two_brokers();
