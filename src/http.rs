@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::health::Health;
+use crate::metrics;
 
 #[derive(Clone)]
 struct Shared {
@@ -41,8 +42,10 @@ pub async fn serve(
 }
 
 async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {
-    shared.metrics.run_upkeep();
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], shared.metrics.render())
+    (
+        [(CONTENT_TYPE, "text/plain; version=0.0.4")],
+        metrics::render(&shared.metrics),
+    )
 }
 
 async fn alive(State(shared): State<Shared>) -> (StatusCode, &'static str) {

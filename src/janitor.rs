@@ -80,7 +80,7 @@ pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining:
             () = draining.cancelled() => return,
         }
         if !lanes.owns(0) {
-            metrics::backlog_unsampled();
+            metrics::not_sampled();
             // Somebody else counts from their first sample on; what grew in between is not counted.
             chores.counted = None;
             continue;

@@ -1,11 +1,11 @@
 //! Every metric: name, help, buckets, once. A leaf anyone may call.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::outbox::{Commands, Counted, InboxSample, Table};
 
@@ -32,10 +32,12 @@ enum Kind {
     /// One series for each consumer that the database counts by name, and one for all others.
     CounterByConsumer,
     Gauge,
+    /// Of the whole outbox, sampled by one worker: no other has it.
+    SampledGauge,
     Histogram,
 }
 
-use Kind::{Counter, CounterByConsumer, CounterByTable, Gauge, Histogram};
+use Kind::{Counter, CounterByConsumer, CounterByTable, Gauge, Histogram, SampledGauge};
 
 /// The consumer of duplicates that the database does not count by name.
 const OTHER_CONSUMERS: &str = "other";
@@ -208,73 +210,73 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
     ),
     (
         "outboxd_backlog_rows",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Pending rows, counted up to a bound.",
     ),
     (
         "outboxd_backlog_capped",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "1 when there are more pending rows than were counted.",
     ),
     (
         "outboxd_oldest_pending_seconds",
-        Gauge,
+        SampledGauge,
         Unit::Seconds,
         "Age of the oldest pending row.",
     ),
     (
         "outboxd_delayed_rows",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Rows whose time has not come.",
     ),
     (
         "outboxd_dead_rows",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Dead letters waiting for a decision.",
     ),
     (
         "outboxd_held_keys",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Keys held back behind a refused row.",
     ),
     (
         "outboxd_parked_topics",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Topics that take nothing now.",
     ),
     (
         "outboxd_paused_partitions",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Partitions that take nothing now, of topics whose other partitions do.",
     ),
     (
         "outboxd_inbox_unfinished_rows",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Inbox messages not yet done, counted up to a bound.",
     ),
     (
         "outboxd_inbox_poison_rows",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Inbox messages that failed their last attempt and wait for a person.",
     ),
     (
         "outboxd_vacuum_horizon_age_transactions",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "How far back the oldest snapshot pins the vacuum horizon.",
     ),
     (
         "outboxd_dead_tuples",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Dead tuples in outbox.message.",
     ),
@@ -304,7 +306,7 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
     ),
     (
         "outboxd_commands",
-        Gauge,
+        SampledGauge,
         Unit::Count,
         "Idempotent commands that have not succeeded, by operation and state; the busiest operations by name.",
     ),
@@ -344,7 +346,7 @@ const BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-/// Installs the recorder and registers every metric, so that a scrape shows zeros rather than gaps.
+/// Installs the recorder and registers every metric of this worker, so that a scrape shows zeros rather than gaps.
 pub fn install() -> Result<PrometheusHandle, String> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), BUCKETS)
@@ -370,6 +372,7 @@ pub fn install() -> Result<PrometheusHandle, String> {
                 describe_gauge!(*name, *unit, *help);
                 gauge!(*name).set(0.0);
             }
+            SampledGauge => {}
             Histogram => {
                 describe_histogram!(*name, *unit, *help);
                 for stream in [Stream::Lanes, Stream::Keyless] {
@@ -382,9 +385,25 @@ pub fn install() -> Result<PrometheusHandle, String> {
     Ok(handle)
 }
 
+/// What a scrape is answered with.
+pub fn render(handle: &PrometheusHandle) -> String {
+    handle.run_upkeep();
+    let mut text = handle.render();
+    if let Some(sampled) = lock_sampled().as_ref() {
+        text.push_str(&sampled.recorder.handle().render());
+    }
+    text
+}
+
 /// The names of all metrics.
 pub fn names() -> impl Iterator<Item = &'static str> {
     METRICS.iter().map(|(name, ..)| *name)
+}
+
+/// The names of those that only the worker that samples shows.
+pub fn sampled() -> impl Iterator<Item = &'static str> {
+    let sampled = METRICS.iter().filter(|(_, kind, ..)| matches!(kind, SampledGauge));
+    sampled.map(|(name, ..)| *name)
 }
 
 pub fn rows_claimed(count: usize) {
@@ -501,38 +520,76 @@ impl Drop for InFlight {
     }
 }
 
-pub fn backlog_unsampled() {
+/// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series: it is dropped as a
+/// whole when another worker samples, whose figures would contradict what was true here last.
+struct Sampled {
+    recorder: PrometheusRecorder,
+    /// The operations named so far, and the states each was seen in.
+    operations: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// `None` before the first sample, and where another worker samples.
+static SAMPLED: Mutex<Option<Sampled>> = Mutex::new(None);
+
+fn lock_sampled() -> MutexGuard<'static, Option<Sampled>> {
+    SAMPLED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sampled {
+    fn new() -> Self {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            for (name, _, unit, help) in METRICS.iter().filter(|(_, kind, ..)| matches!(kind, SampledGauge)) {
+                describe_gauge!(*name, *unit, *help);
+            }
+        });
+        Sampled {
+            recorder,
+            operations: BTreeMap::new(),
+        }
+    }
+
+    /// Every gauge that `set` sets becomes one of the sampled ones.
+    fn record(&self, set: impl FnOnce()) {
+        metrics::with_local_recorder(&self.recorder, set);
+    }
+}
+
+/// Another worker samples: the gauges are there, and here no more.
+pub fn not_sampled() {
     gauge!("outboxd_backlog_sampled").set(0.0);
+    *lock_sampled() = None;
 }
 
 pub fn backlog(sample: &crate::outbox::Sample) {
     gauge!("outboxd_backlog_sampled").set(1.0);
-    gauge!("outboxd_backlog_rows").set(sample.pending as f64);
-    gauge!("outboxd_backlog_capped").set(f64::from(u8::from(sample.capped)));
-    gauge!("outboxd_oldest_pending_seconds").set(sample.oldest_seconds);
-    gauge!("outboxd_delayed_rows").set(sample.delayed as f64);
-    gauge!("outboxd_dead_rows").set(sample.dead as f64);
-    gauge!("outboxd_held_keys").set(sample.held_keys as f64);
-    gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
-    gauge!("outboxd_paused_partitions").set(sample.paused_partitions as f64);
-    gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
-    gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
+    lock_sampled().get_or_insert_with(Sampled::new).record(|| {
+        gauge!("outboxd_backlog_rows").set(sample.pending as f64);
+        gauge!("outboxd_backlog_capped").set(f64::from(u8::from(sample.capped)));
+        gauge!("outboxd_oldest_pending_seconds").set(sample.oldest_seconds);
+        gauge!("outboxd_delayed_rows").set(sample.delayed as f64);
+        gauge!("outboxd_dead_rows").set(sample.dead as f64);
+        gauge!("outboxd_held_keys").set(sample.held_keys as f64);
+        gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
+        gauge!("outboxd_paused_partitions").set(sample.paused_partitions as f64);
+        gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
+        gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
+    });
 }
 
 /// Operations that have series of their own: the first so many that were busy. Others are counted together, or a client that
 /// puts an id into its operations would make series without end.
 pub const OPERATIONS_MAX: usize = 20;
 
-/// The operations named so far, and what was last set.
-static COMMANDS: Mutex<BTreeMap<String, BTreeSet<String>>> = Mutex::new(BTreeMap::new());
-
-pub fn commands(sampled: &[Commands]) {
-    let mut named = COMMANDS.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn commands(counted: &[Commands]) {
+    let mut sampled = lock_sampled();
+    let sampled = sampled.get_or_insert_with(Sampled::new);
+    let named = &mut sampled.operations;
     let mut counts: BTreeMap<(String, String), i64> = BTreeMap::new();
     for (operation, states) in named.iter() {
         counts.extend(states.iter().map(|state| ((operation.clone(), state.clone()), 0)));
     }
-    for commands in sampled {
+    for commands in counted {
         let is_named = named.contains_key(&commands.operation) || named.len() < OPERATIONS_MAX;
         let operation = if is_named { commands.operation.as_str() } else { "other" };
         named
@@ -543,9 +600,11 @@ pub fn commands(sampled: &[Commands]) {
             .entry((operation.to_owned(), commands.state.clone()))
             .or_default() += commands.count;
     }
-    for ((operation, state), count) in counts {
-        gauge!("outboxd_commands", "operation" => operation, "state" => state).set(count as f64);
-    }
+    sampled.record(|| {
+        for ((operation, state), count) in counts {
+            gauge!("outboxd_commands", "operation" => operation, "state" => state).set(count as f64);
+        }
+    });
 }
 
 /// What is new since the last sample of this worker. What came before its first one is not its to count.
@@ -588,8 +647,10 @@ pub fn commands_orphaned(count: i64) {
 }
 
 pub fn inbox(sample: &InboxSample) {
-    gauge!("outboxd_inbox_unfinished_rows").set(sample.unfinished as f64);
-    gauge!("outboxd_inbox_poison_rows").set(sample.poison as f64);
+    lock_sampled().get_or_insert_with(Sampled::new).record(|| {
+        gauge!("outboxd_inbox_unfinished_rows").set(sample.unfinished as f64);
+        gauge!("outboxd_inbox_poison_rows").set(sample.poison as f64);
+    });
 }
 
 pub fn claim_took(stream: Stream, took: Duration) {

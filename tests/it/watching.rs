@@ -10,6 +10,9 @@ use crate::support::*;
 async fn every_metric_is_there_and_explained() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
+    world
+        .execute("SELECT outbox.idempotency_claim('acme', 'ship', 'one', outbox.request_hash('1'))")
+        .await;
     let relay = world.relay().start_ready().await;
     world
         .execute(&format!(
@@ -17,10 +20,12 @@ async fn every_metric_is_there_and_explained() {
         ))
         .await;
     world.drained(SOON).await;
-    eventually(SOON, "both marks to be counted", async || {
-        relay
-            .metric("outboxd_rows_marked_total")
-            .filter(|marked| *marked == 2.0)
+    eventually(SOON, "both marks and the first sample", async || {
+        let scrape = relay.get("/metrics")?;
+        let marked = Relay::metric_in(&scrape, "outboxd_rows_marked_total")?;
+        let sampled = ["outboxd_backlog_rows", "outboxd_commands", "outboxd_inbox_poison_rows"];
+        let is_sampled = sampled.iter().all(|name| Relay::metric_in(&scrape, name).is_some());
+        (marked == 2.0 && is_sampled).then_some(())
     })
     .await;
     let scrape = relay.get("/metrics").expect("a scrape");
@@ -43,6 +48,44 @@ async fn every_metric_is_there_and_explained() {
         .filter(|name| !outboxd::metrics::names().any(|known| known == *name))
         .collect();
     assert!(foreign.is_empty(), "recorded but not declared: {foreign:?}");
+}
+
+/// The sampled gauges that this worker shows, and whether it says that it samples.
+fn sampled(relay: &Relay) -> Option<(Vec<&'static str>, bool)> {
+    let scrape = relay.get("/metrics")?;
+    let shown = outboxd::metrics::sampled()
+        .filter(|name| scrape.contains(&format!("{name} ")) || scrape.contains(&format!("{name}{{")));
+    Some((
+        shown.collect(),
+        Relay::metric_in(&scrape, "outboxd_backlog_sampled")? == 1.0,
+    ))
+}
+
+async fn samples(relay: &Relay) {
+    eventually(SOON, "the gauges to be sampled here", async || {
+        sampled(relay).filter(|(shown, here)| *here && shown.contains(&"outboxd_inbox_poison_rows"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_sampled_is_shown_only_by_the_worker_that_samples_it() {
+    let world = World::new().await;
+    let one = world.relay().failpoint("before_renew").start_ready().await;
+    one.at_failpoint("before_renew").await;
+    assert_eq!(sampled(&one), Some((vec![], false)), "nothing is sampled yet");
+    one.continue_from("before_renew");
+    samples(&one).await;
+    one.signal("STOP");
+    let other = world.relay().start_ready().await;
+    samples(&other).await;
+    // They share the lanes then, and whoever has not got lane 0 has sampled before.
+    one.signal("CONT");
+    eventually(SOON, "one to show the gauges and the other none", async || {
+        let shown = [sampled(&one)?, sampled(&other)?].map(|(shown, here)| (here, shown.is_empty()));
+        (shown.contains(&(true, false)) && shown.contains(&(false, true))).then_some(())
+    })
+    .await;
 }
 
 /// Runs `outboxd healthcheck` against an address.
