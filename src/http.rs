@@ -1,7 +1,9 @@
 //! `/metrics`, `/livez`, `/readyz`: answered, and asked for.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +13,24 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::health::Health;
 use crate::metrics;
+
+/// A connection carries one request, and lasts no longer than this: time to send the request and to read the answer.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most connections at once. One more closes the oldest: who opens many and sends nothing does not keep a probe out.
+const CONNECTIONS_MAX: usize = 64;
+/// Wait after a connection could not be accepted, as when the process has no file descriptor left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 struct Shared {
@@ -25,20 +39,51 @@ struct Shared {
 }
 
 /// Serves until `stop`.
-pub async fn serve(
-    listener: TcpListener,
-    health: Arc<Health>,
-    metrics: PrometheusHandle,
-    stop: CancellationToken,
-) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: PrometheusHandle, stop: CancellationToken) {
     let routes = Router::new()
         .route("/metrics", get(scrape))
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .with_state(Shared { health, metrics });
-    axum::serve(listener, routes)
-        .with_graceful_shutdown(async move { stop.cancelled().await })
-        .await
+    let answers = TaskTracker::new();
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= CONNECTIONS_MAX
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+        let answer = answers.spawn(answer(stream, routes.clone(), stop.clone()));
+        open.push_back(answer.abort_handle());
+    }
+    answers.close();
+    answers.wait().await;
+}
+
+/// Answers one request, unless it or its reader is too slow. `stop` closes a connection that has sent none.
+async fn answer(stream: tokio::net::TcpStream, routes: Router, stop: CancellationToken) {
+    let connection = http1::Builder::new()
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    let mut connection = pin!(connection);
+    let answered = async {
+        tokio::select! {
+            done = connection.as_mut() => return done,
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await
+    };
+    // Whoever asked has hung up, or is cut off: nobody is left to tell.
+    let _ = tokio::time::timeout(CONNECTION_TIMEOUT, answered).await;
 }
 
 async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {

@@ -1,7 +1,7 @@
 //! What a person or a probe sees of it: metrics, health, status, and what it costs while idle.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::support::*;
@@ -336,4 +336,52 @@ async fn a_look_that_finds_nothing_is_not_counted_as_a_mark() {
     .await;
     world.keeper_goes_round().await;
     assert_eq!(relay.metric("outboxd_mark_seconds_count").unwrap_or(0.0), 0.0);
+}
+
+/// A connection to this relay that has sent this much of a request.
+fn half_a_request(relay: &Relay, sent: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(relay.address().expect("it listens")).expect("a connection");
+    stream.write_all(sent).expect("sent");
+    stream
+        .set_read_timeout(Some(Duration::from_secs(1)))
+        .expect("a timeout");
+    stream
+}
+
+/// Was it closed without an answer? One that is reset was closed, too.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    match stream.read(&mut [0; 1024]) {
+        Ok(length) => length == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[tokio::test]
+async fn who_sends_no_request_is_hung_up_on() {
+    let world = World::new().await;
+    let relay = world.relay().start_ready().await;
+    let mut silent = half_a_request(&relay, b"");
+    let mut trickling = half_a_request(&relay, b"GET /livez HTTP/1.1\r\nX: ");
+    eventually(SOON, "both to be closed", async || {
+        let _ = trickling.write_all(b"x");
+        (is_closed(&mut silent) && is_closed(&mut trickling)).then_some(())
+    })
+    .await;
+    relay.assert_alive();
+}
+
+#[tokio::test]
+async fn who_opens_many_connections_keeps_no_probe_out() {
+    let world = World::new().await;
+    let relay = world.relay().start_ready().await;
+    let mut silent: Vec<TcpStream> = (0..200).map(|_| half_a_request(&relay, b"")).collect();
+    relay.assert_alive();
+    let youngest = silent.last().expect("a connection");
+    assert!(youngest.peek(&mut [0]).is_err(), "it is open, and nothing comes");
+    let closed = silent
+        .iter_mut()
+        .take(136)
+        .filter_map(|stream| is_closed(stream).then_some(()))
+        .count();
+    assert_eq!(closed, 136, "the oldest are closed");
 }
