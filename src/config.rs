@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use rdkafka::ClientConfig;
+use rdkafka::config::FromClientConfig;
+use rdkafka::consumer::BaseConsumer;
+use rdkafka::producer::BaseProducer;
 
 use crate::identity::Identity;
 use crate::janitor;
@@ -41,7 +44,7 @@ pub struct DatabaseArgs {
     #[arg(long, env = "OUTBOXD_DATABASE_URL", hide_env_values = true, value_name = "URL")]
     pub database_url: Option<String>,
 
-    /// CA certificate (PEM) the server must be signed by; implies verification
+    /// CA certificate (PEM) the server must be signed by; implies TLS and verification
     #[arg(long, env = "OUTBOXD_DATABASE_TLS_CA", value_name = "FILE")]
     pub database_tls_ca: Option<PathBuf>,
 
@@ -290,17 +293,9 @@ impl Check {
         })
     }
 
-    /// Does the Kafka client accept these settings?
-    fn accepted(&mut self, config: &ClientConfig) {
-        let Err(error) = config.create_native_config() else {
-            return;
-        };
-        self.0.push(match error {
-            rdkafka::error::KafkaError::ClientConfig(_, reason, name, _) => {
-                format!("--kafka-property {name} is not accepted: {reason}")
-            }
-            other => format!("the Kafka client does not accept its settings: {other}"),
-        });
+    /// Does a Kafka client accept these settings?
+    fn accepted<C: FromClientConfig>(&mut self, config: &ClientConfig, own: &[(String, String)]) {
+        self.0.extend(properties::problem::<C>(config, own));
     }
 
     fn ensure(&mut self, holds: bool, problem: impl FnOnce() -> String) {
@@ -377,7 +372,7 @@ impl DatabaseArgs {
         match Database::parse(url, self.database_tls_ca.clone(), self.database_pooler) {
             Ok(database) => Some(database),
             Err(error) => {
-                check.0.push(format!("--database-url cannot be read: {error}"));
+                check.0.push(format!("--database-url cannot be used: {error}"));
                 None
             }
         }
@@ -390,7 +385,7 @@ impl KafkaArgs {
         let mut check = Check::default();
         let (brokers, own) = self.checked(&mut check);
         let config = properties::consumer_config(&brokers, &own);
-        check.accepted(&config);
+        check.accepted::<BaseConsumer>(&config, &own);
         if check.0.is_empty() {
             Ok(config)
         } else {
@@ -459,7 +454,7 @@ impl RunArgs {
         let lease = check.duration("--lease", &self.lease);
         let (brokers, own) = self.kafka.checked(&mut check);
         let kafka = properties::client_config(&brokers, deadline, batch_rows * tasks * 4, bytes * 4, &own);
-        check.accepted(&kafka);
+        check.accepted::<BaseProducer>(&kafka, &own);
         let policy = self.policy(&mut check);
         check_lease(&mut check, deadline, lease);
         let poll_interval_max = check.duration("--poll-interval-max", &self.poll_interval_max);

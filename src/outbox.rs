@@ -16,6 +16,7 @@ mod predecessor;
 mod row;
 mod session;
 pub mod snapshot;
+mod sslmode;
 pub mod status;
 mod sweep;
 

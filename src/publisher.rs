@@ -241,6 +241,7 @@ impl Publisher {
         metrics::publisher_paused(true);
         warn!(
             reason,
+            connection = producer::last_error(),
             "Kafka does not answer; publishing is paused until it does. No attempt is counted"
         );
         let publisher = self.clone();

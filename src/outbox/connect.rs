@@ -10,17 +10,18 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::session::Session;
-use super::{Error, Result};
+use super::{Error, Result, sslmode};
 
 /// Where the database is and how to speak to it.
 #[derive(Clone, Debug)]
 pub struct Database {
     pub config: Config,
-    /// `sslmode=verify-full`, or a CA was given: the server must prove who it is.
+    /// `sslmode=verify-full`, or a CA was given: the server must prove who it is, and nothing is sent in plain text.
     pub verify_server: bool,
     pub ca_file: Option<PathBuf>,
     pub pooler: Pooler,
@@ -77,15 +78,10 @@ fn local_settings(patience: Duration) -> Arc<str> {
 }
 
 impl Database {
-    /// Reads a libpq-style URL or key=value string. The client library knows no `verify-full`, so that is ours.
+    /// Reads a libpq-style URL or key=value string.
     pub fn parse(url: &str, ca_file: Option<PathBuf>, pooler: Pooler) -> std::result::Result<Self, String> {
-        let verify = ["sslmode=verify-full", "sslmode=verify-ca"]
-            .iter()
-            .any(|mode| url.contains(mode));
-        let url = url
-            .replace("sslmode=verify-full", "sslmode=require")
-            .replace("sslmode=verify-ca", "sslmode=require");
-        let config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+        let (readable, modes) = sslmode::read(url);
+        let mut config: Config = readable.parse().map_err(|error: tokio_postgres::Error| {
             // The message may quote the string, and the string may hold a password.
             let cause = std::error::Error::source(&error).map(ToString::to_string);
             cause.unwrap_or_else(|| "it is not a connection string".to_owned())
@@ -93,9 +89,18 @@ impl Database {
         if config.get_hosts().is_empty() {
             return Err("it names no host".to_owned());
         }
+        let verify_server = ca_file.is_some() || modes.iter().any(|mode| sslmode::verifies(mode));
+        if verify_server {
+            require_tls(&mut config, &modes)?;
+        }
+        // Without a password the client library gives up on its own when it is asked for one. With an empty one the server
+        // says that it is wrong, like any other.
+        if config.get_password().is_none() {
+            config.password("");
+        }
         Ok(Database {
             config,
-            verify_server: verify || ca_file.is_some(),
+            verify_server,
             ca_file,
             pooler,
         })
@@ -114,6 +119,28 @@ impl Database {
         }
         with_patience(config)
     }
+}
+
+/// A server that must prove who it is can do so over TLS only.
+fn require_tls(config: &mut Config, modes: &[&str]) -> std::result::Result<(), String> {
+    let plain = modes
+        .iter()
+        .find(|mode| matches!(**mode, "disable" | "allow" | "prefer"));
+    if let Some(mode) = plain {
+        return Err(format!(
+            "sslmode={mode} permits plain text, but the server is to prove who it is (--database-tls-ca, verify-ca or \
+             verify-full), which needs TLS; write sslmode=verify-full, or leave sslmode out beside a CA"
+        ));
+    }
+    if config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
+        return Err(
+            "there is no TLS on a Unix socket, so the server cannot prove there who it is; \
+                    name its host, or give no CA and no verify mode"
+                .to_owned(),
+        );
+    }
+    config.ssl_mode(SslMode::Require);
+    Ok(())
 }
 
 fn with_patience(mut config: Config) -> Config {
@@ -296,6 +323,36 @@ impl ServerCertVerifier for TakeAnyCertificate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parse(url: &str, ca: bool) -> std::result::Result<Database, String> {
+        Database::parse(url, ca.then(|| "ca.pem".into()), Pooler::None)
+    }
+
+    #[test]
+    fn a_server_that_must_prove_who_it_is_is_spoken_to_over_tls_only() {
+        for (url, ca) in [
+            ("postgres://u@h/db", true),
+            ("postgres://u@h/db?sslmode=require", true),
+            ("postgres://u@h/db?sslmode=verify-ca", false),
+            ("host=h user=u sslmode='verify-full'", false),
+        ] {
+            let database = parse(url, ca).expect(url);
+            assert!(database.verify_server, "{url}");
+            assert_eq!(database.config.get_ssl_mode(), SslMode::Require, "{url}");
+        }
+        for (url, ca) in [
+            ("postgres://u@h/db?sslmode=disable", true),
+            ("host=h user=u sslmode = prefer", true),
+            ("postgres://u@h/db?sslmode=disable&sslmode=verify-full", false),
+            ("host=/run/postgresql user=u", true),
+        ] {
+            let problem = parse(url, ca).map(drop).expect_err(url);
+            assert!(problem.contains("TLS"), "{url}: {problem}");
+        }
+        let plain = parse("postgres://u:sslmode=verify-full@h/db", false).expect("valid");
+        assert!(!plain.verify_server, "that is its password");
+        assert_eq!(plain.config.get_password(), Some(&b"sslmode=verify-full"[..]));
+    }
 
     #[test]
     fn verify_full_is_understood_and_a_password_is_not_repeated() {

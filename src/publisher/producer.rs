@@ -137,8 +137,36 @@ impl Reports {
     }
 }
 
+/// Complaints about TLS or SASL that come within this time of each other belong to one outage. The client repeats the same one
+/// every half a minute.
+const OUTAGE_ENDS_AFTER: Duration = Duration::from_secs(120);
+
+/// When a client of this process last could not prove who it is, or was not shown who the broker is.
+static LAST_COMPLAINT: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Is this the first complaint of an outage? Every client has one for every broker, again and again.
+fn is_news(last: &Mutex<Option<Instant>>, now: Instant) -> bool {
+    let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+    last.replace(now).is_none_or(|last| now - last > OUTAGE_ENDS_AFTER)
+}
+
+/// What a client of this process was last told about a connection, and when.
+static LAST_ERROR: Mutex<Option<(Instant, String)>> = Mutex::new(None);
+
+/// Why a connection failed last, if that was lately: the client's answers to requests say only that one did.
+pub fn last_error() -> Option<String> {
+    let last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
+    let lately = |(at, _): &&(Instant, String)| at.elapsed() < OUTAGE_ENDS_AFTER;
+    last.as_ref().filter(lately).map(|(_, reason)| reason.clone())
+}
+
+fn note_error(reason: &str) {
+    let mut last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
+    *last = Some((Instant::now(), reason.to_owned()));
+}
+
 /// What the client library says is for debugging: connection errors come again and again during an outage, and the relay
-/// says once that Kafka is away.
+/// says once that Kafka is away. Why TLS or SASL failed is said once, too: it does not pass by itself.
 pub struct Quiet;
 
 impl ClientContext for Quiet {
@@ -155,7 +183,19 @@ impl ClientContext for Quiet {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "librdkafka");
+        let code = error.rdkafka_error_code();
+        // That all are down follows from the others, and says nothing of why.
+        if code != Some(Code::AllBrokersDown) {
+            note_error(reason);
+        }
+        if matches!(code, Some(Code::SSL | Code::Authentication)) && is_news(&LAST_COMPLAINT, Instant::now()) {
+            tracing::warn!(
+                reason,
+                "Kafka cannot be reached securely: see security.protocol and its properties"
+            );
+        } else {
+            tracing::debug!(%error, reason, "librdkafka");
+        }
     }
 }
 
@@ -356,6 +396,15 @@ pub fn headers(row: &Row) -> OwnedHeaders {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_outage_is_complained_about_once() {
+        let (last, now) = (Mutex::new(None), Instant::now());
+        assert!(is_news(&last, now));
+        assert!(!is_news(&last, now + OUTAGE_ENDS_AFTER));
+        assert!(!is_news(&last, now + 2 * OUTAGE_ENDS_AFTER), "it goes on");
+        assert!(is_news(&last, now + 3 * OUTAGE_ENDS_AFTER + Duration::from_millis(1)));
+    }
 
     #[test]
     fn a_report_survives_its_packing() {

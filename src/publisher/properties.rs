@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
+use rdkafka::config::FromClientConfig;
+use rdkafka::error::KafkaError;
 
 use super::{OVERRUN, record_lifetime};
 
@@ -72,6 +74,45 @@ pub fn refusal(name: &str) -> Option<&'static str> {
         .iter()
         .find(|(refused, _)| *refused == name)
         .map(|(_, reason)| *reason)
+}
+
+/// What a client says against its settings, if anything; `own` are the user's among them. Some it reads only when it is made, such as
+/// certificates and the SASL mechanism, so one is made and thrown away, unless all settings are ours.
+pub fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
+    let error = match config.create_native_config() {
+        Err(error) => error,
+        Ok(_) if own.is_empty() => return None,
+        Ok(_) => C::from_config(&without_brokers(config)).err()?,
+    };
+    Some(match error {
+        KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
+        KafkaError::ClientCreation(reason) => match guilty(&reason, own) {
+            Some(name) => format!("--kafka-property {name} is not accepted: {reason}"),
+            None => format!("the Kafka client does not accept its --kafka-property settings: {reason}"),
+        },
+        other => format!("the Kafka client does not accept its settings: {other}"),
+    })
+}
+
+/// It is not to connect to anybody.
+fn without_brokers(config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
+    config.remove("bootstrap.servers");
+    config
+}
+
+/// The property that the reason is about: the client names it, or quotes its value.
+fn guilty<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
+    let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
+    let quoted = || {
+        let said = |value: &String| {
+            reason
+                .split(|c: char| c.is_whitespace() || c == ':')
+                .any(|word| word == value)
+        };
+        own.iter().find(|(_, value)| !value.is_empty() && said(value))
+    };
+    named.or_else(quoted).map(|(name, _)| name.as_str())
 }
 
 /// The settings of every producer.
@@ -154,6 +195,49 @@ mod tests {
         assert!(refusal("message.timeout.ms").is_some());
         assert_eq!(refusal("sasl.username"), None);
         assert_eq!(refusal("compression.type"), None);
+    }
+
+    fn problem_with(own: &[(&str, &str)]) -> Option<String> {
+        let own: Vec<_> = own
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect();
+        let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own);
+        problem::<rdkafka::producer::BaseProducer>(&config, &own)
+    }
+
+    #[test]
+    fn what_a_client_refuses_only_when_it_is_made_is_named() {
+        assert_eq!(
+            problem_with(&[
+                ("security.protocol", "ssl"),
+                ("ssl.endpoint.identification.algorithm", "none")
+            ]),
+            None
+        );
+        let sasl = ("security.protocol", "sasl_plaintext");
+        for (own, name) in [
+            (
+                &[("security.protocol", "ssl"), ("ssl.ca.location", "/nowhere/ca.pem")][..],
+                "ssl.ca.location",
+            ),
+            (
+                &[
+                    ("security.protocol", "ssl"),
+                    ("ssl.certificate.location", "/nowhere/c.pem"),
+                ],
+                "ssl.certificate.location",
+            ),
+            (&[sasl, ("sasl.mechanism", "GSSAPI")], "sasl.mechanism"),
+            (&[sasl, ("sasl.mechanisms", "GUESSWORK")], "sasl.mechanisms"),
+            (&[("compression.typ", "lz4")], "compression.typ"),
+        ] {
+            let problem = problem_with(own).expect(name);
+            assert!(
+                problem.contains(&format!("--kafka-property {name} is not accepted")),
+                "{problem}"
+            );
+        }
     }
 
     #[test]

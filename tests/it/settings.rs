@@ -159,6 +159,190 @@ fn a_certificate_that_cannot_be_read_is_a_setting_to_every_command() {
     }
 }
 
+/// A certificate that nobody has: for tests of what is done where one is asked for.
+fn certificate(folder: &tempfile::TempDir) -> String {
+    let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("ca.key"));
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
+        .args(["-subj", "/CN=nobody", "-days", "1", "-out"])
+        .arg(&certificate)
+        .arg("-keyout")
+        .arg(&key)
+        .output()
+        .expect("openssl runs");
+    assert!(made.status.success(), "{}", stderr_of(&made));
+    certificate.display().to_string()
+}
+
+#[test]
+fn plain_text_beside_a_certificate_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let ca = certificate(&folder);
+    for url in [
+        "postgres://u:hunter2@127.0.0.1/db?sslmode=disable",
+        "postgres://u:hunter2@127.0.0.1/db?sslmode=prefer",
+        "host=127.0.0.1 user=u password=hunter2 sslmode = 'disable'",
+    ] {
+        let args = ["--database-url", url, "--database-tls-ca", &ca];
+        let output = run(&[&args[..], &ENOUGH[2..]].concat());
+        let said = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(64), "{url}: {said}");
+        assert!(
+            said.contains("permits plain text") && said.contains("sslmode=verify-full"),
+            "{said}"
+        );
+        assert!(!said.contains("hunter"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_prove_who_it_is_is_not_spoken_to_in_plain_text() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let ca = certificate(&folder);
+    let world = World::new().await;
+    let verify = format!("{}?sslmode=verify-full", world.database_url);
+    for args in [
+        ["--database-url", &world.database_url, "--database-tls-ca", &ca],
+        ["--database-url", &verify, "--database-tls-ca", &ca],
+    ] {
+        let output = outboxd().arg("status").args(args).output().expect("outboxd runs");
+        let said = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(69), "{said}");
+        assert!(said.contains("server does not support TLS"), "{said}");
+    }
+}
+
+#[test]
+fn what_a_kafka_client_refuses_when_it_is_made_is_a_setting() {
+    for (command, properties, named) in [
+        (
+            "run",
+            ["security.protocol=ssl", "ssl.ca.location=/nowhere/ca.pem"],
+            "ssl.ca.location",
+        ),
+        (
+            "verify",
+            ["security.protocol=ssl", "ssl.ca.location=/nowhere/ca.pem"],
+            "ssl.ca.location",
+        ),
+        (
+            "run",
+            ["security.protocol=sasl_ssl", "sasl.mechanism=GUESSWORK"],
+            "sasl.mechanism",
+        ),
+    ] {
+        let output = outboxd()
+            .arg(command)
+            .args(ENOUGH)
+            .args(properties.iter().flat_map(|property| ["--kafka-property", property]))
+            .output()
+            .expect("outboxd runs");
+        let said = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(64), "{command} {properties:?}: {said}");
+        assert!(
+            said.contains(&format!("--kafka-property {named} is not accepted")),
+            "{said}"
+        );
+    }
+}
+
+/// A server that speaks TLS, with a certificate that nobody trusts, and nothing else.
+struct TlsServer {
+    process: std::process::Child,
+    address: String,
+}
+
+impl TlsServer {
+    fn start(folder: &tempfile::TempDir, certificate: &str) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = port.local_addr().expect("bound").to_string();
+        drop(port);
+        let process = Command::new("openssl")
+            .args(["s_server", "-quiet", "-accept", &address, "-cert", certificate, "-key"])
+            .arg(folder.path().join("ca.key"))
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("openssl runs");
+        TlsServer { process, address }
+    }
+}
+
+impl Drop for TlsServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Lines of this level that contain these words.
+fn lines(relay: &Relay, level: &str, words: &str) -> usize {
+    let level = format!("\"level\":\"{level}\"");
+    let log = relay.log();
+    let of_level = log.lines().filter(|line| line.contains(&level));
+    of_level.filter(|line| line.contains(words)).count()
+}
+
+#[tokio::test]
+async fn why_kafka_cannot_be_reached_securely_is_said_once() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let server = TlsServer::start(&folder, &certificate(&folder));
+    let world = World::new().await;
+    let tls = ["security.protocol=ssl"];
+    let sasl = [
+        "security.protocol=sasl_plaintext",
+        "sasl.mechanism=PLAIN",
+        "sasl.username=u",
+        "sasl.password=hunter2",
+    ];
+    for (kafka, properties, words) in [
+        (&server.address, &tls[..], "certificate verify failed"),
+        (&world.kafka, &sasl[..], "SASL PLAIN mechanism handshake failed"),
+    ] {
+        let flags: Vec<&str> = properties
+            .iter()
+            .flat_map(|property| ["--kafka-property", property])
+            .collect();
+        let relay = RelayBuilder::new(&world.database_url, kafka)
+            .args(&flags)
+            .args(&["--log-level", "debug"])
+            .start_ready()
+            .await;
+        eventually(SOON, "the reason to be said, and to come again", async || {
+            (lines(&relay, "WARN", words) > 0 && lines(&relay, "DEBUG", words) >= 5).then_some(())
+        })
+        .await;
+        assert_eq!(lines(&relay, "WARN", words), 1, "{}", relay.log());
+        assert!(!relay.logged("hunter2"));
+    }
+}
+
+#[tokio::test]
+async fn a_pause_says_why_connections_fail() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world.fill(&topic, 1, 0).await;
+    let relay = world
+        .relay()
+        .args(&["--kafka-property", "security.protocol=ssl"])
+        .start_ready()
+        .await;
+    eventually(SOON, "the pause", async || {
+        (lines(&relay, "WARN", "Kafka does not answer") > 0).then_some(())
+    })
+    .await;
+    assert_eq!(lines(&relay, "WARN", "SSL_HANDSHAKE"), 1, "{}", relay.log());
+}
+
 #[test]
 fn help_does_not_show_secrets_from_the_environment() {
     let output = outboxd()
@@ -288,14 +472,28 @@ async fn a_wrong_password_ends_it_and_the_right_one_does_not() {
     world.execute(&format!("ALTER ROLE {login} PASSWORD 'r1ght'")).await;
     require_password(&world, &login).await;
     let with = |password: &str| url.replacen(&format!("{login}@"), &format!("{login}:{password}@"), 1);
-    let mut refused = RelayBuilder::new(&with("wr0ng"), &world.kafka).start();
-    assert_eq!(refused.wait(SOON).code(), Some(77), "{}", refused.log());
-    assert!(refused.logged("password authentication failed"), "{}", refused.log());
-    assert!(!refused.logged("wr0ng"), "{}", refused.log());
-    RelayBuilder::new(&with("r1ght"), &world.kafka)
-        .start_ready()
-        .await
-        .stop();
+    for wrong in [&with("wr0ng"), &url] {
+        let mut refused = RelayBuilder::new(wrong, &world.kafka).start();
+        assert_eq!(refused.wait(SOON).code(), Some(77), "{}", refused.log());
+        assert!(refused.logged("password authentication failed"), "{}", refused.log());
+        assert!(!refused.logged("wr0ng"), "{}", refused.log());
+    }
+    let topic = world.topic("orders", 1, &[]).await;
+    let mut relay = RelayBuilder::new(&with("r1ght"), &world.kafka).start_ready().await;
+    world.execute(&format!("ALTER ROLE {login} PASSWORD 'n3w'")).await;
+    let end_sessions =
+        format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{login}'");
+    assert!(world.count(&end_sessions).await > 0);
+    eventually(SOON, "the password to be refused", async || {
+        relay.logged("password authentication failed").then_some(())
+    })
+    .await;
+    relay.assert_alive();
+    world.execute(&format!("ALTER ROLE {login} PASSWORD 'r1ght'")).await;
+    world.fill(&topic, 1, 0).await;
+    world.drained(SOON).await;
+    relay.assert_alive();
+    relay.stop();
 }
 
 #[tokio::test]
