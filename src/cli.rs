@@ -59,8 +59,8 @@ enum Command {
     /// Compare the outbox with the topics: is anything missing, repeated, out of order?
     ///
     /// It only reads, and may run beside the relay. Rows that wait, and rows that retention has removed, are not judged; with
-    /// --on-published delete nothing is left to compare. Memory stays small: about 250 bytes a row go to temporary files
-    /// in $TMPDIR.
+    /// --on-published delete nothing is left to compare. Memory stays small: about 250 bytes a row go to temporary files.
+    /// Where none can be written, as in the image without a volume, up to about 250,000 rows are compared in memory.
     ///
     /// Two transactions that overlap have no order: that rows of a key arrived against their ids cannot be told from a fault,
     /// and the verdict is "undecided". If your application locks the aggregate before it writes, say --serialized-keys.

@@ -11,7 +11,7 @@ pub mod judge;
 pub mod spill;
 
 use std::collections::HashMap;
-use std::env::temp_dir;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use indicatif::ProgressBar;
@@ -28,7 +28,7 @@ use crate::outbox::{self, Database};
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
 use findings::Findings;
 use judge::{Circumstances, Judge, Partition, SLACK, Topic};
-use spill::{HEAPS, Spill};
+use spill::{HEAPS, Spill, Storage};
 
 /// Retention walks the table in steps: near the oldest row it may have taken younger ones.
 const RETENTION_STEP: Micros = span(Duration::from_secs(300));
@@ -41,6 +41,8 @@ pub struct Settings {
     pub topics: Option<Vec<String>>,
     pub since: Option<SystemTime>,
     pub serialized_keys: bool,
+    /// Where temporary files go.
+    pub temp_dir: PathBuf,
 }
 
 /// Why no comparison was possible.
@@ -52,6 +54,8 @@ pub enum Error {
     Kafka(#[from] KafkaError),
     #[error("temporary files cannot be used: {0}")]
     Disk(#[from] std::io::Error),
+    #[error("{0}")]
+    NoRoom(String),
     #[error("reading the topics broke off: {0}")]
     Broken(#[from] tokio::task::JoinError),
 }
@@ -65,9 +69,12 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
         None => windows.iter().map(|window| window.topic.clone()).collect(),
     };
     let reading = Reading::new(settings, names, bar)?;
-    let reading = on_thread(reading, Reading::measure).await?;
-    bar.inc_length(windows.iter().map(|window| window.rows as u64).sum());
-    let mut expected = Spill::new(&temp_dir())?;
+    let mut reading = on_thread(reading, Reading::measure).await?;
+    let rows = windows.iter().map(|window| window.rows as u64).sum();
+    bar.inc_length(rows);
+    let storage = Storage::choose(&settings.temp_dir, rows, reading.records()).map_err(Error::NoRoom)?;
+    let mut expected = Spill::new(&storage)?;
+    reading.arrived = Spill::new(&storage)?;
     let topics = &reading.names;
     let places: HashMap<&str, u32> = topics.iter().map(String::as_str).zip(0..).collect();
     snapshot
@@ -84,7 +91,8 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
         phantoms_from: phantoms_from(&windows, settings.since),
         serialized_keys: settings.serialized_keys,
     });
-    let mut findings = compare(judge, &snapshot, &mut expected, &mut reading.arrived).await?;
+    let firsts = Spill::new(&storage)?;
+    let mut findings = compare(judge, &snapshot, &mut expected, &mut reading.arrived, firsts).await?;
     findings.foreign += reading.foreign;
     Ok(findings)
 }
@@ -124,8 +132,8 @@ async fn compare(
     snapshot: &Snapshot,
     expected: &mut Spill<Expected>,
     arrived: &mut Spill<Arrived>,
+    mut firsts: Spill<First>,
 ) -> Result<Findings, Error> {
-    let mut firsts: Spill<First> = Spill::new(&temp_dir())?;
     for heap in 0..HEAPS {
         let mut spilled = Ok(());
         let mut strangers = judge.compare(expected.heap(heap)?, arrived.heap(heap)?, |first| {
@@ -171,7 +179,8 @@ impl Reading {
             extents: Vec::new(),
             first: Vec::new(),
             read: vec![0; names.len()],
-            arrived: Spill::new(&temp_dir())?,
+            // Until it is known how much there is.
+            arrived: Spill::new(&Storage::Memory)?,
             foreign: 0,
             bar: bar.clone(),
             names,
@@ -188,6 +197,12 @@ impl Reading {
             self.extents.push(extents);
         }
         Ok(())
+    }
+
+    /// How many records there are to read, at most.
+    fn records(&self) -> u64 {
+        let extents = self.extents.iter().flatten();
+        extents.map(|extent| (extent.to - extent.from) as u64).sum()
     }
 
     fn read(&mut self) -> Result<(), Error> {

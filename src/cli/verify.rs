@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -34,6 +35,10 @@ pub struct VerifyArgs {
     /// No two transactions of one key ever overlap, and no row is delayed: rows of a key must arrive in the order of ids
     #[arg(long)]
     serialized_keys: bool,
+
+    /// Where temporary files go, about 250 bytes a row [default: $TMPDIR, else /tmp]
+    #[arg(long, env = "OUTBOXD_TEMP_DIR", value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
 
     /// For programs: one JSON object
     #[arg(long)]
@@ -101,6 +106,7 @@ impl VerifyArgs {
             topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
             since,
             serialized_keys: self.serialized_keys,
+            temp_dir: self.temp_dir.clone().unwrap_or_else(std::env::temp_dir),
         })
     }
 }

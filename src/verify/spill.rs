@@ -1,9 +1,10 @@
-//! Entries on disk, sorted into heaps by a hash: a comparison then needs one heap in memory at a time.
+//! Entries, sorted into heaps by a hash. On disk: a comparison then needs one heap in memory at a time. Where there is no disk, as
+//! in the image, what is little enough stays in memory.
 
 use std::fs::{File, OpenOptions, remove_file};
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufReader, BufWriter, Cursor, Read, Seek, Write};
 use std::marker::PhantomData;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
@@ -22,15 +23,89 @@ pub trait Entry: Sized {
     fn read(words: &[u64]) -> Self;
 }
 
+/// Most bytes of entries that are kept in memory where they cannot be written to files: those of a quarter of a million rows.
+const MEMORY_MAX: u64 = 64 << 20;
+
+/// Where entries are kept.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Storage {
+    Files(PathBuf),
+    Memory,
+}
+
+impl Storage {
+    /// Files in `folder`; memory where it cannot be written to and so many rows and records are few enough. Otherwise what is
+    /// missing.
+    pub fn choose(folder: &Path, rows: u64, records: u64) -> Result<Self, String> {
+        let Err(error) = nameless(folder) else {
+            return Ok(Storage::Files(folder.to_owned()));
+        };
+        let needed =
+            rows * (size_of_entry::<Expected>() + size_of_entry::<First>()) + records * size_of_entry::<Arrived>();
+        if needed <= MEMORY_MAX {
+            return Ok(Storage::Memory);
+        }
+        Err(format!(
+            "temporary files of {} MiB are needed, and {} cannot be written to ({error}): mount a volume there, or name a \
+             directory with --temp-dir; or compare less with --topic or --since",
+            needed.div_ceil(1 << 20),
+            folder.display(),
+        ))
+    }
+}
+
+const fn size_of_entry<E: Entry>() -> u64 {
+    (E::WORDS * size_of::<u64>()) as u64
+}
+
+enum Heap {
+    File(BufWriter<File>),
+    Memory(Cursor<Vec<u8>>),
+}
+
+impl Heap {
+    fn new(storage: &Storage) -> io::Result<Self> {
+        Ok(match storage {
+            Storage::Files(folder) => Heap::File(BufWriter::new(nameless(folder)?)),
+            Storage::Memory => Heap::Memory(Cursor::default()),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Heap::File(file) => file.write_all(bytes),
+            Heap::Memory(memory) => memory.write_all(bytes),
+        }
+    }
+
+    /// All that was written, and how many bytes that are.
+    fn reader(&mut self) -> io::Result<(u64, Box<dyn Read + '_>)> {
+        match self {
+            Heap::File(writer) => {
+                writer.flush()?;
+                let file = writer.get_mut();
+                let length = file.stream_position()?;
+                file.rewind()?;
+                Ok((length, Box::new(BufReader::new(file))))
+            }
+            Heap::Memory(memory) => {
+                let length = memory.position();
+                memory.rewind()?;
+                Ok((length, Box::new(memory)))
+            }
+        }
+    }
+}
+
 pub struct Spill<E> {
-    heaps: Vec<BufWriter<File>>,
+    heaps: Vec<Heap>,
     words: Vec<u64>,
     entries: PhantomData<E>,
 }
 
 impl<E: Entry> Spill<E> {
-    pub fn new(folder: &Path) -> io::Result<Self> {
-        let heaps: io::Result<_> = (0..HEAPS).map(|_| nameless(folder).map(BufWriter::new)).collect();
+    pub fn new(storage: &Storage) -> io::Result<Self> {
+        let heaps: io::Result<_> = (0..HEAPS).map(|_| Heap::new(storage)).collect();
         Ok(Spill {
             heaps: heaps?,
             words: Vec::new(),
@@ -42,21 +117,14 @@ impl<E: Entry> Spill<E> {
         self.words.clear();
         entry.write(&mut self.words);
         let heap = &mut self.heaps[(entry.spread() % HEAPS as u64) as usize];
-        self.words
-            .iter()
-            .try_for_each(|word| heap.write_all(&word.to_le_bytes()))
+        self.words.iter().try_for_each(|word| heap.write(&word.to_le_bytes()))
     }
 
     /// Everything in one heap.
     pub fn heap(&mut self, place: usize) -> io::Result<Vec<E>> {
-        let heap = &mut self.heaps[place];
-        heap.flush()?;
-        let file = heap.get_mut();
-        let entry_size = E::WORDS * size_of::<u64>();
-        let count = file.stream_position()? as usize / entry_size;
-        file.rewind()?;
-        let mut reader = BufReader::new(file);
-        let mut bytes = vec![0; entry_size];
+        let (length, mut reader) = self.heaps[place].reader()?;
+        let count = (length / size_of_entry::<E>()) as usize;
+        let mut bytes = vec![0; size_of_entry::<E>() as usize];
         let mut words = vec![0; E::WORDS];
         let mut entries = Vec::with_capacity(count);
         for _ in 0..count {
@@ -290,7 +358,25 @@ mod tests {
     #[test]
     fn a_spill_gives_back_all_it_took_each_in_one_heap_and_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let mut spill = Spill::new(folder.path()).expect("files");
+        let files = Storage::choose(folder.path(), u64::MAX >> 20, 0).expect("files");
+        gives_back_all_it_took(&files);
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+        gives_back_all_it_took(&Storage::Memory);
+    }
+
+    #[test]
+    fn without_a_folder_little_is_kept_in_memory_and_much_is_refused() {
+        let nowhere = Path::new("/nowhere");
+        assert_eq!(Storage::choose(nowhere, 200_000, 200_000), Ok(Storage::Memory));
+        let refused = Storage::choose(nowhere, 1_000_000, 1_000_000).expect_err("too much");
+        assert!(
+            refused.contains("--temp-dir") && refused.contains("/nowhere"),
+            "{refused}"
+        );
+    }
+
+    fn gives_back_all_it_took(storage: &Storage) {
+        let mut spill = Spill::new(storage).expect("heaps");
         let first = |unit| First {
             unit,
             message_id: Uuid::nil(),
@@ -303,7 +389,6 @@ mod tests {
             published: None,
         };
         (0..10_000).for_each(|unit| spill.push(&first(unit)).expect("written"));
-        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
         let heaps: Vec<Vec<First>> = (0..HEAPS).map(|heap| spill.heap(heap).expect("read")).collect();
         let mut units: Vec<u64> = heaps.iter().flatten().map(|first| first.unit).collect();
         units.sort_unstable();

@@ -152,6 +152,22 @@ async fn what_the_relay_published_holds_and_an_operator_may_see_it() {
 }
 
 #[tokio::test]
+async fn a_small_history_is_compared_where_no_temporary_file_can_be_written() {
+    let plot = Plot::with(1, &["a", "b", "a"]).await;
+    plot.publish(&[1, 2, 3]).await;
+    let verified = plot.verify(&["--temp-dir", "/nowhere"]);
+    assert_eq!(verified.code, Some(0), "{:#}", verified.report);
+    assert_eq!(verified.report["records"], 3);
+    plot.mark(3).await;
+    plot.plant(&plot.rows[&2]).await;
+    assert_eq!(
+        plot.verify(&["--temp-dir", "/nowhere"]).code,
+        Some(1),
+        "the repeat is found there, too"
+    );
+}
+
+#[tokio::test]
 async fn archived_rows_are_compared_too() {
     let verified = verify(&relayed(&["--on-published", "archive"]).await, &["--serialized-keys"]);
     verified.assert_only("", None, 0);

@@ -32,6 +32,7 @@ impl World {
             topics: Some(vec![topic.to_owned()]),
             since: None,
             serialized_keys: true,
+            temp_dir: std::env::temp_dir(),
         };
         let findings = verify(&settings, &ProgressBar::hidden()).await.expect("both answer");
         History {
