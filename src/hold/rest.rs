@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tracing::debug;
+
 /// So many refusals of a topic, and it rests.
 const REFUSALS: usize = 64;
 const REST: Duration = Duration::from_secs(1);
@@ -20,13 +22,17 @@ struct Topic {
 }
 
 impl Rests {
-    pub fn count_refusal(&self, topic: &str, now: Instant) {
+    pub fn count_refusal(&self, name: &str, now: Instant) {
         let mut topics = self.lock();
-        let topic = topics.entry(topic.to_owned()).or_default();
+        let topic = topics.entry(name.to_owned()).or_default();
         topic.refusals += 1;
         if topic.refusals >= REFUSALS {
             topic.refusals = 0;
             topic.until = Some(now + REST);
+            debug!(
+                topic = name,
+                "the topic refuses much; its holds are retried a second later"
+            );
         }
     }
 

@@ -341,7 +341,8 @@ async fn a_topic_that_refuses_much_is_tried_at_a_pace_and_no_other_waits_for_it(
     let rows: Vec<_> = keys.iter().map(|key| (Some(key.as_str()), noise(20_000))).collect();
     let other = world.insert(&well, &[(Some("k"), noise(20_000))]).await;
     let rarely = ["--retry-backoff-min", "10m", "--retry-backoff-max", "10m"];
-    let _relay = world.relay().args(&rarely).start_ready().await;
+    let loudly = ["--log-level", "info,outboxd::hold=debug"];
+    let relay = world.relay().args(&rarely).args(&loudly).start_ready().await;
     world.held(1).await;
     world.insert(&sick, &rows).await;
     let tried = |count: i64| format!("(SELECT count(*) FROM outbox.message WHERE attempts = 1) > {count}");
@@ -359,6 +360,9 @@ async fn a_topic_that_refuses_much_is_tried_at_a_pace_and_no_other_waits_for_it(
     // Five times 64, a second after each; a few more each time, since they were on their way.
     let took = began.elapsed();
     assert!(took > Duration::from_secs(3), "all {KEYS} were tried in {took:?}");
+    // A slow machine takes as long without a pause.
+    let pauses = relay.log().matches("the topic refuses much").count();
+    assert!(pauses >= 4, "{pauses} pauses in {KEYS} refusals");
 }
 
 #[tokio::test]
