@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use outboxd::boottime::BootInstant;
 use outboxd::floor::Sight;
-use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Seen, Taken, Term, Work};
+use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Ranges, Seen, Taken, Term, Work};
 use outboxd::message::{Body, KEYLESS, Outcome, Row};
 use outboxd::publisher::headers;
 use outboxd::verdict::{OnDead, Policy, judge};
@@ -78,9 +78,11 @@ fn all_lanes() -> Lanes {
         lane,
         epoch: 1,
         floor: 0,
-        suspect_rows: 0,
+        suspects: Ranges::default(),
+        stored_suspects: Vec::new(),
+        counted: false,
         suspect_until: 0,
-        recovered: false,
+        last_owner: None,
         held_topics: BTreeSet::new(),
     };
     lanes.add(term.worker, &(0..LANES).map(taken).collect::<Vec<_>>());
@@ -100,7 +102,6 @@ fn seen(checkout: &Checkout) -> Vec<Seen> {
         }),
         highest_id: held.most as i64,
         published: (1..=held.most as i64).collect(),
-        counted: held.most,
         ..Seen::default()
     };
     match &checkout.work {

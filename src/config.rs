@@ -499,7 +499,6 @@ impl RunArgs {
                 worker_name: self.worker_name.clone().unwrap_or_else(host_name),
                 identity: Identity::of_this_process(self.pod_uid.clone().filter(|uid| !uid.trim().is_empty())),
                 duration: lease,
-                lane_batch: batch_rows * 2,
             },
             poll_interval_max,
             shutdown_grace,

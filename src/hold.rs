@@ -26,8 +26,8 @@ use tracing::{info, warn};
 use self::rest::Rests;
 use crate::boottime::BootInstant;
 use crate::failpoint;
-use crate::lanes::{Held, Lowered, Term};
-use crate::message::{Outcome, Row, TopicFault};
+use crate::lanes::{Held, Lowered, Record, Term};
+use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Postponed, Released, Result, StoredHold};
 use crate::relay::{Relay, report_held_key, report_refusal};
@@ -108,7 +108,7 @@ impl Relay {
         );
     }
 
-    async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::Sender<Tried>) {
+    async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::Sender<Recorded>) {
         let may_go = |hold: &StoredHold| {
             let is_resting = round.rests.is_resting(&hold.topic, Instant::now());
             ready(!is_resting && !round.draining.is_cancelled() && !self.publisher.is_paused())
@@ -133,7 +133,7 @@ impl Relay {
     }
 
     /// Writes what became of the heads of a lane, as many at a time as were answered together.
-    async fn change_all(&self, term: &Term, lane: i16, mut tried: mpsc::Receiver<Tried>) {
+    async fn change_all(&self, term: &Term, lane: i16, mut tried: mpsc::Receiver<Recorded>) {
         while let Some(first) = tried.recv().await {
             let mut together = vec![first];
             let others = async {
@@ -151,7 +151,7 @@ impl Relay {
     }
 
     /// `None`: somebody else's by now.
-    async fn retry(&self, round: &Round<'_>, hold: StoredHold) -> Result<Option<Tried>> {
+    async fn retry(&self, round: &Round<'_>, hold: StoredHold) -> Result<Option<Recorded>> {
         let head = self.outbox.hold_head(&hold).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
@@ -164,9 +164,16 @@ impl Relay {
         }
         let Some(mut row) = head else {
             // The row was removed, redriven or discarded: nothing to wait for.
-            return Ok(Some(let_go(hold, None, None)));
+            return Ok(Some((let_go(hold, None, None), None)));
         };
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
+        let record = match self.record_head(&live, &row).await {
+            Ok(Some(record)) => record,
+            other => {
+                self.lanes.close_heads(live.worker, hold.lane, 1);
+                return other.map(|_| None);
+            }
+        };
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_unknown(hold.lane, row.id);
         let outcome = self.send_head(&row, live.ends).await;
@@ -174,7 +181,26 @@ impl Relay {
         if let Outcome::Refused { .. } = outcome {
             round.rests.count_refusal(&hold.topic, Instant::now());
         }
-        Ok(Some(self.judge(hold, &row, outcome)))
+        Ok(Some((self.judge(hold, &row, outcome), Some(record))))
+    }
+
+    /// Writes down which head is about to be sent. `None`: not now, since the lane has changed meanwhile.
+    async fn record_head(&self, live: &Term, row: &Row) -> Result<Option<Record>> {
+        let lane = row.lane.unwrap_or(KEYLESS);
+        match self.lanes.epoch(lane) {
+            Some(epoch) => self.record(live, &[(lane, epoch)], std::slice::from_ref(row)).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Nothing of it is in doubt that was not so before.
+    async fn discard_record(&self, live: &Term, lane: i16, record: Record) -> Result<()> {
+        let Some(epoch) = self.lanes.epoch(lane) else {
+            return Ok(());
+        };
+        self.outbox.mark_lanes(live, &[(lane, epoch)], &[], &[record]).await?;
+        self.lanes.settled_records(&[record]);
+        Ok(())
     }
 
     async fn send_head(&self, row: &Row, lease_end: BootInstant) -> Outcome {
@@ -256,16 +282,16 @@ impl Relay {
     }
 
     /// Writes what became of holds, between two batches of their lane.
-    async fn change(&self, term: &Term, lane: i16, tried: Vec<Tried>) {
+    async fn change(&self, term: &Term, lane: i16, tried: Vec<Recorded>) {
         let Some((term, held)) = self.lane_between_batches(term, lane).await else {
             return;
         };
         failpoint::hit("before_change").await;
-        let (mut released, mut postponed) = (Vec::new(), Vec::new());
-        for tried in tried {
+        let (mut released, mut postponed) = (Changes::default(), Changes::default());
+        for (tried, record) in tried {
             match tried {
-                Tried::Released(hold) => released.push(hold),
-                Tried::Postponed(hold) => postponed.push(hold),
+                Tried::Released(hold) => released.push(hold, record),
+                Tried::Postponed(hold) => postponed.push(hold, record),
             }
         }
         // A release raises the epoch, so it comes last.
@@ -278,22 +304,39 @@ impl Relay {
         self.lanes.put_back(&term, &[held]);
     }
 
-    async fn postpone(&self, term: &Term, held: &Held, postponed: &[Postponed]) -> bool {
-        if postponed.is_empty() {
+    async fn postpone(&self, term: &Term, held: &Held, postponed: &Changes<Postponed>) -> bool {
+        if postponed.holds.is_empty() {
             return true;
         }
-        let write = || self.outbox.postpone_holds(term, held.lane, held.epoch, postponed);
-        self.while_term_lasts(term, || async { write().await.map(Some) }).await == Some(true)
+        // Heads of which a copy may be there are known by id, and go on to be when their records are gone.
+        let suspects = self.lanes.doubts_to_store(held.lane);
+        let lane = (held.lane, held.epoch);
+        let Changes { holds, records } = postponed;
+        let write = || self.outbox.postpone_holds(term, lane, holds, records, &suspects);
+        let written = self.while_term_lasts(term, || async { write().await.map(Some) }).await == Some(true);
+        if written {
+            self.lanes.settled_records(records);
+            self.lanes.suspects_stored(term.worker, suspects);
+        }
+        written
     }
 
-    async fn release(&self, term: &Term, held: &Held, released: &[Released]) -> bool {
+    async fn release(&self, term: &Term, held: &Held, changes: &Changes<Released>) -> bool {
+        let Changes {
+            holds: released,
+            records,
+        } = changes;
         if released.is_empty() {
             return true;
         }
-        let write = || self.outbox.release_holds(term, held.lane, held.epoch, released);
+        let write = || {
+            self.outbox
+                .release_holds(term, held.lane, held.epoch, released, records)
+        };
         let Some(lowered) = self.while_term_lasts(term, write).await else {
             return false;
         };
+        self.lanes.settled_records(records);
         failpoint::hit("after_release").await;
         self.released(term, held.lane, lowered, released).await;
         true
@@ -337,6 +380,31 @@ struct Round<'a> {
     term: Term,
     rests: &'a Rests,
     draining: &'a CancellationToken,
+}
+
+/// What is to be written about a hold, and the record of its head, where that was sent.
+type Recorded = (Tried, Option<Record>);
+
+/// Holds that are changed together, and the records that go with that.
+struct Changes<T> {
+    holds: Vec<T>,
+    records: Vec<Record>,
+}
+
+impl<T> Default for Changes<T> {
+    fn default() -> Self {
+        Changes {
+            holds: Vec::new(),
+            records: Vec::new(),
+        }
+    }
+}
+
+impl<T> Changes<T> {
+    fn push(&mut self, hold: T, record: Option<Record>) {
+        self.holds.push(hold);
+        self.records.extend(record);
+    }
 }
 
 /// What is to be written about a hold.

@@ -125,6 +125,7 @@ impl Chores {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
             outbox.forget_workers().await?;
             outbox.forget_claims().await?;
+            outbox.forget_records().await?;
             if settings.on_published == OnPublished::Archive {
                 keep_history(outbox, settings.retention.published).await?;
             }

@@ -9,10 +9,12 @@
 mod book;
 mod checkout;
 mod horizon;
+mod in_flight;
 pub mod keeper;
 mod keyless;
 mod portion;
 mod predecessor;
+mod ranges;
 pub mod share;
 mod walk;
 
@@ -29,9 +31,12 @@ use crate::clock::Clock;
 use crate::floor::{Floor, Horizon, Sequence};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
+use in_flight::InFlight;
 
 pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
+pub use in_flight::{Record, SentRanges};
 pub use keyless::{KeylessStored, KeylessToRaise};
+pub use ranges::Ranges;
 
 /// One lease of this process: see the module's doc.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,11 +61,37 @@ pub struct Taken {
     pub lane: i16,
     pub epoch: i64,
     pub floor: i64,
-    pub suspect_rows: i32,
+    /// See [`Held::suspects`].
+    pub suspects: Ranges,
+    /// What is stored of them.
+    pub stored_suspects: Vec<i64>,
+    /// A version before this one has counted what is suspect, and not said which.
+    pub counted: bool,
     pub suspect_until: i64,
-    pub recovered: bool,
+    /// It did not give the lane back.
+    pub last_owner: Option<Uuid>,
     /// See [`Held::held_topics`].
     pub held_topics: BTreeSet<String>,
+}
+
+/// A lane that is handed back, with what its next owner should know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    pub lane: i16,
+    pub epoch: i64,
+    pub floor: i64,
+    /// Ranges of ids that may have been sent, as they are stored.
+    pub suspects: Vec<i64>,
+}
+
+/// A lane whose stored floor is to follow.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moved {
+    pub lane: i16,
+    pub epoch: i64,
+    pub floor: i64,
+    /// All that is stored of it as suspect is done with.
+    pub done: Option<Vec<i64>>,
 }
 
 /// Where a lane stands after a hold was released.
@@ -99,6 +130,7 @@ pub struct Lanes {
     /// The id sequence was restarted in the life of this process, and stored floors are yet to be built anew.
     restarted: AtomicBool,
     floors_void: AtomicBool,
+    in_flight: Mutex<InFlight>,
     pub clock: Arc<Clock>,
 }
 
@@ -106,6 +138,10 @@ impl Lanes {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Every change under the lock is complete in itself; a panic elsewhere ends the process anyway.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until something may have changed since the call.
@@ -229,7 +265,7 @@ impl Lanes {
         inner
             .lanes
             .get(&lane)
-            .is_some_and(|book| book.suspect_rows > 0 || id <= book.suspect_until || book.unknown.contains(&id))
+            .is_some_and(|book| book.suspects.contains(id) || id <= book.suspect_until || book.unknown.contains(&id))
     }
 
     /// The head of a hold of this lane is about to be sent: until [`Lanes::close_heads`] the lane is not handed over. False: it is not ours,
@@ -253,6 +289,47 @@ impl Lanes {
         }
     }
 
+    /// The lane's epoch, as it stands now.
+    pub fn epoch(&self, lane: i16) -> Option<i64> {
+        self.lock().lanes.get(&lane).map(|book| book.epoch)
+    }
+
+    /// What may have been sent of these lanes, those rows included, as it is to be stored: of lanes of which more is than was stored.
+    pub fn suspects_to_store(&self, unknown: &[(i16, i64)]) -> Vec<(i16, Vec<i64>)> {
+        let inner = self.lock();
+        let mut lanes: Vec<i16> = unknown.iter().map(|(lane, _)| *lane).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        let doubts = lanes.into_iter().filter_map(|lane| {
+            let book = inner.lanes.get(&lane)?;
+            let of_lane = unknown.iter().filter(|(of, _)| *of == lane).map(|(_, id)| *id);
+            let doubts = book.doubts(of_lane);
+            (doubts != book.stored_suspects).then_some((lane, doubts))
+        });
+        doubts.collect()
+    }
+
+    /// The same of one lane, which is checked out.
+    pub fn doubts_to_store(&self, lane: i16) -> Vec<(i16, Vec<i64>)> {
+        let inner = self.lock();
+        let book = inner.lanes.get(&lane);
+        let doubts = book.map(|book| (book.doubts([]), &book.stored_suspects));
+        let changed = doubts.filter(|(doubts, stored)| doubts != *stored);
+        changed.map(|(doubts, _)| (lane, doubts)).into_iter().collect()
+    }
+
+    pub fn suspects_stored(&self, worker: Uuid, stored: Vec<(i16, Vec<i64>)>) {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != worker) {
+            return;
+        }
+        for (lane, suspects) in stored {
+            if let Some(book) = inner.lanes.get_mut(&lane) {
+                book.stored_suspects = suspects;
+            }
+        }
+    }
+
     pub fn remember_unknown(&self, lane: i16, id: i64) {
         if let Some(book) = self.lock().lanes.get_mut(&lane) {
             book.unknown.insert(id);
@@ -265,26 +342,36 @@ impl Lanes {
         }
     }
 
-    /// Floors that have moved since they were stored: (lane, epoch, floor).
-    pub fn floors_to_store(&self) -> Vec<(i16, i64, i64)> {
+    /// Lanes whose floors have moved since they were stored, or of which nothing is suspect any more.
+    pub fn floors_to_store(&self) -> Vec<Moved> {
         let inner = self.lock();
-        inner
-            .lanes
-            .iter()
-            .map(|(number, lane)| (*number, lane.epoch, lane.floor.hard(), lane.stored_floor))
-            .filter(|(.., floor, stored)| floor > stored)
-            .map(|(number, epoch, floor, _)| (number, epoch, floor))
-            .collect()
+        let moved = inner.lanes.iter().filter_map(|(number, lane)| {
+            let is_done = !lane.stored_suspects.is_empty() && lane.suspects.is_empty() && lane.unknown.is_empty();
+            let floor = lane.floor.hard();
+            (floor > lane.stored_floor || is_done).then(|| Moved {
+                lane: *number,
+                epoch: lane.epoch,
+                floor,
+                done: is_done.then(|| lane.stored_suspects.clone()),
+            })
+        });
+        moved.collect()
     }
 
-    pub fn floors_stored(&self, stored: &[(i16, i64, i64)]) {
+    /// These could be stored, of those that were asked for.
+    pub fn floors_stored(&self, asked: &[Moved], stored: &[(i16, i64, i64)]) {
         let mut inner = self.lock();
         for (number, epoch, floor) in stored {
-            if let Some(lane) = inner.lanes.get_mut(number)
-                && lane.epoch == *epoch
-                && lane.floor.hard() >= *floor
-            {
+            let Some(lane) = inner.lanes.get_mut(number).filter(|lane| lane.epoch == *epoch) else {
+                continue;
+            };
+            if lane.floor.hard() >= *floor {
                 lane.stored_floor = *floor;
+            }
+            let done = asked.iter().find(|moved| moved.lane == *number);
+            // Unless a batch has written more of it meanwhile.
+            if done.and_then(|moved| moved.done.as_ref()) == Some(&lane.stored_suspects) {
+                lane.stored_suspects.clear();
             }
         }
     }
@@ -312,31 +399,30 @@ impl Lanes {
         self.lock().lanes.values().any(|lane| lane.leaving)
     }
 
-    /// Remove the leaving lanes of which nothing is under way, to be handed back: (lane, epoch, floor, suspect rows).
-    pub fn remove_leaving(&self, lane_batch: usize) -> Vec<(i16, i64, i64, i32)> {
-        self.remove_where(lane_batch, |lane| lane.leaving && !lane.is_in_use())
+    /// Remove the leaving lanes of which nothing is under way, to be handed back.
+    pub fn remove_leaving(&self) -> Vec<Given> {
+        self.remove_where(|lane| lane.leaving && !lane.is_in_use())
     }
 
     /// Remove every lane of which nothing is under way; how many are left.
-    pub fn remove_idle(&self, lane_batch: usize) -> (Vec<(i16, i64, i64, i32)>, usize) {
-        let removed = self.remove_where(lane_batch, |lane| !lane.is_in_use());
+    pub fn remove_idle(&self) -> (Vec<Given>, usize) {
+        let removed = self.remove_where(|lane| !lane.is_in_use());
         (removed, self.owned())
     }
 
-    fn remove_where(&self, lane_batch: usize, gone: impl Fn(&Lane) -> bool) -> Vec<(i16, i64, i64, i32)> {
+    fn remove_where(&self, gone: impl Fn(&Lane) -> bool) -> Vec<Given> {
         let mut inner = self.lock();
         let mut removed = Vec::new();
         inner.lanes.retain(|number, lane| {
             if !gone(lane) {
                 return true;
             }
-            // Rows known by id become rows counted from the head again, among others that lie between them.
-            let suspect = if lane.unknown.is_empty() {
-                lane.suspect_rows
-            } else {
-                (lane.suspect_rows + lane.unknown.len()).max(lane_batch)
-            };
-            removed.push((*number, lane.epoch, lane.floor.hard(), suspect as i32));
+            removed.push(Given {
+                lane: *number,
+                epoch: lane.epoch,
+                floor: lane.floor.hard(),
+                suspects: lane.doubts([]),
+            });
             false
         });
         removed
@@ -355,8 +441,8 @@ pub(crate) mod tests {
         lease_left: Duration::ZERO,
     };
 
-    /// A term of a minute that owns the first lanes, each taken with so many suspect rows.
-    pub(crate) fn owning_suspect(count: i16, suspect_rows: i32) -> (Lanes, Term) {
+    /// A term of a minute that owns the first lanes, each taken with these suspects.
+    pub(crate) fn owning_suspect(count: i16, suspects: &[i64]) -> (Lanes, Term) {
         let lanes = Lanes::default();
         let term = Term {
             worker: Uuid::from_u128(1),
@@ -369,9 +455,11 @@ pub(crate) mod tests {
                 lane,
                 epoch: 1,
                 floor: 0,
-                suspect_rows,
+                suspects: Ranges::from_flat(suspects),
+                stored_suspects: suspects.to_vec(),
+                counted: false,
                 suspect_until: 0,
-                recovered: suspect_rows > 0,
+                last_owner: None,
                 held_topics: BTreeSet::new(),
             })
             .collect();
@@ -380,7 +468,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn owning(count: i16) -> (Lanes, Term) {
-        owning_suspect(count, 0)
+        owning_suspect(count, &[])
     }
 
     fn lanes_of(checkout: &Checkout) -> Vec<i16> {
@@ -456,16 +544,16 @@ pub(crate) mod tests {
         assert_eq!(leaving(&lanes), Some(1), "rather one of which nothing is under way");
         lanes.set_leaving(2);
         assert!(!lanes.open_head(term.worker, 0), "it is about to go");
-        assert_eq!(lanes.remove_leaving(1).len(), 1);
-        assert_eq!(lanes.remove_idle(1), (Vec::new(), 1));
+        assert_eq!(lanes.remove_leaving().len(), 1);
+        assert_eq!(lanes.remove_idle(), (Vec::new(), 1));
         lanes.close_heads(Uuid::from_u128(2), 0, 2);
         lanes.close_heads(term.worker, 0, 1);
         assert!(
-            lanes.remove_leaving(1).is_empty(),
+            lanes.remove_leaving().is_empty(),
             "one is still out, and another term closes nothing"
         );
         lanes.close_heads(term.worker, 0, 1);
-        assert_eq!(lanes.remove_leaving(1).len(), 1);
+        assert_eq!(lanes.remove_leaving().len(), 1);
         assert!(!lanes.open_head(term.worker, 0), "it is gone");
     }
 

@@ -28,6 +28,7 @@ pub use error::{Error, Kind, Result};
 pub use hold::{Postponed, Released, StoredHold};
 pub use holder::Holder;
 pub use lease::{Peer, Renewal};
+pub use mark::Settlement;
 pub use predecessor::Predecessor;
 pub use sweep::{Commands, Counted, HistoryDays, InboxSample, Purge, Purged, Retention, Sample, Table};
 
@@ -69,6 +70,7 @@ statements!(
     end_orphaned,
     fence,
     forget_claims,
+    forget_records,
     forget_workers,
     give_up,
     glance,
@@ -110,6 +112,8 @@ statements!(
     purge_processed,
     purgeable,
     rebuild_floors,
+    record,
+    recorded,
     refuse,
     refuse_keyless,
     register,
@@ -130,9 +134,11 @@ statements!(
     status_workers,
     status_writer,
     stop_predecessor,
+    stop_recorded,
     stop_worker,
     store_floor_keyless,
     store_floors,
+    store_suspects,
     suspect,
     take,
     timeline,

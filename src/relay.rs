@@ -12,17 +12,20 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use self::batch::{ByLane, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unseen, with_floors};
+use self::batch::{
+    ByLane, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unknown_by_lane, unseen, with_epochs,
+    with_floors,
+};
 pub use self::company::Company;
 use self::company::Marks;
 use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Seen, Term, Work};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Work};
 use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Free, Outbox, Result};
+use crate::outbox::{Claim, Dropped, Free, Outbox, Result, Settlement};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher, Until, record_lifetime};
@@ -174,9 +177,26 @@ impl Relay {
         let more_due = claim.delayed() >= self.settings.batch_rows;
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
-        let verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
-        if !rows.is_empty() && !self.settle_lanes(term, held, &rows, &verdict, may_wait).await {
-            return Vec::new();
+        let mut verdict = Verdict::default();
+        if !rows.is_empty() {
+            let lanes = with_epochs(held, &rows);
+            let record = match self.record(term, &lanes, &rows).await {
+                Ok(Some(record)) => record,
+                Ok(None) => return self.lease_lost(term),
+                Err(error) => {
+                    self.claim_failed(&error);
+                    return held.iter().map(|h| unseen(h.lane)).collect();
+                }
+            };
+            verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
+            let marks = Marks {
+                lanes,
+                ids: verdict.published.clone(),
+                records: vec![record],
+            };
+            if !self.settle_lanes(term, held, &rows, &verdict, marks, may_wait).await {
+                return Vec::new();
+            }
         }
         let rows = ByLane::new(&rows);
         held.iter()
@@ -213,46 +233,64 @@ impl Relay {
         Ok(ended.is_empty())
     }
 
+    /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any more.
+    pub(crate) async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
+        let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
+        match self.outbox.record(term, lanes, &ranges).await {
+            Ok(Some(id)) => Ok(Some(self.lanes.recorded(place, id, ranges))),
+            other => {
+                self.lanes.not_recorded(place);
+                other.map(|_| None)
+            }
+        }
+    }
+
+    /// Nothing was sent: whoever has the lanes now does that.
+    fn lease_lost(&self, term: &Term) -> Vec<Seen> {
+        warn!("the lease had gone to another worker, or was over: sent nothing of what was claimed");
+        if self.lanes.end_term(term.worker) {
+            metrics::terms_lost();
+        }
+        Vec::new()
+    }
+
     /// Writes the verdict. False: fenced, and the term is over.
-    async fn settle_lanes(&self, term: &Term, held: &[Held], rows: &[Row], verdict: &Verdict, may_wait: bool) -> bool {
+    async fn settle_lanes(
+        &self,
+        term: &Term,
+        held: &[Held],
+        rows: &[Row],
+        verdict: &Verdict,
+        marks: Marks,
+        may_wait: bool,
+    ) -> bool {
         failpoint::hit("after_publish").await;
-        let lanes: Vec<(i16, i64)> = held
-            .iter()
-            .filter(|held| rows.iter().any(|row| row.lane == Some(held.lane)))
-            .map(|held| (held.lane, held.epoch))
-            .collect();
-        let marks = Marks {
-            lanes,
-            ids: verdict.published.clone(),
-        };
         // While somebody keeps watch: else the next batch is this task's to find.
         let waits = may_wait && verdict.is_clean() && self.watch.is_kept();
         if waits && self.company.wait(term.worker, marks.clone()).await {
+            self.lanes.settled_records(&marks.records);
             self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
             return true;
         }
         let began = Instant::now();
         if verdict.is_clean() && self.mark_in_company(term, &marks).await {
             metrics::mark_took(Stream::Lanes, began.elapsed());
+            self.lanes.settled_records(&marks.records);
             self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
             return true;
         }
         let written = self
             .while_term_lasts(term, || async {
-                if verdict.refused.is_empty() && verdict.holds.is_empty() {
+                if verdict.refused.is_empty() && verdict.holds.is_empty() && verdict.unknown.is_empty() {
                     return self.mark_lanes(term, &marks).await;
                 }
-                let holds = with_floors(&verdict.holds, held);
-                let kept = self
-                    .outbox
-                    .settle_lanes(term, &marks.lanes, &marks.ids, &verdict.refused, &holds)
-                    .await?;
-                Ok(kept.then_some(verdict.published.len() as u64))
+                self.write_verdict(term, held, rows, verdict, &marks).await
             })
             .await;
         metrics::mark_took(Stream::Lanes, began.elapsed());
         match written {
             Some(count) => {
+                self.lanes.settled_records(&marks.records);
                 self.marked(Stream::Lanes, rows, count);
                 true
             }
@@ -263,6 +301,30 @@ impl Relay {
         }
     }
 
+    /// What became of a batch that was not all acknowledged, in one transaction. `None`: fenced.
+    async fn write_verdict(
+        &self,
+        term: &Term,
+        held: &[Held],
+        rows: &[Row],
+        verdict: &Verdict,
+        marks: &Marks,
+    ) -> Result<Option<u64>> {
+        let suspects = self.lanes.suspects_to_store(&unknown_by_lane(rows, verdict));
+        let settlement = Settlement {
+            published: &marks.ids,
+            refused: &verdict.refused,
+            holds: &with_floors(&verdict.holds, held),
+            records: &marks.records,
+            suspects: &suspects,
+        };
+        let kept = self.outbox.settle_lanes(term, &marks.lanes, &settlement).await?;
+        if kept {
+            self.lanes.suspects_stored(term.worker, suspects);
+        }
+        Ok(kept.then_some(verdict.published.len() as u64))
+    }
+
     /// Marks rows together with those that wait for it, in one try. False: none do, or it went wrong, and each is on its own.
     async fn mark_in_company(&self, term: &Term, marks: &Marks) -> bool {
         let Some(waiting) = self.company.take(term.worker) else {
@@ -270,7 +332,11 @@ impl Relay {
         };
         let mut both = marks.clone();
         both.extend(&waiting.marks);
-        match self.outbox.mark_lanes(term, &both.lanes, &both.ids).await {
+        match self
+            .outbox
+            .mark_lanes(term, &both.lanes, &both.ids, &both.records)
+            .await
+        {
             Ok(marked) if marked == both.ids.len() as u64 => {
                 waiting.marked();
                 true
@@ -290,11 +356,8 @@ impl Relay {
 
     /// Marks rows; `None`: the lanes are no longer ours.
     async fn mark_lanes(&self, term: &Term, marks: &Marks) -> Result<Option<u64>> {
-        let Marks { lanes, ids } = marks;
-        if ids.is_empty() {
-            return Ok(Some(0));
-        }
-        let marked = self.outbox.mark_lanes(term, lanes, ids).await?;
+        let Marks { lanes, ids, records } = marks;
+        let marked = self.outbox.mark_lanes(term, lanes, ids, records).await?;
         if marked == ids.len() as u64 {
             return Ok(Some(marked));
         }

@@ -96,7 +96,7 @@ async fn start_and_run(
     let deadline = Instant::now() + config.shutdown_grace;
     finish(&mut tasks, deadline, now).await;
     keeper_stop.cancel();
-    leave(config, &relay, deadline).await;
+    leave(&relay, deadline).await;
     keeper.shutdown().await;
     info!("stopped");
     match broken {
@@ -184,11 +184,11 @@ async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationTo
 }
 
 /// The second phase: the lanes are given back.
-async fn leave(config: &Config, relay: &Relay, deadline: Instant) {
+async fn leave(relay: &Relay, deadline: Instant) {
     let left = deadline
         .saturating_duration_since(Instant::now())
         .max(Duration::from_secs(1));
-    match tokio::time::timeout(left, keeper::leave(&relay.lanes, &relay.outbox, &config.lease)).await {
+    match tokio::time::timeout(left, keeper::leave(&relay.lanes, &relay.outbox)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(%error, "could not give the lanes back; they are taken over when the lease ends"),
         Err(_) => warn!("no time to give the lanes back; they are taken over when the lease ends"),

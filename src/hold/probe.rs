@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{IDLE_LOOK, NO_ANSWER, PAUSE_LEAST, let_go, may_have_landed};
+use super::{IDLE_LOOK, NO_ANSWER, PAUSE_LEAST, certainly_not_there, let_go, may_have_landed};
 use crate::boottime::BootInstant;
 use crate::lanes::{Share, Term};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
@@ -161,28 +161,39 @@ impl Relay {
         }
         let probed = self.probe_with(&live, hold, head).await;
         self.lanes.close_heads(live.worker, hold.lane, 1);
-        Ok(probed)
+        probed
     }
 
-    async fn probe_with(&self, live: &Term, hold: &StoredHold, head: Option<Row>) -> Probed {
+    async fn probe_with(&self, live: &Term, hold: &StoredHold, head: Option<Row>) -> Result<Probed> {
         let Some(mut row) = head else {
             // Nothing to wait for in this lane; what others keep back is tried from there.
-            self.change(live, hold.lane, vec![let_go(hold.clone(), None, None)])
+            self.change(live, hold.lane, vec![(let_go(hold.clone(), None, None), None)])
                 .await;
-            return Probed::Gone;
+            return Ok(Probed::Gone);
         };
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
+        let Some(record) = self.record_head(live, &row).await? else {
+            return Ok(Probed::Gone);
+        };
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_unknown(hold.lane, row.id);
         let outcome = self.send_probe(&row, live.ends).await;
         self.head_answered(hold.lane, &row, &outcome).await;
         if let Some(reason) = still_silent(hold, &outcome) {
-            return Probed::Silent(reason);
+            if row.suspect || certainly_not_there(&outcome) {
+                // Otherwise the record stays: it is what a successor knows of the doubt.
+                self.discard_record(live, hold.lane, record).await?;
+            }
+            return Ok(Probed::Silent(reason));
         }
         let published = (outcome == Outcome::Acked).then_some(row.id);
-        self.change(live, hold.lane, vec![let_go(hold.clone(), published, None)])
-            .await;
-        Probed::Fixed
+        self.change(
+            live,
+            hold.lane,
+            vec![(let_go(hold.clone(), published, None), Some(record))],
+        )
+        .await;
+        Ok(Probed::Fixed)
     }
 
     async fn send_probe(&self, row: &Row, lease_end: BootInstant) -> Outcome {
@@ -250,7 +261,7 @@ impl Relay {
                     self.release_all_keyless(term, &holds).await;
                     return;
                 }
-                let released = holds.into_iter().map(|hold| let_go(hold, None, None)).collect();
+                let released = holds.into_iter().map(|hold| (let_go(hold, None, None), None)).collect();
                 self.change(term, lane, released).await;
             })
             .await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::walk::Walk;
-use super::{Held, KeylessStored, Seen, Taken};
+use super::{Held, KeylessStored, Ranges, Seen, Taken};
 use crate::floor::{Floor, Horizon};
 
 /// The fewest rows asked of a lane that is believed to have some.
@@ -35,8 +35,10 @@ pub(super) struct Lane {
     pub(super) leaving: bool,
     /// See [`Held::held_topics`].
     pub(super) held_topics: Arc<BTreeSet<String>>,
-    /// So many of the next rows may have been sent by the lane's last owner.
-    pub(super) suspect_rows: usize,
+    /// See [`Held::suspects`].
+    pub(super) suspects: Ranges,
+    /// What is stored of them, those known by id included.
+    pub(super) stored_suspects: Vec<i64>,
     /// Up to this id any row may have been sent before a failover lost its mark.
     pub(super) suspect_until: i64,
     /// Rows that may have been sent, by us or by the last owner, and are known by id.
@@ -86,7 +88,8 @@ impl From<&Taken> for Lane {
             wanted: false,
             leaving: false,
             held_topics: Arc::new(taken.held_topics.clone()),
-            suspect_rows: usize::try_from(taken.suspect_rows).unwrap_or(0),
+            suspects: taken.suspects.clone(),
+            stored_suspects: taken.stored_suspects.clone(),
             suspect_until: taken.suspect_until,
             unknown: HashSet::new(),
             not_before: Instant::now(),
@@ -132,11 +135,18 @@ impl Lane {
             start,
             upto: self.walk.upto(start, horizon.settled()),
             most,
-            suspect_rows: self.suspect_rows,
+            suspects: self.suspects.clone(),
             suspect_until: self.suspect_until,
             unknown: self.unknown.clone(),
             held_topics: self.held_topics.clone(),
         }
+    }
+
+    /// What may have been sent of it, and of these rows, as it is stored.
+    pub(super) fn doubts(&self, unknown: impl IntoIterator<Item = i64>) -> Vec<i64> {
+        let mut doubts = Ranges::of_ids(self.unknown.iter().copied().chain(unknown));
+        doubts.extend(&self.suspects);
+        doubts.to_stored()
     }
 
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
@@ -173,12 +183,8 @@ impl Lane {
         self.ready = seen.full || seen.overweight || seen.walked || sight.lowest_left.is_some();
         let all_done = !self.ready;
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
-        if self.held_topics.is_empty() {
-            self.suspect_rows = if all_done {
-                0
-            } else {
-                self.suspect_rows.saturating_sub(seen.counted)
-            };
+        if all_done && self.held_topics.is_empty() {
+            self.suspects.clear();
         }
     }
 }
@@ -250,9 +256,11 @@ mod tests {
             lane: 0,
             epoch: 3,
             floor: 10,
-            suspect_rows: 5,
+            suspects: Ranges::from_flat(&[15, 19]),
+            stored_suspects: vec![15, 19],
+            counted: false,
             suspect_until: 20,
-            recovered: false,
+            last_owner: None,
             held_topics: BTreeSet::new(),
         });
         lane.busy = true;
@@ -336,7 +344,7 @@ mod tests {
             (held.lane, held.epoch, held.floor, held.start, held.most),
             (7, 3, 10, 10, 40)
         );
-        assert_eq!((held.suspect_rows, held.suspect_until), (5, 20));
+        assert_eq!((held.suspects.to_flat(), held.suspect_until), (vec![15, 19], 20));
         assert_eq!(held.unknown, HashSet::from([11, 12]));
         assert!(held.held_topics.is_empty());
         let held = after(all_done()).held(7, 40, &horizon());
@@ -347,51 +355,43 @@ mod tests {
     fn a_lane_with_nothing_left_rests_and_is_beyond_doubt() {
         let lane = after(all_done());
         assert!(!lane.busy && !lane.ready);
-        assert_eq!((lane.suspect_rows, lane.floor.hard()), (0, 50));
+        assert!(lane.suspects.is_empty());
+        assert_eq!(lane.floor.hard(), 50);
+        assert_eq!(lane.doubts([14]), [11, 12, 14, 14], "what is known by id");
     }
 
     #[test]
-    fn a_lane_with_rows_left_is_ready_and_its_doubt_goes_on_behind_those_counted() {
-        let left = after(Seen {
-            counted: 2,
-            ..with_left(30)
-        });
+    fn a_lane_with_rows_left_is_ready_and_its_doubt_goes_on() {
+        let doubt = |lane: &Lane| lane.suspects.to_flat();
+        let left = after(with_left(30));
         assert!(left.ready && !left.busy);
-        assert_eq!((left.suspect_rows, left.floor.hard()), (3, 29));
+        assert_eq!((doubt(&left), left.floor.hard()), (vec![15, 19], 29));
         let full = after(Seen {
-            counted: 9,
             full: true,
             ..all_done()
         });
         assert!(full.ready);
-        assert_eq!((full.suspect_rows, full.window), (0, 2 * WINDOW_MIN));
-        let full = after(Seen {
-            counted: 4,
-            full: true,
-            ..all_done()
-        });
-        assert_eq!(full.suspect_rows, 1, "more is there, though nothing is left of these");
+        assert_eq!((doubt(&full), full.window), (vec![15, 19], 2 * WINDOW_MIN));
         let overweight = after(Seen {
-            counted: 4,
             overweight: true,
             ..all_done()
         });
         assert!(overweight.ready, "what was left behind is due");
-        assert_eq!(overweight.suspect_rows, 1);
+        assert_eq!(doubt(&overweight), [15, 19]);
     }
 
     #[test]
     fn a_hold_keeps_the_doubt_about_what_it_keeps_back() {
         let lane = after(Seen {
             held_topics: one_topic(),
-            counted: 3,
             ..all_done()
         });
         assert_eq!(*lane.held(7, 40, &horizon()).held_topics, one_topic());
-        assert_eq!(lane.suspect_rows, 5);
+        assert_eq!(lane.suspects.to_flat(), [15, 19]);
         let mut lane = lane;
         lane.checkin(&all_done(), Instant::now());
         assert_eq!(*lane.held_topics, one_topic(), "only a release ends it");
+        assert_eq!(lane.suspects.to_flat(), [15, 19]);
     }
 
     #[test]
@@ -419,7 +419,7 @@ mod tests {
         );
         assert!(lane.ready && !lane.busy);
         assert_eq!((lane.window, lane.not_before), (WINDOW_MIN / 2, now + pause));
-        assert_eq!((lane.suspect_rows, lane.floor.hard()), (5, 10));
+        assert_eq!((lane.suspects.to_flat(), lane.floor.hard()), (vec![15, 19], 10));
         lane.checkin(&Seen::default(), now);
         assert_eq!(
             (lane.window, lane.not_before),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::portion::{Pack, sight};
-use super::{Inner, Lanes, Term};
+use super::{Inner, Lanes, Ranges, Term};
 use crate::floor::{Settled, Sight};
 use crate::message::KEYLESS;
 
@@ -21,7 +21,8 @@ pub struct Held {
     /// Where the claim is cut short, if there is so much to walk over. All up to here is settled.
     pub upto: Option<i64>,
     pub most: usize,
-    pub suspect_rows: usize,
+    /// Rows in these ranges may have been sent by an owner before us that could not say.
+    pub suspects: Ranges,
     pub suspect_until: i64,
     pub unknown: HashSet<i64>,
     /// Of these some rows are held back, or all.
@@ -143,8 +144,6 @@ pub struct Seen {
     pub published: Vec<i64>,
     /// May have been sent, and are not published: from now on known by id.
     pub unknown: Vec<i64>,
-    /// How many rows were not known by id: so far has the count of suspect rows come.
-    pub counted: usize,
     /// Of these it now holds rows back.
     pub held_topics: BTreeSet<String>,
     /// Look again only after this long.

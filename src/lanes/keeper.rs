@@ -26,8 +26,6 @@ pub struct Lease {
     /// `None`: this system does not tell which process this is.
     pub identity: Option<Identity>,
     pub duration: Duration,
-    /// The most rows of one lane ever in flight: tells a successor how many may be repeats.
-    pub lane_batch: usize,
 }
 
 /// How often floors are written back: a stale one costs a little reading, a hot row costs everybody.
@@ -117,8 +115,9 @@ async fn begin(
     last: Option<&LastTerm>,
 ) -> Result<LastTerm> {
     if let Some(last) = last {
-        // Its lanes are free at once, and suspect, since it did not give them back.
-        outbox.stop_worker(last.worker).await?;
+        // Its lanes are free at once, and suspect as far as it had rows in flight, since it did not give them back.
+        outbox.stop_recorded(last.worker, &lanes.unsettled(last.worker)).await?;
+        lanes.forget_unsettled(last.worker);
     }
     prepare_history(outbox).await;
     let asked = BootInstant::now();
@@ -225,7 +224,7 @@ async fn hold_term(
                 }
             };
         }
-        give_up_leaving(lanes, outbox, lease, &term).await;
+        give_up_leaving(lanes, outbox, &term).await;
         if floors_stored.elapsed() >= STORE_FLOORS_EVERY {
             floors_stored = Instant::now();
             store_floors(lanes, outbox, &term).await;
@@ -289,9 +288,9 @@ async fn tend(
 
 /// Answers who is here; `None`: we are not, any more. What others have lowered is known then.
 async fn renew(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) -> Result<Option<Vec<Peer>>> {
-    let asked = BootInstant::now();
+    let (asked, records_from) = (BootInstant::now(), lanes.records_from(term.worker));
     failpoint::hit("before_renew").await;
-    let renewal = outbox.renew(term, lease.duration).await?;
+    let renewal = outbox.renew(term, lease.duration, records_from).await?;
     // An answer that comes after expiry is not ownership.
     let Some(renewal) = renewal.filter(|_| term.lasts(Duration::ZERO)) else {
         return Ok(None);
@@ -354,13 +353,13 @@ async fn take(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term, count:
     if taken.is_empty() {
         return Ok(());
     }
-    let recovered = taken.iter().filter(|lane| lane.recovered).count();
+    let recovered = taken.iter().filter(|lane| lane.last_owner.is_some()).count();
     lanes.add(term.worker, &taken);
     if recovered > 0 {
         metrics::lanes_recovered(recovered);
         warn!(
             lanes = taken.len(),
-            recovered, "took lanes of a worker that died; the first rows of each may be repeats and say so"
+            recovered, "took lanes of a worker that died; what it had in flight may be repeated and says so"
         );
     } else {
         info!(lanes = taken.len(), "took lanes");
@@ -368,8 +367,8 @@ async fn take(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term, count:
     Ok(())
 }
 
-async fn give_up_leaving(lanes: &Lanes, outbox: &Outbox, lease: &Lease, term: &Term) {
-    let given = lanes.remove_leaving(lease.lane_batch);
+async fn give_up_leaving(lanes: &Lanes, outbox: &Outbox, term: &Term) {
+    let given = lanes.remove_leaving();
     if given.is_empty() {
         return;
     }
@@ -387,7 +386,7 @@ async fn store_floors(lanes: &Lanes, outbox: &Outbox, term: &Term) {
     if !moved.is_empty() {
         failpoint::hit("before_store_floors").await;
         match outbox.store_floors(term, &moved).await {
-            Ok(stored) => lanes.floors_stored(&stored),
+            Ok(stored) => lanes.floors_stored(&moved, &stored),
             Err(error) => warn!(%error, "cannot store floors; they will be stored later"),
         }
     }
@@ -414,9 +413,9 @@ async fn read_keyless(lanes: &Lanes, outbox: &Outbox, term: &Term) {
 
 /// Leave in order: stamp ourselves stopped, free every lane without a batch in flight, in one transaction.
 /// A lane whose batch is still out is not freed: it falls to a successor when the lease ends.
-pub async fn leave(lanes: &Lanes, outbox: &Outbox, lease: &Lease) -> Result<()> {
+pub async fn leave(lanes: &Lanes, outbox: &Outbox) -> Result<()> {
     let Some(term) = lanes.term() else { return Ok(()) };
-    let (given, busy) = lanes.remove_idle(lease.lane_batch);
+    let (given, busy) = lanes.remove_idle();
     if busy == 0 {
         outbox.leave(&term, &given).await?;
         info!(lanes = given.len(), "left: lanes are free for other workers");

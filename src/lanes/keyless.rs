@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_of_the_rows_without_a_lane_is_never_replaced_by_what_was_before() {
-        let (lanes, term) = owning_suspect(1, 0);
+        let (lanes, term) = owning_suspect(1, &[]);
         let stored = |epoch, floor| KeylessStored {
             epoch,
             floor,
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_deep_backlog_without_keys_is_taken_share_by_share_until_one_comes_short() {
         const SHARES: i32 = 4;
-        let (lanes, term) = owning_suspect(0, 0);
+        let (lanes, term) = owning_suspect(0, &[]);
         let appetite = Appetite {
             rows: 2 * WINDOW_MIN,
             shares: SHARES,
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_is_claimed_of_the_rows_without_a_lane_is_counted_until_their_floor_is_raised() {
-        let (lanes, term) = owning_suspect(0, 0);
+        let (lanes, term) = owning_suspect(0, &[]);
         let claim = |rows| {
             lanes.checkout(&APPETITE).expect("ready");
             let seen = Seen {

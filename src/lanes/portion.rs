@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::floor::{Settled, Sight};
     use crate::lanes::tests::{APPETITE, owning};
-    use crate::lanes::{Appetite, Checkout, Seen, Taken, Work};
+    use crate::lanes::{Appetite, Checkout, Ranges, Seen, Taken, Work};
 
     const DEEP: usize = 1 << 16;
 
@@ -101,9 +101,11 @@ mod tests {
             lane: 0,
             epoch: 1,
             floor: reached,
-            suspect_rows: 0,
+            suspects: Ranges::default(),
+            stored_suspects: Vec::new(),
+            counted: false,
             suspect_until: 0,
-            recovered: false,
+            last_owner: None,
             held_topics: BTreeSet::new(),
         };
         Lane {

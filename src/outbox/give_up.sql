@@ -1,13 +1,15 @@
 -- Hand lanes back, with what the next owner should know. Ours only, by owner and epoch; locked in lane order, as marks do.
 WITH mine AS MATERIALIZED (
-    SELECT l.lane, given.floor, given.suspect_rows
+    SELECT l.lane, given.floor, given.suspects::bigint[] AS suspects
     FROM outbox.lane l
-    JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::integer[]) AS given (lane, epoch, floor, suspect_rows)
+    JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::text[]) AS given (lane, epoch, floor, suspects)
       ON l.lane = given.lane AND l.epoch = given.epoch
     WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $6
     ORDER BY l.lane FOR NO KEY UPDATE OF l
 )
 UPDATE outbox.lane l
-SET owner = NULL, suspect_rows = mine.suspect_rows, floor = greatest(l.floor, mine.floor)
+SET owner = NULL, suspects = mine.suspects, floor = greatest(l.floor, mine.floor),
+    -- A version before this one counts: enough that it flags what is suspect.
+    suspect_rows = CASE WHEN mine.suspects = '{}' THEN 0 ELSE 100000 END
 FROM mine
 WHERE l.lane = mine.lane

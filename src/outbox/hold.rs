@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use futures_util::future::try_join;
+use futures_util::future::try_join4;
 
+use super::mark::record_ids;
 use super::param::{Param, Params};
 use super::{Error, Outbox, Result, Transaction, row};
-use crate::lanes::{Lowered, Term};
+use crate::lanes::{Lowered, Record, Term};
 use crate::message::{Partition, Row};
 use crate::verdict::{HoldOrder, Refusal};
 
@@ -135,7 +136,9 @@ impl Outbox {
         lane: i16,
         epoch: i64,
         released: &[Released],
+        records: &[Record],
     ) -> Result<Option<Lowered>> {
+        let records = record_ids(records);
         let (topics, units) = names(released.iter().map(|released| &released.hold));
         let published: Vec<i64> = released.iter().filter_map(|released| released.published).collect();
         let refused: Vec<Refusal> = released
@@ -153,11 +156,9 @@ impl Outbox {
                 epoch: lowered.try_get("epoch")?,
                 floor: lowered.try_get("floor")?,
             };
-            if !published.is_empty() {
-                let (lanes, epochs) = (vec![lane], vec![lowered.epoch]);
-                let mark: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published];
-                transaction.execute(self.mark_lanes_statement(), mark).await?;
-            }
+            let (lanes, epochs) = (vec![lane], vec![lowered.epoch]);
+            let mark: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published, &records];
+            transaction.execute(self.mark_lanes_statement(), mark).await?;
             self.refuse(&transaction, &refused).await?;
             let unhold: Params<'_> = &[&lane, &topics, &units, &lowered.floor];
             transaction.execute(&self.statements.unhold, unhold).await?;
@@ -168,18 +169,32 @@ impl Outbox {
     }
 
     /// Holds of a lane we have checked out, still refused or sick: counts it, and puts their next tries away. `false`: fenced.
-    pub async fn postpone_holds(&self, term: &Term, lane: i16, epoch: i64, postponed: &[Postponed]) -> Result<bool> {
+    /// Heads of which a copy may be there are among the lane's `suspects`, where those are not stored yet.
+    pub async fn postpone_holds(
+        &self,
+        term: &Term,
+        held: (i16, i64),
+        postponed: &[Postponed],
+        records: &[Record],
+        suspects: &[(i16, Vec<i64>)],
+    ) -> Result<bool> {
+        let (lanes, epochs) = (vec![held.0], vec![held.1]);
+        let records = record_ids(records);
         let refused: Vec<Refusal> = postponed.iter().filter_map(|later| later.refused.clone()).collect();
         let columns = PostponedColumns::from(postponed);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
-            if !self.fence(&transaction, term, &[lane], &[epoch]).await? {
+            if !self.fence(&transaction, term, &lanes, &epochs).await? {
                 return Ok(false);
             }
             let refuse = self.refuse(&transaction, &refused);
-            let params = columns.params(&lane);
+            let params = columns.params(&held.0);
             let postpone = transaction.execute(&self.statements.postpone, &params);
-            try_join(refuse, postpone).await?;
+            let nothing: &[i64] = &[];
+            let settle: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &nothing, &records];
+            let settle = transaction.execute(self.mark_lanes_statement(), settle);
+            let suspects = self.store_suspects(&transaction, suspects);
+            try_join4(refuse, postpone, settle, suspects).await?;
             transaction.commit().await?;
             Ok(true)
         })

@@ -1,5 +1,8 @@
--- What the new owner of lanes must know of what was written for them. Run behind take.sql, in its transaction: the take may have waited
--- for a lock with an older snapshot, while an owner that had expired was still writing. Now that the lanes are locked, nobody is.
-SELECT l.lane, ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics
-FROM outbox.lane l
-WHERE l.lane = ANY ($1::smallint[])
+-- What the new owner of lanes ($1) must know of those that had them before ($2). Run behind take.sql, in its transaction: the take may have
+-- waited for a lock with an older snapshot, while an owner that had expired was still writing. Now that the lanes are locked, nobody is.
+SELECT l.lane, l.suspects, ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics,
+       -- Records of another life of the server may be among what a crash has lost: anything may have been sent.
+       EXISTS (SELECT FROM outbox.worker w
+               WHERE w.id = taken.owner AND w.incarnation IS DISTINCT FROM (SELECT incarnation FROM outbox.server)) AS unrecorded,
+       (SELECT last_value FROM outbox.message_id_seq) AS last_id
+FROM unnest($1::smallint[], $2::uuid[]) AS taken (lane, owner) JOIN outbox.lane l ON l.lane = taken.lane

@@ -1,16 +1,16 @@
 //! The lease: workers, lanes, stored floors.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
 use super::hold::held_topics;
-use super::param::Params;
+use super::param::{Param, Params};
 use super::predecessor::IdentityColumns;
-use super::{LEASE_SHARE, OnPublished, Outbox, Result};
+use super::{LEASE_SHARE, OnPublished, Outbox, Result, Transaction};
 use crate::lanes::keeper::Lease;
-use crate::lanes::{KeylessStored, Taken, Term};
+use crate::lanes::{Given, KeylessStored, Moved, Ranges, SentRanges, Taken, Term};
 
 /// Another worker, or ourselves, as a renewal sees it.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,6 @@ impl Outbox {
                     &worker,
                     &lease.worker_name,
                     &env!("CARGO_PKG_VERSION"),
-                    &(lease.lane_batch as i32),
                     &lease.duration.as_secs_f64(),
                     pod_uid,
                     machine,
@@ -56,13 +55,13 @@ impl Outbox {
         Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
-    /// `None`: the lease was not renewed.
-    pub async fn renew(&self, term: &Term, lease: Duration) -> Result<Option<Renewal>> {
+    /// `None`: the lease was not renewed. No record of what we have in flight has a lower id than `records_from`.
+    pub async fn renew(&self, term: &Term, lease: Duration, records_from: i64) -> Result<Option<Renewal>> {
         let rows = self
             .query_within(
                 self.lease_patience(),
                 &self.statements.renew,
-                &[&term.worker, &lease.as_secs_f64(), &term.incarnation],
+                &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &records_from],
             )
             .await?;
         let Some(first) = rows.first() else { return Ok(None) };
@@ -92,79 +91,157 @@ impl Outbox {
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
-    /// Takes lanes, and then reads what they hold back: an owner that has expired may have been writing until they were locked.
+    /// Takes lanes, and then reads what they hold back and what their last owners had in flight: one that has expired may have been writing
+    /// until they were locked. What is in doubt is written down at once: the new owner may die before it has seen to it.
     pub async fn take(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<Taken>> {
         let count = count as i64;
         let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
         self.on_connection_within(self.lease_patience(), async |session| {
             let transaction = session.transaction().await?;
             let rows = transaction.query(&self.statements.take, take).await?;
-            let lanes: Vec<i16> = rows.iter().map(|row| Ok(row.try_get("lane")?)).collect::<Result<_>>()?;
-            let inherited = if lanes.is_empty() {
-                Vec::new()
-            } else {
-                transaction.query(&self.statements.inherit, &[&lanes]).await?
-            };
-            let mut held = inherited
-                .iter()
-                .map(|row| Ok((row.try_get("lane")?, held_topics(row)?)))
-                .collect::<Result<BTreeMap<i16, _>>>()?;
-            let taken = rows
-                .iter()
-                .map(|row| taken(row, &mut held))
-                .collect::<Result<Vec<_>>>()?;
+            let mut taken: Vec<Taken> = rows.iter().map(taken).collect::<Result<_>>()?;
+            if !taken.is_empty() {
+                self.inherit(&transaction, &mut taken).await?;
+                self.inherit_records(&transaction, &mut taken).await?;
+                self.store_inherited(&transaction, &mut taken).await?;
+            }
             transaction.commit().await?;
             Ok(taken)
         })
         .await
     }
 
-    pub async fn give_up(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
-        let (lanes, epochs, floors, suspects) = unzip4(given);
-        self.execute_within(
-            self.lease_patience(),
-            &self.statements.give_up,
-            &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
-        )
-        .await?;
+    async fn inherit(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
+        let lanes: Vec<i16> = taken.iter().map(|lane| lane.lane).collect();
+        let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
+        for row in &transaction.query(&self.statements.inherit, &[&lanes, &owners]).await? {
+            let number: i16 = row.try_get("lane")?;
+            let stored: Vec<i64> = row.try_get("suspects")?;
+            let Some(lane) = taken.iter_mut().find(|lane| lane.lane == number) else {
+                continue;
+            };
+            lane.held_topics = held_topics(row)?;
+            lane.stored_suspects = stored;
+            lane.suspects = Ranges::from_flat(&lane.stored_suspects);
+            if lane.counted || row.try_get("unrecorded")? {
+                lane.suspects.insert(1, row.try_get("last_id")?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn inherit_records(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
+        let owners: Vec<Uuid> = taken.iter().filter_map(|lane| lane.last_owner).collect();
+        if owners.is_empty() {
+            return Ok(());
+        }
+        for row in &transaction.query(&self.statements.recorded, &[&owners]).await? {
+            let (worker, number): (Uuid, i16) = (row.try_get("worker")?, row.try_get("lane")?);
+            let of_lane = taken.iter_mut().find(|lane| lane.lane == number);
+            if let Some(lane) = of_lane.filter(|lane| lane.last_owner == Some(worker)) {
+                lane.suspects.insert(row.try_get("first_id")?, row.try_get("last_id")?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn store_inherited(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
+        let mut suspects = Vec::new();
+        for lane in taken {
+            let known = lane.suspects.to_stored();
+            if known != lane.stored_suspects {
+                suspects.push((lane.lane, known.clone()));
+                lane.stored_suspects = known;
+            }
+        }
+        self.store_suspects(transaction, &suspects).await
+    }
+
+    /// Behind the fence.
+    pub(super) async fn store_suspects(
+        &self,
+        transaction: &Transaction<'_>,
+        suspects: &[(i16, Vec<i64>)],
+    ) -> Result<()> {
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let lanes: Vec<i16> = suspects.iter().map(|(lane, _)| *lane).collect();
+        let ranges: Vec<String> = suspects.iter().map(|(_, ranges)| array(ranges)).collect();
+        let sql = &self.statements.store_suspects;
+        transaction.execute(sql, &[&lanes, &ranges]).await?;
+        Ok(())
+    }
+
+    pub async fn give_up(&self, term: &Term, given: &[Given]) -> Result<()> {
+        let columns = GivenColumns::from(given);
+        let params = columns.params(term);
+        self.execute_within(self.lease_patience(), &self.statements.give_up, &params)
+            .await?;
         Ok(())
     }
 
     /// Stamps the worker stopped and frees its lanes, in that order and in one transaction.
-    pub async fn leave(&self, term: &Term, given: &[(i16, i64, i64, i32)]) -> Result<()> {
-        let (lanes, epochs, floors, suspects) = unzip4(given);
+    pub async fn leave(&self, term: &Term, given: &[Given]) -> Result<()> {
+        let columns = GivenColumns::from(given);
+        let params = columns.params(term);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
-            transaction
-                .execute(
-                    &self.statements.give_up,
-                    &[&term.worker, &lanes, &epochs, &floors, &suspects, &term.incarnation],
-                )
-                .await?;
+            transaction.execute(&self.statements.give_up, &params).await?;
             transaction.commit().await
         })
         .await
     }
 
-    /// Ends a term of this process that nothing is done under any more, without waiting for its lease to run out.
+    /// Ends a term of this process that nothing is done under any more, without waiting for its lease to run out; `unsettled` is what it had in
+    /// flight and could not write the outcome of.
+    pub async fn stop_recorded(&self, worker: Uuid, unsettled: &SentRanges) -> Result<()> {
+        let SentRanges {
+            lanes,
+            first_ids,
+            last_ids,
+        } = unsettled;
+        self.execute(&self.statements.stop_recorded, &[&worker, lanes, first_ids, last_ids])
+            .await?;
+        Ok(())
+    }
+
+    /// Writes down what is about to be sent of these lanes. `None`: they are not ours any more, and nothing may be sent.
+    pub async fn record(&self, term: &Term, held: &[(i16, i64)], ranges: &SentRanges) -> Result<Option<i64>> {
+        let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
+        let params: Params<'_> = &[
+            &term.worker,
+            &lanes,
+            &epochs,
+            &ranges.lanes,
+            &ranges.first_ids,
+            &ranges.last_ids,
+            &term.incarnation,
+        ];
+        let rows = self.query(&self.statements.record, params).await?;
+        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
+    }
+
+    /// Ends a term of this process that has sent nothing, without waiting for its lease to run out.
     pub async fn stop_worker(&self, worker: Uuid) -> Result<()> {
         self.execute(&self.statements.stop_worker, &[&worker]).await?;
         Ok(())
     }
 
-    /// Stores floors; answers those it could.
-    pub async fn store_floors(&self, term: &Term, floors: &[(i16, i64, i64)]) -> Result<Vec<(i16, i64, i64)>> {
-        let lanes: Vec<i16> = floors.iter().map(|f| f.0).collect();
-        let epochs: Vec<i64> = floors.iter().map(|f| f.1).collect();
-        let values: Vec<i64> = floors.iter().map(|f| f.2).collect();
+    /// Stores floors; answers which it could: lane, epoch, floor.
+    pub async fn store_floors(&self, term: &Term, moved: &[Moved]) -> Result<Vec<(i16, i64, i64)>> {
+        let lanes: Vec<i16> = moved.iter().map(|lane| lane.lane).collect();
+        let epochs: Vec<i64> = moved.iter().map(|lane| lane.epoch).collect();
+        let floors: Vec<i64> = moved.iter().map(|lane| lane.floor).collect();
+        let done: Vec<Option<String>> = moved.iter().map(|lane| lane.done.as_deref().map(array)).collect();
         let rows = self
             .query_within(
                 self.lease_patience(),
                 &self.statements.store_floors,
-                &[&term.worker, &lanes, &epochs, &values, &term.incarnation],
+                &[&term.worker, &lanes, &epochs, &floors, &done, &term.incarnation],
             )
             .await?;
         rows.iter()
@@ -214,17 +291,55 @@ impl Outbox {
     }
 }
 
-fn taken(row: &tokio_postgres::Row, held: &mut BTreeMap<i16, BTreeSet<String>>) -> Result<Taken> {
-    let lane = row.try_get("lane")?;
+fn taken(row: &tokio_postgres::Row) -> Result<Taken> {
     Ok(Taken {
-        lane,
+        lane: row.try_get("lane")?,
         epoch: row.try_get("epoch")?,
         floor: row.try_get("floor")?,
-        suspect_rows: row.try_get("suspect_rows")?,
+        counted: row.try_get("counted")?,
+        suspects: Ranges::default(),
+        stored_suspects: Vec::new(),
         suspect_until: row.try_get("suspect_until")?,
-        recovered: row.try_get("recovered")?,
-        held_topics: held.remove(&lane).unwrap_or_default(),
+        last_owner: row.try_get("owner")?,
+        held_topics: BTreeSet::new(),
     })
+}
+
+/// As PostgreSQL writes an array: several of different lengths fit into one parameter only as text.
+fn array(ids: &[i64]) -> String {
+    let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
+    format!("{{{}}}", ids.join(","))
+}
+
+/// Lanes handed back, as the arrays the statement takes.
+struct GivenColumns {
+    lanes: Vec<i16>,
+    epochs: Vec<i64>,
+    floors: Vec<i64>,
+    suspects: Vec<String>,
+}
+
+impl From<&[Given]> for GivenColumns {
+    fn from(given: &[Given]) -> Self {
+        GivenColumns {
+            lanes: given.iter().map(|lane| lane.lane).collect(),
+            epochs: given.iter().map(|lane| lane.epoch).collect(),
+            floors: given.iter().map(|lane| lane.floor).collect(),
+            suspects: given.iter().map(|lane| array(&lane.suspects)).collect(),
+        }
+    }
+}
+
+impl GivenColumns {
+    fn params<'a>(&'a self, term: &'a Term) -> [&'a dyn Param; 6] {
+        let GivenColumns {
+            lanes,
+            epochs,
+            floors,
+            suspects,
+        } = self;
+        [&term.worker, lanes, epochs, floors, suspects, &term.incarnation]
+    }
 }
 
 fn peer(row: &tokio_postgres::Row) -> Result<Peer> {
@@ -234,12 +349,4 @@ fn peer(row: &tokio_postgres::Row) -> Result<Peer> {
         lanes: row.try_get::<_, i64>("lanes")? as usize,
         now: row.try_get("now")?,
     })
-}
-
-fn unzip4(given: &[(i16, i64, i64, i32)]) -> (Vec<i16>, Vec<i64>, Vec<i64>, Vec<i32>) {
-    let lanes = given.iter().map(|g| g.0).collect();
-    let epochs = given.iter().map(|g| g.1).collect();
-    let floors = given.iter().map(|g| g.2).collect();
-    let suspects = given.iter().map(|g| g.3).collect();
-    (lanes, epochs, floors, suspects)
 }

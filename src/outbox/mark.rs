@@ -1,20 +1,34 @@
 //! What became of a batch, written behind the fence.
 
-use futures_util::future::try_join3;
+use futures_util::future::try_join4;
 
 use super::hold::insert_holds;
 use super::param::Params;
 use super::{OnPublished, Outbox, Result, Transaction};
-use crate::lanes::Term;
+use crate::lanes::{Record, Term};
 use crate::verdict::{HoldOrder, Refusal};
+
+/// What is written of a batch that was not all acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub struct Settlement<'a> {
+    pub published: &'a [i64],
+    pub refused: &'a [Refusal],
+    pub holds: &'a [(HoldOrder, i64)],
+    /// Of what was in flight: they go.
+    pub records: &'a [Record],
+    /// Of lanes of which more may have been sent than was known.
+    pub suspects: &'a [(i16, Vec<i64>)],
+}
 
 impl Outbox {
     /// Marks rows of our lanes as published; answers how many. Fewer than asked: a fence, or somebody else's hand.
-    pub async fn mark_lanes(&self, term: &Term, held: &[(i16, i64)], ids: &[i64]) -> Result<u64> {
+    /// With them go the records of what was in flight.
+    pub async fn mark_lanes(&self, term: &Term, held: &[(i16, i64)], ids: &[i64], records: &[Record]) -> Result<u64> {
         let (lanes, epochs) = unzip2(held);
+        let records = record_ids(records);
         self.execute(
             self.mark_lanes_statement(),
-            &[&term.worker, &lanes, &epochs, &term.incarnation, &ids],
+            &[&term.worker, &lanes, &epochs, &term.incarnation, &ids, &records],
         )
         .await
     }
@@ -58,25 +72,26 @@ impl Outbox {
 
     /// The verdict on a batch that was not all acknowledged: refusals and holds in one fenced transaction.
     /// Beside each hold the lane's floor, where its release resumes. False: fenced, nothing was written.
-    pub async fn settle_lanes(
-        &self,
-        term: &Term,
-        held: &[(i16, i64)],
-        published: &[i64],
-        refused: &[Refusal],
-        holds: &[(HoldOrder, i64)],
-    ) -> Result<bool> {
+    pub async fn settle_lanes(&self, term: &Term, held: &[(i16, i64)], settled: &Settlement<'_>) -> Result<bool> {
         let (lanes, epochs) = unzip2(held);
+        let Settlement {
+            published,
+            refused,
+            holds,
+            ..
+        } = settled;
+        let records = record_ids(settled.records);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             if !self.fence(&transaction, term, &lanes, &epochs).await? {
                 return Ok(false);
             }
-            let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published];
+            let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, published, &records];
             let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
             let refuse = self.refuse(&transaction, refused);
             let hold = insert_holds(&transaction, &self.statements.hold, holds);
-            try_join3(mark, refuse, hold).await?;
+            let suspects = self.store_suspects(&transaction, settled.suspects);
+            try_join4(mark, refuse, hold, suspects).await?;
             transaction.commit().await?;
             Ok(true)
         })
@@ -173,6 +188,10 @@ impl Outbox {
             .await?;
         Ok(())
     }
+}
+
+pub(super) fn record_ids(records: &[Record]) -> Vec<i64> {
+    records.iter().map(|record| record.id).collect()
 }
 
 fn unzip2(held: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {

@@ -1,8 +1,13 @@
 -- Published, gone. Fenced as in mark_lanes_keep.sql.
+WITH own AS MATERIALIZED (
+    SELECT l.lane FROM outbox.lane l
+    WHERE l.lane = ANY ($2::smallint[]) AND l.epoch = ($3::bigint[])[array_position($2::smallint[], l.lane)]
+      AND l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $4
+    ORDER BY l.lane FOR SHARE
+), settled AS (
+    DELETE FROM outbox.in_flight
+    WHERE id = ANY ($6::bigint[]) AND (SELECT count(*) FROM own) = cardinality($2::smallint[])
+)
 DELETE FROM outbox.message
 WHERE id = ANY ($5::bigint[]) AND published_at IS NULL AND dead_at IS NULL
-  AND coalesce(lane, -1::smallint) = ANY (ARRAY(
-      SELECT l.lane FROM outbox.lane l
-      WHERE l.lane = ANY ($2::smallint[]) AND l.epoch = ($3::bigint[])[array_position($2::smallint[], l.lane)]
-        AND l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $4
-      ORDER BY l.lane FOR SHARE))
+  AND coalesce(lane, -1::smallint) = ANY (ARRAY(SELECT lane FROM own))

@@ -5,6 +5,7 @@ FROM (
     FROM (VALUES ('message', 'SELECT'), ('message', 'DELETE'), ('lane', 'SELECT'), ('lane', 'UPDATE'), ('server', 'SELECT'), ('lineage', 'SELECT'), ('compatibility', 'SELECT'),
                  ('worker', 'SELECT'), ('worker', 'INSERT'), ('worker', 'UPDATE'), ('worker', 'DELETE'),
                  ('claim', 'SELECT'), ('claim', 'INSERT'), ('claim', 'UPDATE'), ('claim', 'DELETE'),
+                 ('in_flight', 'SELECT'), ('in_flight', 'INSERT'), ('in_flight', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
                  ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
                  ('consumer_duplicate_counters', 'SELECT'),

@@ -4,7 +4,7 @@
 -- Touches a live row only: a worker that expired, or was stamped stopped, is never revived.
 WITH renewed AS (
     UPDATE outbox.worker
-    SET lease_until = clock_timestamp() + $2 * interval '1 second'
+    SET lease_until = clock_timestamp() + $2 * interval '1 second', in_flight_from = $4
     WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp()
       AND (SELECT incarnation FROM outbox.server) = $3
     RETURNING id

@@ -209,6 +209,12 @@ impl Outbox {
         Ok(())
     }
 
+    /// Of workers that are gone and own no lane any more.
+    pub async fn forget_records(&self) -> Result<()> {
+        self.execute(&self.statements.forget_records, &[]).await?;
+        Ok(())
+    }
+
     pub async fn forget_workers(&self) -> Result<()> {
         self.execute(&self.statements.forget_workers, &[]).await?;
         Ok(())

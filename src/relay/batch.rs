@@ -64,17 +64,15 @@ pub fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
     (rows, cuts)
 }
 
-/// The first rows of a lane whose last owner could not say what it had sent, those whose marks a failover may have lost, and
-/// those known by id: the count goes on to the rows behind them.
+/// Those that an owner of the lane before us may have sent, those whose marks a failover may have lost, and those known by id.
 pub fn flag_suspects(rows: &mut [Row], held: &[Held]) {
     for held in held {
-        if held.suspect_rows == 0 && held.suspect_until == 0 && held.unknown.is_empty() {
+        if held.suspects.is_empty() && held.suspect_until == 0 && held.unknown.is_empty() {
             continue;
         }
         let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
-        let mut places = 0..held.suspect_rows;
         for row in of_lane {
-            let is_suspect = held.unknown.contains(&row.id) || places.next().is_some();
+            let is_suspect = held.unknown.contains(&row.id) || held.suspects.contains(row.id);
             row.suspect = is_suspect || row.id <= held.suspect_until;
         }
     }
@@ -96,6 +94,19 @@ pub fn in_doubt(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<i64
         .chain(refused)
         .chain(verdict.unknown.iter().copied())
         .collect()
+}
+
+/// The lanes that rows of the batch stand in, with their epochs.
+pub fn with_epochs(held: &[Held], rows: &[Row]) -> Vec<(i16, i64)> {
+    let has_rows: HashSet<i16> = rows.iter().filter_map(|row| row.lane).collect();
+    let held = held.iter().filter(|held| has_rows.contains(&held.lane));
+    held.map(|held| (held.lane, held.epoch)).collect()
+}
+
+/// Rows of which a copy may be there, each with its lane.
+pub fn unknown_by_lane(rows: &[Row], verdict: &Verdict) -> Vec<(i16, i64)> {
+    let unknown = rows.iter().filter(|row| verdict.unknown.contains(&row.id));
+    unknown.filter_map(|row| Some((row.lane?, row.id))).collect()
 }
 
 pub fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {
@@ -141,7 +152,7 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
     let of_lane = rows.rows(held.lane);
     let is_published = |row: &Row| verdict.has_published(row.id);
     let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
-    // From now on known by id, and counted no more.
+    // From now on known by id.
     let is_suspect_still = |row: &Row| row.suspect && !is_published(row) && !is_dead(row);
     let left = |row: &&&Row| !row.delayed && !is_published(row) && !is_dead(row) && !verdict.holds_back(row);
     let lowest_left = if verdict.is_clean() {
@@ -168,7 +179,6 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
             lowest_left,
         }),
         highest_id: of_lane.last().map_or(0, |row| row.id),
-        counted: of_lane.iter().filter(|row| !held.unknown.contains(&row.id)).count(),
         unknown: of_lane
             .iter()
             .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
@@ -215,7 +225,7 @@ mod tests {
 
     use super::*;
     use crate::lanes::tests::owning_suspect;
-    use crate::lanes::{Appetite, Lanes, Term, Work};
+    use crate::lanes::{Appetite, Lanes, Ranges, Term, Work};
     use crate::message::tests::row;
     use crate::verdict::Refusal;
 
@@ -246,7 +256,7 @@ mod tests {
             start: 0,
             upto: None,
             most: 100,
-            suspect_rows: 0,
+            suspects: Ranges::default(),
             suspect_until: 0,
             unknown: HashSet::new(),
             held_topics: Arc::default(),
@@ -402,29 +412,21 @@ mod tests {
     // ── flag_suspects ──────────────────────────────────────────────────────────────────────────
 
     #[test]
-    fn the_first_rows_of_a_lane_the_old_ones_and_the_known_ones_are_suspect() {
+    fn rows_in_flight_when_an_owner_died_the_old_ones_and_the_known_ones_are_suspect() {
         let flagged = |held: Held| {
             let mut rows = [of_lane(0, [1, 3, 5, 7]), of_lane(1, [2])].concat();
             rows.sort_by_key(|row| row.id);
             flag_suspects(&mut rows, &[held]);
             suspects(&rows)
         };
-        let suspect_rows = 2;
+        let suspects = Ranges::from_flat(&[2, 5]);
         assert!(flagged(held(0)).is_empty());
-        assert_eq!(
-            flagged(Held {
-                suspect_rows,
-                ..held(0)
-            }),
-            [1, 3]
-        );
-        assert_eq!(
-            flagged(Held {
-                suspect_rows,
-                ..held(1)
-            }),
-            [2]
-        );
+        let of_lane = |lane| Held {
+            suspects: suspects.clone(),
+            ..held(lane)
+        };
+        assert_eq!(flagged(of_lane(0)), [3, 5]);
+        assert_eq!(flagged(of_lane(1)), [2]);
         let suspect_until = 5;
         assert_eq!(
             flagged(Held {
@@ -443,7 +445,7 @@ mod tests {
         );
         let both = Held {
             unknown,
-            suspect_rows: 1,
+            suspects: Ranges::of_ids([1]),
             ..held(0)
         };
         assert_eq!(flagged(both), [1, 3, 7]);
@@ -629,6 +631,34 @@ mod tests {
         assert!(full.full && !full.walked, "by its limit");
     }
 
+    #[test]
+    fn a_clean_hand_over_after_everything_was_published_leaves_no_doubt() {
+        let lane = Inherited::with(3);
+        assert_eq!(lane.relay(&[1, 2, 3, 4], &[]), [1, 2, 3]);
+        let done = lane.lanes.floors_to_store();
+        assert_eq!(
+            done[0].done.as_deref(),
+            Some([1, 3].as_slice()),
+            "what is stored of it is done with"
+        );
+        lane.lanes.floors_stored(&done, &[(0, 1, 0)]);
+        assert!(lane.lanes.floors_to_store().is_empty());
+        assert!(lane.lanes.remove_idle().0[0].suspects.is_empty());
+    }
+
+    #[test]
+    fn what_a_batch_stores_meanwhile_is_not_taken_for_done() {
+        let lane = Inherited::with(3);
+        lane.relay(&[1, 2, 3], &[]);
+        let done = lane.lanes.floors_to_store();
+        let more = lane.lanes.suspects_to_store(&[(0, 9)]);
+        assert_eq!(more, [(0, vec![9, 9])]);
+        lane.lanes.suspects_stored(lane.term.worker, more);
+        lane.lanes.floors_stored(&done, &[(0, 1, 0)]);
+        let now = lane.lanes.floors_to_store();
+        assert_eq!(now[0].done.as_deref(), Some([9, 9].as_slice()));
+    }
+
     // ── a lane from batch to batch ─────────────────────────────────────────────────────────────
 
     /// A lane taken from somebody who died with rows in flight.
@@ -638,8 +668,10 @@ mod tests {
     }
 
     impl Inherited {
-        fn with(suspect_rows: i32) -> Self {
-            let (lanes, term) = owning_suspect(1, suspect_rows);
+        /// The dead one had these first rows in flight.
+        fn with(rows: i64) -> Self {
+            let suspects = if rows > 0 { vec![1, rows] } else { Vec::new() };
+            let (lanes, term) = owning_suspect(1, &suspects);
             Inherited { lanes, term }
         }
 
@@ -690,14 +722,12 @@ mod tests {
     fn a_lane_handed_over_is_as_doubtful_as_it_was_taken() {
         let lane = Inherited::with(40);
         assert_eq!(lane.relay(&[1, 2, 3], &[1, 2, 3]), [1, 2, 3]);
-        let own_batch = 4;
-        let (given, _) = lane.lanes.remove_idle(own_batch);
-        let (_, _, _, suspect_rows) = given[0];
-        assert_eq!(suspect_rows, 40);
+        let (given, _) = lane.lanes.remove_idle();
+        assert_eq!(given[0].suspects, [1, 40]);
     }
 
     #[test]
-    fn however_often_a_suspect_row_is_tried_it_counts_once() {
+    fn however_often_suspect_rows_are_tried_no_others_are_flagged() {
         let lane = Inherited::with(4);
         for _ in 0..5 {
             assert_eq!(lane.relay(&[1, 2], &[1, 2]), [1, 2]);
@@ -714,7 +744,7 @@ mod tests {
             suspect_rows in 0..12i64,
             batches in prop::collection::vec((1..8usize, prop::collection::vec(any::<bool>(), 8)), 1..20),
         ) {
-            let lane = Inherited::with(suspect_rows as i32);
+            let lane = Inherited::with(suspect_rows);
             let mut pending: Vec<i64> = (1..=200).collect();
             for (window, sent) in batches {
                 let claimed = pending[..window].to_vec();

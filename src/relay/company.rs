@@ -8,20 +8,24 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use crate::lanes::Record;
+
 /// For so long nobody may come. The next look is due sooner, and if it finds nothing that ends the wait as well.
 const WAIT_MOST: Duration = Duration::from_millis(15);
 
-/// Published rows to be marked, and the lanes they stand in, with their epochs.
+/// Published rows to be marked, the lanes they stand in, with their epochs, and the records of what was in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Marks {
     pub lanes: Vec<(i16, i64)>,
     pub ids: Vec<i64>,
+    pub records: Vec<Record>,
 }
 
 impl Marks {
     pub fn extend(&mut self, more: &Marks) {
         self.lanes.extend(&more.lanes);
         self.ids.extend(&more.ids);
+        self.records.extend(&more.records);
     }
 }
 
@@ -93,6 +97,7 @@ mod tests {
         Marks {
             lanes: vec![(lane, 1)],
             ids: vec![id],
+            records: Vec::new(),
         }
     }
 

@@ -40,12 +40,15 @@ pub struct Wrong {
     needless_repeat: bool,
     out_of_order: bool,
     owns_after_leaving: bool,
+    silent_repeat: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     terms: Vec<Term>,
     lane: Lane,
+    /// Of each term: what it has in flight, and the number of that record.
+    records: Vec<(u8, u8)>,
     marked: u8,
     /// Rows of which Kafka has a copy.
     landed: u8,
@@ -80,7 +83,9 @@ impl Model for Lease {
             lane: Lane {
                 owner: Some(0),
                 epoch: 0,
+                suspects: 0,
             },
+            records: vec![(0, 0); self.processes],
             marked: 0,
             landed: 0,
             processes: (0..self.processes).map(Process::new).collect(),
@@ -123,6 +128,7 @@ impl Model for Lease {
             Property::always(REPEATS, |_, state: &State| !state.wrong.needless_repeat),
             Property::always(ORDER, |_, state: &State| !state.wrong.out_of_order),
             Property::always(LEFT, |_, state: &State| !state.wrong.owns_after_leaving),
+            Property::always(FLAGGED, |_, state: &State| !state.wrong.silent_repeat),
             Property::always(MARKED, |_, state: &State| state.marked & !state.landed == 0),
             Property::sometimes("all rows are published", |model: &Lease, state: &State| {
                 state.marked.count_ones() == u32::from(model.rows)
@@ -139,6 +145,7 @@ pub const MARKS: &str = "only the owner's marks count";
 pub const REPEATS: &str = "without a fault nothing is sent twice";
 pub const ORDER: &str = "first copies are in order";
 pub const LEFT: &str = "who left owns nothing";
+pub const FLAGGED: &str = "a repeat says that it may be one";
 pub const MARKED: &str = "what is marked was sent";
 
 impl State {
@@ -178,7 +185,10 @@ impl State {
         };
         let others = self.lane.owner.is_some_and(|owner| owner != batch.term) || self.lane.epoch != batch.epoch;
         self.wrong.stale_send |= others && self.lane.owner.is_some() && !batch.paused;
-        self.wrong.needless_repeat |= self.landed & (1 << row) != 0 && !self.unlucky;
+        let again = self.landed & (1 << row) != 0;
+        self.wrong.needless_repeat |= again && !self.unlucky;
+        // A copy that was held up may land behind the one that knows of it.
+        self.wrong.silent_repeat |= again && batch.suspects & (1 << row) == 0 && !batch.paused;
         self.wrong.out_of_order |= row > 0 && self.landed & (1 << (row - 1)) == 0;
         self.landed |= 1 << row;
     }

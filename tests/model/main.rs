@@ -83,6 +83,8 @@ fn without_a_rule_a_promise_breaks() {
         (BusyLaneStays, lease::SENDS, 1),
         (MarkComesBeforeLeaving, lease::REPEATS, 1),
         (LeavingStamps, lease::LEFT, 2),
+        (SendsAreRecorded, lease::FLAGGED, 1),
+        (UnknownStaysSuspect, lease::FLAGGED, 1),
     ] {
         lacks(
             rule,

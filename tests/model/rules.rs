@@ -26,6 +26,10 @@ pub enum Rule {
     MarkComesBeforeLeaving,
     /// Who leaves is stamped stopped in the transaction that frees its lanes.
     LeavingStamps,
+    /// What is about to be sent is written down before it is, and who takes the lane over suspects that.
+    SendsAreRecorded,
+    /// What Kafka gave no answer for is written down as suspect when the record of its batch goes.
+    UnknownStaysSuspect,
 
     // Floors and holds.
     /// An id is settled when those who held the writers' lock have ended; otherwise, when a claim has seen it.

@@ -106,3 +106,25 @@ async fn nothing_is_sent_under_a_lease_that_ended_while_the_machine_was_suspende
     history.assert_exact();
     recovered.record(history.repeats);
 }
+
+/// What hides the time from both of its clocks, as a hypervisor may.
+#[tokio::test]
+async fn a_claim_of_a_worker_whose_lanes_were_taken_meanwhile_is_refused_before_it_is_sent() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    let asleep = asleep_with_a_claim(&world, &topic, world.relay()).await;
+    world
+        .execute("UPDATE outbox.worker SET lease_until = clock_timestamp()")
+        .await;
+    let successor = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    asleep.continue_from("after_claim");
+    eventually(SOON, "its term to end", async || {
+        (asleep.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
+    })
+    .await;
+    asleep.continue_from("before_renew:2");
+    let history = world.history(&topic).await;
+    history.assert_exact();
+    history.assert_admitted_by(&[&successor]);
+}

@@ -11,6 +11,7 @@ mod failover;
 mod growth;
 mod holder;
 mod holds;
+mod in_flight;
 mod kafka;
 mod late_commit;
 mod lease;

@@ -1,4 +1,4 @@
-//! What the statements do: `renew`, `take`, `give_up`, `leave` and `mark` of `src/outbox/`.
+//! What the statements do: `renew`, `take`, `give_up`, `leave`, `record` and `mark` of `src/outbox/`.
 
 use super::{LEASE, State};
 use crate::rules::{Rule, Rules};
@@ -27,6 +27,8 @@ impl Default for Term {
 pub struct Lane {
     pub owner: Option<u8>,
     pub epoch: u8,
+    /// Rows that may have been sent.
+    pub suspects: u8,
 }
 
 /// A statement on its way. Those that the rules make one step are one; the others look first and write later.
@@ -60,13 +62,24 @@ pub enum Request {
         term: u8,
         epoch: u8,
         rows: u8,
+        unsettled: Unsettled,
     },
     /// Without the lock: found to be ours.
     MarkFound {
         term: u8,
         epoch: u8,
         rows: u8,
+        unsettled: Unsettled,
     },
+}
+
+/// What else a mark writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Unsettled {
+    /// Of the batch: it goes.
+    pub record: u8,
+    /// Rows of the batch that Kafka gave no answer for.
+    pub unknown: u8,
 }
 
 /// What a statement came to.
@@ -113,8 +126,13 @@ impl State {
                 Ran::Answer(Some(0))
             }
             Request::Leave { term, epoch } => self.leave(rules, term, epoch),
-            Request::Mark { term, epoch, rows } => self.mark(rules, term, epoch, rows),
-            Request::MarkFound { term, epoch, rows } => self.write_marks(term, epoch, rows),
+            Request::Mark { term, epoch, .. } => self.mark(rules, term, epoch, request),
+            Request::MarkFound {
+                term,
+                epoch,
+                rows,
+                unsettled,
+            } => self.write_marks(rules, (term, epoch), rows, unsettled),
         }
     }
 
@@ -145,6 +163,9 @@ impl State {
             self.stamp(owner);
         }
         self.unlucky |= owner.is_some();
+        if let Some(owner) = owner {
+            self.lane.suspects |= self.records[usize::from(owner)].1 & !self.marked;
+        }
         self.lane.owner = Some(term);
         self.lane.epoch += 1;
         self.wrong.owns_after_leaving |= self.terms[usize::from(term)].departed;
@@ -168,22 +189,52 @@ impl State {
         Ran::Answer(None)
     }
 
-    fn mark(&mut self, rules: &Rules, term: u8, epoch: u8, rows: u8) -> Ran {
+    /// Writes down what is about to be sent, and answers its number; `None`: the lane is not ours, or the lease is over.
+    pub fn record(&mut self, rules: &Rules, term: u8, epoch: u8, rows: u8) -> Option<u8> {
+        let is_ours = self.lane.owner == Some(term) && self.lane.epoch == epoch && self.is_live(term);
+        // Any number but that of a mark that may still run.
+        let number = match self.zombie {
+            Some(Request::Mark { unsettled, .. } | Request::MarkFound { unsettled, .. }) => 1 - unsettled.record,
+            _ => 0,
+        };
+        if is_ours && rules.has(Rule::SendsAreRecorded) {
+            self.records[usize::from(term)] = (number, rows);
+        }
+        is_ours.then_some(number)
+    }
+
+    fn mark(&mut self, rules: &Rules, term: u8, epoch: u8, request: Request) -> Ran {
+        let Request::Mark { rows, unsettled, .. } = request else {
+            return Ran::Answer(None);
+        };
         let is_ours =
             self.lane.owner == Some(term) && (self.lane.epoch == epoch || !rules.has(Rule::MarkChecksTheEpoch));
         if !is_ours {
             return Ran::Answer(None);
         }
         if rules.has(Rule::MarkLocksTheLane) {
-            self.write_marks(term, epoch, rows)
+            self.write_marks(rules, (term, epoch), rows, unsettled)
         } else {
-            Ran::Next(Request::MarkFound { term, epoch, rows })
+            Ran::Next(Request::MarkFound {
+                term,
+                epoch,
+                rows,
+                unsettled,
+            })
         }
     }
 
-    fn write_marks(&mut self, term: u8, epoch: u8, rows: u8) -> Ran {
+    fn write_marks(&mut self, rules: &Rules, (term, epoch): (u8, u8), rows: u8, unsettled: Unsettled) -> Ran {
         self.wrong.stale_mark |= self.lane.owner != Some(term) || self.lane.epoch != epoch;
         self.marked |= rows;
+        let record = &mut self.records[usize::from(term)];
+        if record.0 == unsettled.record {
+            *record = (0, 0);
+        }
+        if rules.has(Rule::UnknownStaysSuspect) {
+            self.lane.suspects |= unsettled.unknown;
+        }
+        self.lane.suspects &= !self.marked;
         Ran::Answer(Some(0))
     }
 }

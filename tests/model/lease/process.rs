@@ -1,6 +1,6 @@
 //! What a process does: its keeper asks for the lease and the lane, its relay claims, sends and marks.
 
-use super::database::{Ran, Request};
+use super::database::{Ran, Request, Unsettled};
 use super::{LEASE, Lease, MARGIN, State};
 use crate::rules::{Rule, Rules};
 
@@ -33,6 +33,12 @@ pub struct Batch {
     pub epoch: u8,
     rows: u8,
     acked: u8,
+    /// Of these a copy may be there from before: they say so.
+    pub suspects: u8,
+    /// It is written down: only now anything of it is sent.
+    recorded: Option<u8>,
+    /// Kafka gave no answer for these.
+    unknown: u8,
     /// Nothing more of it is sent: only marked.
     over: bool,
     sending: Option<Sending>,
@@ -60,6 +66,7 @@ pub enum Step {
     /// The connection broke: the keeper gives up, the statement may still run.
     LoseAsk,
     Claim,
+    Record,
     Send,
     Land,
     Ack,
@@ -73,7 +80,7 @@ pub enum Step {
 }
 
 impl Step {
-    pub const ALL: [Step; 17] = [
+    pub const ALL: [Step; 18] = [
         Step::Renew,
         Step::Take,
         Step::GiveUp,
@@ -82,6 +89,7 @@ impl Step {
         Step::HearAnswer,
         Step::LoseAsk,
         Step::Claim,
+        Step::Record,
         Step::Send,
         Step::Land,
         Step::Ack,
@@ -195,7 +203,7 @@ impl Process {
         true
     }
 
-    fn claim(&mut self, rows: u8) -> bool {
+    fn claim(&mut self, rows: u8, suspects: u8) -> bool {
         let (Some(term), Some(epoch)) = (self.term, self.epoch) else {
             return false;
         };
@@ -207,6 +215,9 @@ impl Process {
             epoch,
             rows,
             acked: 0,
+            suspects,
+            recorded: None,
+            unknown: 0,
             over: false,
             sending: None,
             mark: None,
@@ -224,7 +235,7 @@ impl Process {
         let may_send = self.left > margin;
         let term = self.term;
         let Some(batch) = &mut self.batch else { return false };
-        if batch.sending.is_some() || batch.over {
+        if batch.sending.is_some() || batch.over || batch.recorded.is_none() {
             return false;
         }
         let row = (batch.rows & !batch.acked).trailing_zeros() as u8;
@@ -252,7 +263,9 @@ impl Process {
     fn failed(&mut self) -> bool {
         let Some(batch) = &mut self.batch else { return false };
         batch.over = true;
-        batch.sending.take().is_some()
+        let failed = batch.sending.take();
+        batch.unknown |= failed.as_ref().map_or(0, |send| 1 << send.row);
+        failed.is_some()
     }
 
     fn mark(&mut self) -> bool {
@@ -260,14 +273,14 @@ impl Process {
         if !batch.over || batch.mark.is_some() {
             return false;
         }
-        if batch.acked == 0 {
-            self.batch = None;
-            return true;
-        }
         batch.mark = Some(Request::Mark {
             term: batch.term,
             epoch: batch.epoch,
             rows: batch.acked,
+            unsettled: Unsettled {
+                record: batch.recorded.unwrap_or_default(),
+                unknown: batch.unknown,
+            },
         });
         true
     }
@@ -290,8 +303,10 @@ impl State {
             Step::LoseAsk => self.lose_ask(number),
             Step::Claim => {
                 let pending = !self.marked & ((1 << model.rows) - 1);
-                self.processes[number].claim(pending)
+                let suspects = self.lane.suspects;
+                self.processes[number].claim(pending, suspects)
             }
+            Step::Record => self.record_batch(rules, number),
             Step::Send => self.processes[number].send(rules),
             Step::Land => self.land_send(number),
             Step::Ack => self.processes[number].acknowledged(),
@@ -352,6 +367,23 @@ impl State {
             .filter(|ask| ask.answer.is_none())
             .map(|ask| ask.request);
         self.zombie.is_some()
+    }
+
+    fn record_batch(&mut self, rules: &Rules, number: usize) -> bool {
+        let batch = self.processes[number].batch.as_ref();
+        let Some(batch) = batch.filter(|batch| batch.recorded.is_none()) else {
+            return false;
+        };
+        let (term, epoch, rows) = (batch.term, batch.epoch, batch.rows);
+        let recorded = self.record(rules, term, epoch, rows);
+        let process = &mut self.processes[number];
+        if recorded.is_some() {
+            process.batch.iter_mut().for_each(|batch| batch.recorded = recorded);
+        } else {
+            process.batch = None;
+            process.lose_term();
+        }
+        true
     }
 
     fn land_send(&mut self, number: usize) -> bool {

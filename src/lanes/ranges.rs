@@ -1,0 +1,136 @@
+//! Ids of rows that may have been sent before, as ranges: exact enough to flag few others, and small however many there are. Pure.
+
+/// So many ranges of a lane are stored.
+const STORED_MAX: usize = 32;
+
+/// Ranges of ids, first and last included: in order, and apart from each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<(i64, i64)>);
+
+impl Ranges {
+    /// As they are stored: first, last, first, last.
+    pub fn from_flat(flat: &[i64]) -> Self {
+        let mut ranges = Ranges::default();
+        for pair in flat.chunks_exact(2) {
+            ranges.insert(pair[0], pair[1]);
+        }
+        ranges
+    }
+
+    pub fn to_flat(&self) -> Vec<i64> {
+        self.0.iter().flat_map(|(first, last)| [*first, *last]).collect()
+    }
+
+    pub fn of_ids(ids: impl IntoIterator<Item = i64>) -> Self {
+        let mut ids: Vec<i64> = ids.into_iter().collect();
+        ids.sort_unstable();
+        let mut ranges = Ranges::default();
+        ids.into_iter().for_each(|id| ranges.insert(id, id));
+        ranges
+    }
+
+    /// Neighbours and those that overlap become one.
+    pub fn insert(&mut self, first: i64, last: i64) {
+        let from = self.0.partition_point(|range| range.1.saturating_add(1) < first);
+        let to = self.0.partition_point(|range| range.0 <= last.saturating_add(1));
+        let (mut first, mut last) = (first, last);
+        if let Some(met) = self.0.get(from..to).filter(|met| !met.is_empty()) {
+            first = first.min(met[0].0);
+            last = last.max(met[met.len() - 1].1);
+        }
+        self.0.splice(from..to.max(from), [(first, last)]);
+    }
+
+    pub fn extend(&mut self, others: &Ranges) {
+        others.0.iter().for_each(|(first, last)| self.insert(*first, *last));
+    }
+
+    /// At most so many: those with the least between them become one.
+    pub fn capped(mut self, most: usize) -> Self {
+        while self.0.len() > most.max(1) {
+            let gaps = self.0.windows(2).map(|pair| pair[1].0 - pair[0].1).enumerate();
+            let Some((place, _)) = gaps.min_by_key(|(_, gap)| *gap) else {
+                break;
+            };
+            let (_, last) = self.0.remove(place + 1);
+            self.0[place].1 = last;
+        }
+        self
+    }
+
+    /// As they are stored of a lane: a few, which say a little more than they must.
+    pub fn to_stored(&self) -> Vec<i64> {
+        self.clone().capped(STORED_MAX).to_flat()
+    }
+
+    pub fn contains(&self, id: i64) -> bool {
+        let place = self.0.partition_point(|range| range.1 < id);
+        self.0.get(place).is_some_and(|range| range.0 <= id)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.0.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn flat(ranges: &[(i64, i64)]) -> Vec<i64> {
+        let mut all = Ranges::default();
+        ranges.iter().for_each(|(first, last)| all.insert(*first, *last));
+        all.to_flat()
+    }
+
+    #[test]
+    fn ranges_that_meet_become_one() {
+        assert_eq!(flat(&[(5, 6), (1, 2)]), [1, 2, 5, 6]);
+        assert_eq!(flat(&[(1, 2), (3, 4)]), [1, 4], "neighbours");
+        assert_eq!(flat(&[(1, 2), (8, 9), (2, 8)]), [1, 9]);
+        assert_eq!(flat(&[(1, 9), (3, 4)]), [1, 9]);
+        assert_eq!(flat(&[(1, i64::MAX), (3, 4)]), [1, i64::MAX]);
+    }
+
+    #[test]
+    fn too_many_become_fewer_where_least_lies_between_them() {
+        let ranges = Ranges::of_ids([100, 1, 3, 50, 103]);
+        assert_eq!(ranges.clone().capped(5), ranges);
+        assert_eq!(ranges.clone().capped(3).to_flat(), [1, 3, 50, 50, 100, 103]);
+        assert_eq!(ranges.clone().capped(2).to_flat(), [1, 50, 100, 103]);
+        assert_eq!(ranges.capped(0).to_flat(), [1, 103]);
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_what_was_inserted_is_in_them_and_nothing_is_lost_by_a_cap(
+            inserted in prop::collection::vec((0..60i64, 0..6i64), 0..20), most in 1..5usize,
+        ) {
+            let mut ranges = Ranges::default();
+            let mut ids = BTreeSet::new();
+            for (first, more) in inserted {
+                ranges.insert(first, first + more);
+                ids.extend(first..=first + more);
+            }
+            let found: BTreeSet<i64> = (-5..80).filter(|id| ranges.contains(*id)).collect();
+            prop_assert_eq!(&found, &ids);
+            prop_assert_eq!(&Ranges::of_ids(ids.iter().copied()), &ranges, "there is one way to write them");
+            prop_assert_eq!(&Ranges::from_flat(&ranges.to_flat()), &ranges);
+            let capped = ranges.capped(most);
+            prop_assert!(capped.iter().count() <= most);
+            prop_assert!(ids.iter().all(|id| capped.contains(*id)));
+        }
+    }
+}

@@ -1,0 +1,6 @@
+-- What workers ($1) had in flight when they were last heard of, range by range. Run behind take.sql, in its transaction: who still marks does so
+-- under the lock that the take has now.
+SELECT f.worker, range.lane, range.first_id, range.last_id
+FROM outbox.in_flight f CROSS JOIN unnest(f.lanes, f.first_ids, f.last_ids) AS range (lane, first_id, last_id)
+WHERE f.worker = ANY ($1::uuid[])
+  AND f.id >= (SELECT min(w.in_flight_from) FROM outbox.worker w WHERE w.id = ANY ($1::uuid[]))
