@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Rows of a holder are found at most this much after it commits.
 const HOLDERS_EVERY: Duration = Duration::from_millis(50);
 /// How ids are drawn is looked at this often, though floors have no reason to move.
-const SEQUENCE_EVERY: Duration = Duration::from_secs(1);
+const SEQUENCE_EVERY: Duration = Duration::from_secs(15);
 /// One that has held for so long is named, and asked for again as often; the log says so more seldom.
 const NAME_AFTER: Duration = Duration::from_secs(10);
 const REMIND_EVERY: Duration = Duration::from_secs(60);
