@@ -177,6 +177,7 @@ impl Relay {
         let more_due = claim.delayed() >= self.settings.batch_rows;
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
+        metrics::rows_claimed(rows.len());
         let mut verdict = Verdict::default();
         if !rows.is_empty() {
             let lanes = with_epochs(held, &rows);
@@ -396,6 +397,7 @@ impl Relay {
         for row in &mut rows {
             row.suspect |= row.id <= held.suspect_until;
         }
+        metrics::rows_claimed(rows.len());
         failpoint::hit("after_claim_keyless").await;
         let verdict = self.publish(Stream::Keyless, &rows, lease_end).await;
         let dropped = claim.dropped;
@@ -486,7 +488,6 @@ impl Relay {
         if rows.is_empty() {
             return Verdict::default();
         }
-        metrics::rows_claimed(rows.len());
         metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
         self.pace.weigh(rows.len(), bytes);
@@ -621,11 +622,12 @@ fn report_hold(hold: &HoldOrder) {
             "topic parked: it is tried again by itself; other topics go on"
         );
     } else if let Some(paused) = Partition::of_unit(&hold.unit) {
-        warn!(
+        // The publisher has said so, once for all lanes.
+        debug!(
             topic = hold.topic,
             partition = paused.number,
-            reason = hold.reason,
-            "partition paused: it is tried again by itself; other partitions go on"
+            lane = hold.lane,
+            "rows of a paused partition are kept back"
         );
     } else if hold.failures == 0 {
         // Perhaps thousands, each for a moment: nobody has to act.

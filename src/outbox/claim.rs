@@ -294,6 +294,10 @@ impl Outbox {
 
     /// Says of the rows that cannot be sent why. One that could be read after all is left behind: it comes again.
     async fn explain(&self, claim: &mut Claim) -> Result<()> {
+        // Rows are large, and nearly always all of them are whole: none is moved then.
+        if claim.rows.iter().all(|row| self.is_whole(row)) {
+            return Ok(());
+        }
         let mut whole = Vec::with_capacity(claim.rows.len());
         for mut row in std::mem::take(&mut claim.rows) {
             if self.explain_row(&mut row).await? {
@@ -306,9 +310,13 @@ impl Outbox {
         Ok(())
     }
 
+    fn is_whole(&self, row: &Row) -> bool {
+        row.withheld.is_none() && row.bytes() <= self.message_bytes_max
+    }
+
     /// Is it known what to do with this row? Else it could not be read, and now it could.
     pub(super) async fn explain_row(&self, row: &mut Row) -> Result<bool> {
-        if row.withheld.is_none() && row.bytes() <= self.message_bytes_max {
+        if self.is_whole(row) {
             return Ok(true);
         }
         let rows = self.query(&self.statements.withheld, &[&row.id]).await?;

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tracing::warn;
+
 /// For so long it is believed. A probe that fails says it again, and comes more often than that.
 const BELIEVED: Duration = Duration::from_secs(10);
 
@@ -18,11 +20,16 @@ type Topics = HashMap<String, HashMap<i32, (Instant, String)>>;
 pub struct PausedPartitions(Mutex<Topics>);
 
 impl PausedPartitions {
-    /// It took nothing just now.
+    /// It took nothing just now. Said once, not for each of the lanes that meet it.
     pub fn pause(&self, topic: &str, partition: i32, reason: &str, now: Instant) {
         let mut topics = self.lock();
         let partitions = topics.entry(topic.to_owned()).or_default();
-        partitions.insert(partition, (now, reason.to_owned()));
+        if partitions.insert(partition, (now, reason.to_owned())).is_none() {
+            warn!(
+                topic,
+                partition, reason, "partition paused: it is tried again by itself; other partitions go on"
+            );
+        }
     }
 
     /// It takes records.
