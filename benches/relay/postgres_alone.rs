@@ -45,7 +45,19 @@ impl PostgresAlone {
         let plans = PLANS.map(|(name, value)| format!("SET {name} = {value}"));
         db.batch_execute(&plans.join("; ")).await?;
         let worker = Uuid::new_v4();
-        let register: &[&(dyn ToSql + Sync)] = &[&worker, &"bench", &"bench", &(BATCH as i32), &LEASE_SECONDS];
+        // It says nothing of its process: nobody succeeds it.
+        let (no_text, no_number) = (None::<&str>, None::<i64>);
+        let register: &[&(dyn ToSql + Sync)] = &[
+            &worker,
+            &"bench",
+            &"bench",
+            &LEASE_SECONDS,
+            &no_text,
+            &no_text,
+            &no_number,
+            &no_number,
+            &no_number,
+        ];
         let registered = db.query_one(REGISTER, register).await?;
         let mark = if shape == Shape::Keyless {
             mode.mark_keyless()
@@ -108,6 +120,7 @@ impl PostgresAlone {
         let epochs: Vec<i64> = lanes.iter().map(|lane| lane.epoch).collect();
         let floors: Vec<i64> = lanes.iter().map(|lane| lane.floor).collect();
         let limits = vec![limit as i32; lanes.len()];
+        let uptos = vec![i64::MAX; lanes.len()];
         let most = BATCH as i64;
         // Nothing is held.
         let (no_lanes, no_topics): (&[i16], &[&str]) = (&[], &[]);
@@ -123,6 +136,7 @@ impl PostgresAlone {
                     &no_topics,
                     &most,
                     &self.incarnation,
+                    &uptos,
                 ],
             )
             .await?;
@@ -141,10 +155,10 @@ impl PostgresAlone {
             lanes[at].floor = lanes[at].floor.max(id);
             ids.push(id);
         }
-        let marked = self
-            .db
-            .execute(&self.mark, &[&self.worker, &names, &epochs, &self.incarnation, &ids])
-            .await?;
+        // Nothing is sent, so there is no record of what is in flight.
+        let no_records: &[i64] = &[];
+        let mark: &[&(dyn ToSql + Sync)] = &[&self.worker, &names, &epochs, &self.incarnation, &ids, &no_records];
+        let marked = self.db.execute(&self.mark, mark).await?;
         let full = counts.into_iter().map(|count| count >= limit);
         let left = lanes
             .into_iter()
@@ -186,6 +200,11 @@ impl PostgresAlone {
             // Rows without a key are only deleted here, and those are not divided into shares.
             &1_i32,
             &0_i32,
+            // No hold's rows alone, and no end but that of the rows.
+            &None::<i32>,
+            &None::<i32>,
+            &None::<&str>,
+            &i64::MAX,
         ];
         let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{CLAIM_TURN}");
         let ((), row, ()) = tokio::try_join!(
