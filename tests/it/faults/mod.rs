@@ -30,6 +30,7 @@ mod sequence;
 mod slow;
 mod standby;
 mod stop;
+mod successor;
 mod table;
 mod vacuum;
 mod versions;

@@ -98,8 +98,10 @@ impl Paused {
                         WHERE owner IS NOT NULL GROUP BY owner";
             let row = session.query_one(held, &[]).await.expect(held);
             let (owner, lanes, epochs): (Uuid, Vec<i16>, Vec<i64>) = (row.get(0), row.get(1), row.get(2));
+            let recorded = "SELECT array_agg(id) FROM outbox.in_flight";
+            let records: Vec<i64> = session.query_one(recorded, &[]).await.expect(recorded).get(0);
             session
-                .execute(MARK, &[&owner, &lanes, &epochs, &incarnation, &ids])
+                .execute(MARK, &[&owner, &lanes, &epochs, &incarnation, &ids, &records])
                 .await
         };
         assert_eq!(marked.expect("answered"), 30);

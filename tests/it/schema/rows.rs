@@ -130,6 +130,13 @@ const REFUSED: &[(&str, &[&str])] = &[
         &["outbox.hold (lane, topic, unit, resume_floor, reason, retry_at) VALUES (0, 't', 'x', 0, '', now())"],
     ),
     (
+        "consumer_slot_is_1_to_32",
+        &[
+            "outbox.consumer_slot (consumer, slot, counter) VALUES ('c', 0, 'outbox.consumer_duplicates_1')",
+            "outbox.consumer_slot (consumer, slot, counter) VALUES ('c', 33, 'outbox.consumer_duplicates_1')",
+        ],
+    ),
+    (
         "processed_message_names_are_1_to_255_bytes",
         &[
             "outbox.processed_message (consumer, source, message_id, payload_hash) VALUES ('', 's', 'm', '\\x01')",

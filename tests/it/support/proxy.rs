@@ -183,6 +183,12 @@ impl Drop for Proxy {
     }
 }
 
+/// Whole words: "COMMIT" is not in "READ COMMITTED".
+fn has_words(sql: &str, text: &str) -> bool {
+    sql.match_indices(text)
+        .any(|(at, _)| !sql[at + text.len()..].starts_with(char::is_alphanumeric))
+}
+
 /// host:port of a URL.
 fn host_of(url: &str) -> &str {
     let (_, rest) = url.split_once('@').expect("a user in the URL");
@@ -267,7 +273,7 @@ impl Connection {
         }
         drop(heard);
         if let Some((text, answer)) = &*wanted
-            && executed.iter().any(|sql| sql.contains(text))
+            && executed.iter().any(|sql| has_words(sql, text))
         {
             *self.spoiling.lock().expect("a wish") = Some(*answer);
             *wanted = None;
