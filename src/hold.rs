@@ -52,6 +52,7 @@ const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// The shortest pause between two rounds.
 const PAUSE_LEAST: Duration = Duration::from_millis(50);
 const NO_ANSWER: &str = "no answer from Kafka";
+const LOCKED: &str = "another transaction has locked its row";
 
 impl Relay {
     /// Retries what is due until `draining`.
@@ -166,6 +167,9 @@ impl Relay {
             // The row was removed, redriven or discarded: nothing to wait for.
             return Ok(Some((let_go(hold, None, None), None)));
         };
+        if self.lanes.is_acknowledged(hold.lane, row.id) {
+            return Ok(Some((let_go(hold, Some(row.id), None), None)));
+        }
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         let record = match self.record_head(&live, &row).await {
             Ok(Some(record)) => record,
@@ -287,15 +291,15 @@ impl Relay {
             return;
         };
         failpoint::hit("before_change").await;
-        let (mut released, mut postponed) = (Changes::default(), Changes::default());
+        let (mut released, mut postponed) = (Vec::new(), Vec::new());
         for (tried, record) in tried {
             match tried {
-                Tried::Released(hold) => released.push(hold, record),
-                Tried::Postponed(hold) => postponed.push(hold, record),
+                Tried::Released(hold) => released.push((hold, record)),
+                Tried::Postponed(hold) => postponed.push((hold, record)),
             }
         }
         // A release raises the epoch, so it comes last.
-        let changed = self.postpone(&term, &held, &postponed).await && self.release(&term, &held, &released).await;
+        let changed = self.postpone(&term, &held, postponed).await && self.release(&term, &held, released).await;
         if !changed {
             // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again. Ended before the lane is
             // given back, or somebody claims from where it stood.
@@ -304,42 +308,83 @@ impl Relay {
         self.lanes.put_back(&term, &[held]);
     }
 
-    async fn postpone(&self, term: &Term, held: &Held, postponed: &Changes<Postponed>) -> bool {
-        if postponed.holds.is_empty() {
-            return true;
+    /// False: fenced.
+    async fn postpone(&self, term: &Term, held: &Held, postponed: Vec<(Postponed, Option<Record>)>) -> bool {
+        let (mut holds, records) = with_records(postponed);
+        while !holds.is_empty() {
+            // Heads of which a copy may be there are known by id, and go on to be when their records are gone.
+            let suspects = self.lanes.doubts_to_store(held.lane);
+            let lane = (held.lane, held.epoch);
+            let write = || async {
+                let written = self
+                    .outbox
+                    .postpone_holds(term, lane, &holds, &records, &suspects)
+                    .await?;
+                Ok(written.then_some(()))
+            };
+            match self.unless_locked(term, write).await {
+                None => return false,
+                Some(Some(())) => {
+                    self.lanes.settled_records(&records);
+                    self.lanes.suspects_stored(term.worker, suspects);
+                    return true;
+                }
+                Some(None) => {
+                    let refused = holds.iter().filter_map(|later| later.refused.as_ref());
+                    let heads: Vec<i64> = refused.map(|refusal| refusal.id).collect();
+                    let Some(locked) = self.locked(term, &heads).await else {
+                        return false;
+                    };
+                    // Their refusal is not counted: they are tried again.
+                    let is_locked = |refusal: &Refusal| locked.contains(&refusal.id);
+                    for later in holds
+                        .iter_mut()
+                        .filter(|later| later.refused.as_ref().is_some_and(is_locked))
+                    {
+                        *later = self.later(later.hold.clone(), LOCKED);
+                    }
+                }
+            }
         }
-        // Heads of which a copy may be there are known by id, and go on to be when their records are gone.
-        let suspects = self.lanes.doubts_to_store(held.lane);
-        let lane = (held.lane, held.epoch);
-        let Changes { holds, records } = postponed;
-        let write = || self.outbox.postpone_holds(term, lane, holds, records, &suspects);
-        let written = self.while_term_lasts(term, || async { write().await.map(Some) }).await == Some(true);
-        if written {
-            self.lanes.settled_records(records);
-            self.lanes.suspects_stored(term.worker, suspects);
-        }
-        written
+        true
     }
 
-    async fn release(&self, term: &Term, held: &Held, changes: &Changes<Released>) -> bool {
-        let Changes {
-            holds: released,
-            records,
-        } = changes;
-        if released.is_empty() {
-            return true;
+    /// False: fenced. Where somebody else has locked heads, their holds are put away, and the others released without them.
+    async fn release(&self, term: &Term, held: &Held, mut released: Vec<(Released, Option<Record>)>) -> bool {
+        while !released.is_empty() {
+            let (holds, records) = with_records(released.clone());
+            let write = || self.outbox.release_holds(term, held.lane, held.epoch, &holds, &records);
+            match self.unless_locked(term, write).await {
+                None => return false,
+                Some(Some(lowered)) => {
+                    self.lanes.settled_records(&records);
+                    failpoint::hit("after_release").await;
+                    self.released(term, held.lane, lowered, &holds).await;
+                    return true;
+                }
+                Some(None) => {
+                    let heads: Vec<i64> = holds.iter().filter_map(Released::head).collect();
+                    let Some(locked) = self.locked(term, &heads).await else {
+                        return false;
+                    };
+                    let is_locked = |(one, _): &mut (Released, _)| one.head().is_some_and(|id| locked.contains(&id));
+                    let waiting = released.extract_if(.., is_locked).collect();
+                    if !self.postpone_locked(term, held, waiting).await {
+                        return false;
+                    }
+                }
+            }
         }
-        let write = || {
-            self.outbox
-                .release_holds(term, held.lane, held.epoch, released, records)
-        };
-        let Some(lowered) = self.while_term_lasts(term, write).await else {
-            return false;
-        };
-        self.lanes.settled_records(records);
-        failpoint::hit("after_release").await;
-        self.released(term, held.lane, lowered, released).await;
         true
+    }
+
+    /// What became of these heads is written when they are free.
+    async fn postpone_locked(&self, term: &Term, held: &Held, waiting: Vec<(Released, Option<Record>)>) -> bool {
+        let published = waiting.iter().filter_map(|(released, _)| released.published);
+        published.for_each(|id| self.lanes.remember_acknowledged(held.lane, id));
+        let later = |(released, record): (Released, _)| (self.later(released.hold, LOCKED), record);
+        self.postpone(term, held, waiting.into_iter().map(later).collect())
+            .await
     }
 
     async fn released(&self, term: &Term, lane: i16, lowered: Lowered, released: &[Released]) {
@@ -386,25 +431,9 @@ struct Round<'a> {
 type Recorded = (Tried, Option<Record>);
 
 /// Holds that are changed together, and the records that go with that.
-struct Changes<T> {
-    holds: Vec<T>,
-    records: Vec<Record>,
-}
-
-impl<T> Default for Changes<T> {
-    fn default() -> Self {
-        Changes {
-            holds: Vec::new(),
-            records: Vec::new(),
-        }
-    }
-}
-
-impl<T> Changes<T> {
-    fn push(&mut self, hold: T, record: Option<Record>) {
-        self.holds.push(hold);
-        self.records.extend(record);
-    }
+fn with_records<T>(changes: Vec<(T, Option<Record>)>) -> (Vec<T>, Vec<Record>) {
+    let (holds, records): (Vec<T>, Vec<Option<Record>>) = changes.into_iter().unzip();
+    (holds, records.into_iter().flatten().collect())
 }
 
 /// What is to be written about a hold.

@@ -35,7 +35,7 @@ use in_flight::InFlight;
 
 pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
 pub use in_flight::{Record, SentRanges};
-pub use keyless::{KeylessStored, KeylessToRaise};
+pub use keyless::{KeylessStored, KeylessToRaise, Unmarked};
 pub use ranges::Ranges;
 
 /// One lease of this process: see the module's doc.
@@ -338,8 +338,21 @@ impl Lanes {
 
     pub fn forget_unknown(&self, lane: i16, id: i64) {
         if let Some(book) = self.lock().lanes.get_mut(&lane) {
-            book.unknown.remove(&id);
+            book.forget(id);
         }
+    }
+
+    /// Kafka has this head of a hold, which is unknown so far: somebody else has locked its row.
+    pub fn remember_acknowledged(&self, lane: i16, id: i64) {
+        if let Some(book) = self.lock().lanes.get_mut(&lane) {
+            book.acknowledged.insert(id);
+        }
+    }
+
+    pub fn is_acknowledged(&self, lane: i16, id: i64) -> bool {
+        let inner = self.lock();
+        let book = inner.lanes.get(&lane);
+        book.is_some_and(|book| book.acknowledged.contains(&id))
     }
 
     /// Lanes whose floors have moved since they were stored, or of which nothing is suspect any more.

@@ -28,7 +28,7 @@ pub use error::{Error, Kind, Result};
 pub use hold::{Postponed, Released, StoredHold};
 pub use holder::Holder;
 pub use lease::{Peer, Renewal};
-pub use mark::Settlement;
+pub use mark::{KeylessSettlement, Settlement};
 pub use predecessor::Predecessor;
 pub use sweep::{Commands, Counted, HistoryDays, InboxSample, Purge, Purged, Retention, Sample, Table};
 
@@ -62,6 +62,7 @@ macro_rules! statements {
 
 statements!(
     claim_fence,
+    claim_kept,
     claim_keyless,
     claim_lanes,
     claim_turn,
@@ -89,6 +90,7 @@ statements!(
     keyless,
     keyless_lowest,
     lineage,
+    locked,
     look,
     lost_deleted,
     lost_kept,

@@ -2,6 +2,7 @@
 
 mod batch;
 mod company;
+mod locked;
 mod look;
 
 use std::collections::HashSet;
@@ -13,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use self::batch::{
-    ByLane, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, unknown_by_lane, unseen, with_epochs,
-    with_floors,
+    ByLane, add_acknowledged, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, take_acknowledged,
+    unknown_by_lane, unseen, with_epochs, with_floors,
 };
 pub use self::company::Company;
 use self::company::Marks;
@@ -22,10 +23,10 @@ use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Work};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
 use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Free, Outbox, Result, Settlement};
+use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher, Until, record_lifetime};
@@ -181,8 +182,9 @@ impl Relay {
         let mut verdict = Verdict::default();
         if !rows.is_empty() {
             let lanes = with_epochs(held, &rows);
-            let record = match self.record(term, &lanes, &rows).await {
-                Ok(Some(record)) => record,
+            let acknowledged = take_acknowledged(&mut rows, held);
+            let records = match self.record_batch(term, &lanes, &rows).await {
+                Ok(Some(records)) => records,
                 Ok(None) => return self.lease_lost(term),
                 Err(error) => {
                     self.claim_failed(&error);
@@ -190,12 +192,18 @@ impl Relay {
                 }
             };
             verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
+            let still_locked = self.still_locked(&acknowledged).await;
+            add_acknowledged(&mut rows, acknowledged, &mut verdict);
+            verdict.leave_locked(&still_locked);
             let marks = Marks {
                 lanes,
                 ids: verdict.published.clone(),
-                records: vec![record],
+                records,
             };
-            if !self.settle_lanes(term, held, &rows, &verdict, marks, may_wait).await {
+            if !self
+                .settle_lanes(term, held, &rows, &mut verdict, marks, may_wait)
+                .await
+            {
                 return Vec::new();
             }
         }
@@ -234,6 +242,14 @@ impl Relay {
         Ok(ended.is_empty())
     }
 
+    /// The record of a batch, unless nothing of it is to be sent. `None`: the lanes are not ours any more.
+    async fn record_batch(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Vec<Record>>> {
+        if rows.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        Ok(self.record(term, lanes, rows).await?.map(|record| vec![record]))
+    }
+
     /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any more.
     pub(crate) async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
         let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
@@ -261,11 +277,15 @@ impl Relay {
         term: &Term,
         held: &[Held],
         rows: &[Row],
-        verdict: &Verdict,
-        marks: Marks,
+        verdict: &mut Verdict,
+        mut marks: Marks,
         may_wait: bool,
     ) -> bool {
         failpoint::hit("after_publish").await;
+        if marks.ids.is_empty() && marks.records.is_empty() {
+            // All of it waits for its mark still, as is written already.
+            return true;
+        }
         // While somebody keeps watch: else the next batch is this task's to find.
         let waits = may_wait && verdict.is_clean() && self.watch.is_kept();
         if waits && self.company.wait(term.worker, marks.clone()).await {
@@ -280,14 +300,7 @@ impl Relay {
             self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
             return true;
         }
-        let written = self
-            .while_term_lasts(term, || async {
-                if verdict.refused.is_empty() && verdict.holds.is_empty() && verdict.unknown.is_empty() {
-                    return self.mark_lanes(term, &marks).await;
-                }
-                self.write_verdict(term, held, rows, verdict, &marks).await
-            })
-            .await;
+        let written = self.write_lanes(term, held, rows, verdict, &mut marks).await;
         metrics::mark_took(Stream::Lanes, began.elapsed());
         match written {
             Some(count) => {
@@ -299,6 +312,31 @@ impl Relay {
                 self.fenced(term, verdict.published.len());
                 false
             }
+        }
+    }
+
+    /// Writes the verdict; where somebody else has locked rows of the batch, without those. `None`: fenced.
+    async fn write_lanes(
+        &self,
+        term: &Term,
+        held: &[Held],
+        rows: &[Row],
+        verdict: &mut Verdict,
+        marks: &mut Marks,
+    ) -> Option<u64> {
+        loop {
+            let (judged, marking) = (&*verdict, &*marks);
+            let write = || async move {
+                if judged.refused.is_empty() && judged.holds.is_empty() && judged.unknown.is_empty() {
+                    return self.mark_lanes(term, marking).await;
+                }
+                self.write_verdict(term, held, rows, judged, marking).await
+            };
+            if let Some(count) = self.unless_locked(term, write).await? {
+                return Some(count);
+            }
+            self.leave_locked(term, verdict).await?;
+            marks.ids.clone_from(&verdict.published);
         }
     }
 
@@ -399,10 +437,10 @@ impl Relay {
         }
         metrics::rows_claimed(rows.len());
         failpoint::hit("after_claim_keyless").await;
-        let verdict = self.publish(Stream::Keyless, &rows, lease_end).await;
+        let mut verdict = self.publish(Stream::Keyless, &rows, lease_end).await;
         let dropped = claim.dropped;
         // Also where its rows were gone when they were read: the record goes.
-        self.settle_keyless(term, number, held.floor, &rows, &dropped, &verdict)
+        self.settle_keyless(term, number, held.floor, &rows, &dropped, &mut verdict)
             .await;
         let mut seen = see_keyless(held, &rows, &dropped, &verdict);
         (seen.slow, seen.took) = (slow, took);
@@ -440,34 +478,68 @@ impl Relay {
         floor: i64,
         rows: &[Row],
         dropped: &[Dropped],
-        verdict: &Verdict,
+        verdict: &mut Verdict,
     ) {
         failpoint::hit("after_publish_keyless").await;
         let began = Instant::now();
-        let Verdict { published, refused, .. } = verdict;
-        let suspect = in_doubt(rows, dropped, verdict);
-        let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
-        let marked = self
-            .while_term_lasts(term, || async {
-                if verdict.is_clean() && dropped.is_empty() {
-                    return self.outbox.mark_keyless(term, claim, published).await.map(Some);
-                }
-                self.outbox
-                    .settle_keyless(term, claim, published, refused, &suspect, &holds)
-                    .await
-                    .map(Some)
-            })
-            .await;
+        let marked = self.write_keyless(term, claim, floor, rows, dropped, verdict).await;
         metrics::mark_took(Stream::Keyless, began.elapsed());
         let Some(count) = marked else { return };
         self.marked(Stream::Keyless, rows, count);
-        let fenced = published.len().saturating_sub(count as usize);
+        let fenced = verdict.published.len().saturating_sub(count as usize);
         if fenced > 0 {
             warn!(
                 rows = fenced,
                 "rows had been taken over by another worker: marked nothing there"
             );
             metrics::rows_fenced(fenced);
+        }
+    }
+
+    /// The same as [`Relay::write_lanes`]. Rows that Kafka has and that cannot be marked yet stay claimed.
+    async fn write_keyless(
+        &self,
+        term: &Term,
+        claim: i64,
+        floor: i64,
+        rows: &[Row],
+        dropped: &[Dropped],
+        verdict: &mut Verdict,
+    ) -> Option<u64> {
+        let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
+        loop {
+            let (judged, suspect) = (&*verdict, in_doubt(rows, dropped, verdict));
+            let settled = KeylessSettlement {
+                published: &judged.published,
+                unmarked: &judged.unmarked,
+                refused: &judged.refused,
+                suspect: &suspect,
+                holds: &holds,
+            };
+            let claimed = Instant::now();
+            let write = || async {
+                let marked = if judged.is_clean() && dropped.is_empty() {
+                    self.outbox.mark_keyless(term, claim, settled.published).await?
+                } else {
+                    let lease = self.settings.lease;
+                    self.outbox.settle_keyless(term, claim, &settled, lease).await?
+                };
+                Ok(Some(marked))
+            };
+            if let Some(count) = self.unless_locked(term, write).await? {
+                let ids = judged.unmarked.clone();
+                self.remember_unmarked(
+                    term,
+                    Unmarked {
+                        claim,
+                        ids,
+                        suspect,
+                        claimed,
+                    },
+                );
+                return Some(count);
+            }
+            self.leave_locked(term, verdict).await?;
         }
     }
 

@@ -106,6 +106,8 @@ pub struct Verdict {
     pub unsent: Vec<i64>,
     /// Not published as far as we know, but a copy may be there: the next one must say so.
     pub unknown: Vec<i64>,
+    /// Of the unknown, those that Kafka has: somebody else has locked their rows. They are marked later, and not sent again.
+    pub unmarked: Vec<i64>,
     /// Nothing got through to Kafka at all: wait for it, hold nobody.
     pub outage: Option<String>,
 }
@@ -114,6 +116,24 @@ impl Verdict {
     /// Everything acknowledged: the common case, and one statement.
     pub fn is_clean(&self) -> bool {
         self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.unknown.is_empty()
+    }
+
+    /// These rows were acknowledged in an earlier batch, and could not be marked then.
+    pub fn add_acknowledged(&mut self, ids: impl IntoIterator<Item = i64>) {
+        self.published.extend(ids);
+        self.published.sort_unstable();
+    }
+
+    /// Somebody else has locked these rows: nothing can be written of them.
+    pub fn leave_locked(&mut self, locked: &[i64]) {
+        let (unmarked, published): (Vec<i64>, Vec<i64>) = self.published.iter().partition(|id| locked.contains(id));
+        self.published = published;
+        self.unknown.extend(&unmarked);
+        self.unmarked.extend(unmarked);
+        let is_locked = |refusal: &mut Refusal| locked.contains(&refusal.id);
+        self.unsent
+            .extend(self.refused.extract_if(.., is_locked).map(|refusal| refusal.id));
+        self.unsent.sort_unstable();
     }
 
     /// Was this row of the batch acknowledged?
@@ -258,6 +278,24 @@ mod tests {
         Outcome::Refused {
             reason: "too large".into(),
         }
+    }
+
+    #[test]
+    fn nothing_is_written_of_locked_rows_and_those_that_kafka_has_are_remembered() {
+        let mut verdict = Verdict {
+            published: vec![1, 5],
+            refused: vec![POLICY.refusal(&row(3, Some(0), "t", Some("k"), 0), "too large")],
+            ..Verdict::default()
+        };
+        verdict.add_acknowledged([2]);
+        verdict.leave_locked(&[2, 3]);
+        assert_eq!(verdict.published, [1, 5]);
+        assert_eq!(
+            (verdict.unmarked.as_slice(), verdict.unknown.as_slice()),
+            (&[2][..], &[2][..])
+        );
+        assert_eq!((verdict.refused.len(), verdict.unsent.as_slice()), (0, &[3][..]));
+        assert!(!verdict.is_clean() && !verdict.has_published(2) && verdict.has_published(5));
     }
 
     fn put_off() -> Outcome {

@@ -146,6 +146,8 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &C
     let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { r.retry_holds(&d).await });
     let (r, d) = (relay.clone(), draining.clone());
+    tasks.spawn(async move { r.mark_unmarked(&d).await });
+    let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { horizon::watch(&r.lanes, &r.outbox, &d).await });
     let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { r.published.watch(&r.outbox, &d).await });

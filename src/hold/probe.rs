@@ -13,10 +13,11 @@ use tracing::{info, warn};
 
 use super::{IDLE_LOOK, NO_ANSWER, PAUSE_LEAST, certainly_not_there, let_go, may_have_landed};
 use crate::boottime::BootInstant;
-use crate::lanes::{Share, Term};
+use crate::failpoint;
+use crate::lanes::{Share, Term, Unmarked};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
-use crate::outbox::{Free, Result, StoredHold};
+use crate::outbox::{Free, KeylessSettlement, Result, StoredHold};
 use crate::publisher::Until;
 use crate::relay::{Relay, report_refusal};
 use crate::verdict::Refusal;
@@ -171,6 +172,11 @@ impl Relay {
                 .await;
             return Ok(Probed::Gone);
         };
+        if self.lanes.is_acknowledged(hold.lane, row.id) {
+            let released = let_go(hold.clone(), Some(row.id), None);
+            self.change(live, hold.lane, vec![(released, None)]).await;
+            return Ok(Probed::Fixed);
+        }
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         let Some(record) = self.record_head(live, &row).await? else {
             return Ok(Probed::Gone);
@@ -278,27 +284,64 @@ impl Relay {
         if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
             // It could arrive after somebody else has taken the row over.
             let suspect: Vec<i64> = row.suspect.then_some(row.id).into_iter().collect();
-            self.outbox.settle_keyless(term, claim, &[], &[], &suspect, &[]).await?;
+            self.give_back(term, claim, &[], &suspect).await?;
             return Ok(Probed::Silent("PostgreSQL answered too late".to_owned()));
         }
         row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
         let outcome = self.send_probe(&row, began + self.settings.lease).await;
+        failpoint::hit("after_head").await;
         if outcome == Outcome::Acked {
-            self.release_keyless(term, hold, Some((claim, row.id))).await?;
+            self.release_published(term, hold, claim, row.id).await?;
             return Ok(Probed::Fixed);
         }
         let refused = self.keyless_refusal(&row, &outcome);
         let is_suspect = row.suspect || may_have_landed(&outcome);
         let is_dead = refused.iter().any(|refusal| refusal.dead);
         let suspect: Vec<i64> = (is_suspect && !is_dead).then_some(row.id).into_iter().collect();
-        self.outbox
-            .settle_keyless(term, claim, &[], &refused, &suspect, &[])
-            .await?;
+        self.give_back(term, claim, &refused, &suspect).await?;
         if let Some(reason) = still_silent(hold, &outcome) {
             return Ok(Probed::Silent(reason));
         }
         self.release_keyless(term, hold, None).await?;
         Ok(Probed::Fixed)
+    }
+
+    /// Kafka has taken the head of a hold.
+    async fn release_published(&self, term: &Term, hold: &StoredHold, claim: i64, id: i64) -> Result<()> {
+        match self.release_keyless(term, hold, Some((claim, id))).await {
+            Err(error) if error.is_locked() => {}
+            released => return released,
+        }
+        // Somebody else has locked its row: that is marked later, and keeps no other waiting.
+        let (ids, claimed) = (vec![id], Instant::now());
+        let settled = KeylessSettlement {
+            unmarked: &ids,
+            ..KeylessSettlement::default()
+        };
+        let lease = self.settings.lease;
+        self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        let suspect = Vec::new();
+        self.remember_unmarked(
+            term,
+            Unmarked {
+                claim,
+                ids,
+                suspect,
+                claimed,
+            },
+        );
+        self.release_keyless(term, hold, None).await
+    }
+
+    async fn give_back(&self, term: &Term, claim: i64, refused: &[Refusal], suspect: &[i64]) -> Result<()> {
+        let settled = KeylessSettlement {
+            refused,
+            suspect,
+            ..KeylessSettlement::default()
+        };
+        let lease = self.settings.lease;
+        self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        Ok(())
     }
 
     /// The oldest row that a hold keeps back, claimed like any other. `None`: it has none that is free.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::walk::Walk;
-use super::{Held, KeylessStored, Ranges, Seen, Taken};
+use super::{Held, KeylessStored, Ranges, Seen, Taken, Unmarked};
 use crate::floor::{Floor, Horizon};
 
 /// The fewest rows asked of a lane that is believed to have some.
@@ -43,6 +43,8 @@ pub(super) struct Lane {
     pub(super) suspect_until: i64,
     /// Rows that may have been sent, by us or by the last owner, and are known by id.
     pub(super) unknown: HashSet<i64>,
+    /// See [`Held::acknowledged`].
+    pub(super) acknowledged: HashSet<i64>,
     pub(super) not_before: Instant,
     pub(super) served: u64,
     /// When a look last asked for those of its rows that are due.
@@ -71,6 +73,8 @@ pub(super) struct Keyless {
     pub(super) lag: usize,
     /// See [`Lane::due_asked`].
     pub(super) due_asked: Option<Instant>,
+    /// What is left of claims whose rows could not all be marked.
+    pub(super) unmarked: Vec<Unmarked>,
 }
 
 impl From<&Taken> for Lane {
@@ -92,6 +96,7 @@ impl From<&Taken> for Lane {
             stored_suspects: taken.stored_suspects.clone(),
             suspect_until: taken.suspect_until,
             unknown: HashSet::new(),
+            acknowledged: HashSet::new(),
             not_before: Instant::now(),
             served: 0,
             due_asked: None,
@@ -138,6 +143,7 @@ impl Lane {
             suspects: self.suspects.clone(),
             suspect_until: self.suspect_until,
             unknown: self.unknown.clone(),
+            acknowledged: self.acknowledged.clone(),
             held_topics: self.held_topics.clone(),
         }
     }
@@ -149,15 +155,20 @@ impl Lane {
         doubts.to_stored()
     }
 
+    /// Nothing of this row is in doubt any more.
+    pub(super) fn forget(&mut self, id: i64) {
+        self.unknown.remove(&id);
+        self.acknowledged.remove(&id);
+    }
+
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = false;
         if !seen.held_topics.is_empty() {
             Arc::make_mut(&mut self.held_topics).extend(seen.held_topics.iter().cloned());
         }
-        for id in &seen.published {
-            self.unknown.remove(id);
-        }
+        seen.published.iter().for_each(|id| self.forget(*id));
         self.unknown.extend(&seen.unknown);
+        self.acknowledged.extend(&seen.acknowledged);
         self.not_before = now + seen.pause.unwrap_or_default();
         let Some(sight) = seen.sight else {
             // The claim failed: nothing was learned, so look again, and for less if a pause says that it hurt.
@@ -392,6 +403,25 @@ mod tests {
         lane.checkin(&all_done(), Instant::now());
         assert_eq!(*lane.held_topics, one_topic(), "only a release ends it");
         assert_eq!(lane.suspects.to_flat(), [15, 19]);
+    }
+
+    #[test]
+    fn a_row_that_waits_for_its_mark_is_remembered_until_it_has_it() {
+        let mut lane = after(Seen {
+            acknowledged: vec![30],
+            unknown: vec![30],
+            ..with_left(30)
+        });
+        assert!(lane.held(7, 40, &horizon()).acknowledged.contains(&30) && lane.unknown.contains(&30));
+        assert!(lane.ready && lane.floor.hard() < 30);
+        lane.checkin(
+            &Seen {
+                published: vec![30],
+                ..all_done()
+            },
+            Instant::now(),
+        );
+        assert!(lane.acknowledged.is_empty() && !lane.unknown.contains(&30));
     }
 
     #[test]

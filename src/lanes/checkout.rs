@@ -25,6 +25,8 @@ pub struct Held {
     pub suspects: Ranges,
     pub suspect_until: i64,
     pub unknown: HashSet<i64>,
+    /// Of the unknown, those that Kafka has: somebody else had locked them when they were to be marked.
+    pub acknowledged: HashSet<i64>,
     /// Of these some rows are held back, or all.
     pub held_topics: Arc<BTreeSet<String>>,
 }
@@ -144,6 +146,8 @@ pub struct Seen {
     pub published: Vec<i64>,
     /// May have been sent, and are not published: from now on known by id.
     pub unknown: Vec<i64>,
+    /// See [`Held::acknowledged`].
+    pub acknowledged: Vec<i64>,
     /// Of these it now holds rows back.
     pub held_topics: BTreeSet<String>,
     /// Look again only after this long.

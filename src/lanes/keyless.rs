@@ -1,5 +1,7 @@
 //! The rows without a lane: nobody's in particular, so what is known of them is shared with all other workers.
 
+use std::time::Instant;
+
 use uuid::Uuid;
 
 use super::Lanes;
@@ -14,6 +16,17 @@ pub struct KeylessStored {
     /// Up to this id any row may have been sent before a failover lost its mark.
     pub suspect_until: i64,
     pub has_holds: bool,
+}
+
+/// Rows of a claim without a lane that Kafka has and that could not be marked: somebody else has locked them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unmarked {
+    pub claim: i64,
+    pub ids: Vec<i64>,
+    /// Rows of the same claim of which a copy may be there.
+    pub suspect: Vec<i64>,
+    /// When the claim was last written: its lease begins there.
+    pub claimed: Instant,
 }
 
 /// What a look at the table has to know that is to raise the floor of the rows without a lane.
@@ -116,6 +129,19 @@ impl Lanes {
         if inner.term.is_some_and(|term| term.worker == worker) {
             inner.keyless.raise_floor(epoch, sight);
         }
+    }
+
+    /// These are to be marked later.
+    pub fn remember_unmarked(&self, worker: Uuid, unmarked: Unmarked) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker) {
+            inner.keyless.unmarked.push(unmarked);
+        }
+    }
+
+    /// All of them: from now on they are the caller's.
+    pub fn take_unmarked(&self) -> Vec<Unmarked> {
+        std::mem::take(&mut self.lock().keyless.unmarked)
     }
 
     /// No claim of rows without a lane has a lower number, nor ever will: claims are numbered in turn.

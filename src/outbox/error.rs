@@ -44,6 +44,11 @@ pub enum Kind {
 }
 
 impl Error {
+    /// Did it wait for a lock as long as it may?
+    pub fn is_locked(&self) -> bool {
+        matches!(self, Error::Postgres(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Error::Setting(_) => Kind::Setting,

@@ -42,6 +42,14 @@ pub struct Released {
     pub refused: Option<Refusal>,
 }
 
+impl Released {
+    /// The row that is changed with it.
+    pub fn head(&self) -> Option<i64> {
+        let refused = self.refused.as_ref().map(|refusal| refusal.id);
+        self.published.or(refused)
+    }
+}
+
 /// A hold whose next try is put away.
 #[derive(Clone, Debug)]
 pub struct Postponed {

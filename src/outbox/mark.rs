@@ -1,5 +1,7 @@
 //! What became of a batch, written behind the fence.
 
+use std::time::Duration;
+
 use futures_util::future::try_join4;
 
 use super::hold::insert_holds;
@@ -18,6 +20,18 @@ pub struct Settlement<'a> {
     pub records: &'a [Record],
     /// Of lanes of which more may have been sent than was known.
     pub suspects: &'a [(i16, Vec<i64>)],
+}
+
+/// The same of a claim without a lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeylessSettlement<'a> {
+    pub published: &'a [i64],
+    /// Published too, but somebody else has locked them: the claim goes on with them.
+    pub unmarked: &'a [i64],
+    pub refused: &'a [Refusal],
+    /// Given back, though a copy may be there.
+    pub suspect: &'a [i64],
+    pub holds: &'a [(HoldOrder, i64)],
 }
 
 impl Outbox {
@@ -98,17 +112,21 @@ impl Outbox {
         .await
     }
 
-    /// The same for rows of a claim without a lane, which ends with it; those of which a copy may be there are `suspect`.
+    /// The same for rows of a claim without a lane, which ends with it, or is kept for another `lease` where some could not be marked.
     /// Answers how many were marked; none, and nothing was written, if the claim had been taken over.
     pub async fn settle_keyless(
         &self,
         term: &Term,
         claim: i64,
-        published: &[i64],
-        refused: &[Refusal],
-        suspect: &[i64],
-        holds: &[(HoldOrder, i64)],
+        settled: &KeylessSettlement<'_>,
+        lease: Duration,
     ) -> Result<u64> {
+        let KeylessSettlement {
+            published,
+            refused,
+            holds,
+            ..
+        } = settled;
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             let fence = transaction
@@ -121,14 +139,10 @@ impl Outbox {
             let marked = transaction
                 .execute(
                     self.mark_keyless_statement(),
-                    &[&published, &claim, &term.worker, &term.incarnation],
+                    &[published, &claim, &term.worker, &term.incarnation],
                 )
                 .await?;
-            if !suspect.is_empty() {
-                transaction
-                    .execute(&self.statements.suspect, &[&claim, &suspect])
-                    .await?;
-            }
+            self.keep_of_claim(&transaction, term, claim, settled, lease).await?;
             insert_holds(&transaction, &self.statements.hold, holds).await?;
             if !holds.is_empty() {
                 let names = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
@@ -140,6 +154,35 @@ impl Outbox {
             Ok(marked)
         })
         .await
+    }
+
+    /// What is left of a claim that has ended, under the same number.
+    async fn keep_of_claim(
+        &self,
+        transaction: &Transaction<'_>,
+        term: &Term,
+        claim: i64,
+        settled: &KeylessSettlement<'_>,
+        lease: Duration,
+    ) -> Result<()> {
+        let KeylessSettlement { unmarked, suspect, .. } = settled;
+        if !unmarked.is_empty() {
+            // The suspect ones wait with them: a claim is over or not.
+            let (ids, lease) = ([*unmarked, *suspect].concat(), lease.as_secs_f64());
+            let kept: Params<'_> = &[&claim, &term.worker, &lease, &ids];
+            transaction.execute(&self.statements.claim_kept, kept).await?;
+        } else if !suspect.is_empty() {
+            transaction
+                .execute(&self.statements.suspect, &[&claim, suspect])
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Which of these rows somebody else has locked.
+    pub async fn locked(&self, ids: &[i64]) -> Result<Vec<i64>> {
+        let rows = self.query(&self.statements.locked, &[&ids]).await?;
+        rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
     /// Locks lanes of ours for what is written behind it; false: not all of them are ours any more.

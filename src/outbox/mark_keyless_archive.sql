@@ -4,7 +4,8 @@ WITH own AS (
     RETURNING id
 ), gone AS (
     DELETE FROM outbox.message
-    WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND EXISTS (SELECT FROM own)
+    WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+      AND EXISTS (SELECT FROM own WHERE set_config('lock_timeout', '250ms', true) <> '')
     RETURNING id, created_at, aggregate_version, message_id, partition, attempts, topic, key, event_type,
      aggregate_type, aggregate_id, idempotency_scope, idempotency_key, headers, payload, payload_bytes
 )

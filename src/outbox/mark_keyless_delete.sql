@@ -4,4 +4,5 @@ WITH own AS (
     RETURNING id
 )
 DELETE FROM outbox.message
-WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND EXISTS (SELECT FROM own)
+WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+  AND EXISTS (SELECT FROM own WHERE set_config('lock_timeout', '250ms', true) <> '')

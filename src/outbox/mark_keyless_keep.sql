@@ -6,4 +6,5 @@ WITH own AS (
 )
 UPDATE outbox.message
 SET published_at = clock_timestamp(), available_at = NULL
-WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND EXISTS (SELECT FROM own)
+WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+  AND EXISTS (SELECT FROM own WHERE set_config('lock_timeout', '250ms', true) <> '')

@@ -78,6 +78,25 @@ pub fn flag_suspects(rows: &mut [Row], held: &[Held]) {
     }
 }
 
+/// Takes the rows out that Kafka has already: see [`Held::acknowledged`].
+pub fn take_acknowledged(rows: &mut Vec<Row>, held: &[Held]) -> Vec<Row> {
+    let is_acknowledged = |row: &mut Row| held.iter().any(|held| held.acknowledged.contains(&row.id));
+    if held.iter().all(|held| held.acknowledged.is_empty()) {
+        return Vec::new();
+    }
+    rows.extract_if(.., is_acknowledged).collect()
+}
+
+/// Puts them back: they are as good as published by this batch.
+pub fn add_acknowledged(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdict: &mut Verdict) {
+    if acknowledged.is_empty() {
+        return;
+    }
+    verdict.add_acknowledged(acknowledged.iter().map(|row| row.id));
+    rows.extend(acknowledged);
+    rows.sort_by_cached_key(|row| row.id);
+}
+
 /// What goes back unpublished although a copy of it may be there: from this try, or from an earlier one.
 pub fn in_doubt(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<i64> {
     let is_unsent = |row: &&Row| verdict.unsent.binary_search(&row.id).is_ok();
@@ -89,11 +108,8 @@ pub fn in_doubt(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<i64
     let dropped = dropped.iter().filter(|row| row.suspect).map(|row| row.id);
     let refused = verdict.refused.iter().filter(|refusal| refusal.stays_suspect());
     let refused = refused.map(|refusal| refusal.id);
-    unsent
-        .chain(dropped)
-        .chain(refused)
-        .chain(verdict.unknown.iter().copied())
-        .collect()
+    let unknown = verdict.unknown.iter().filter(|id| !verdict.unmarked.contains(id));
+    unsent.chain(dropped).chain(refused).chain(unknown.copied()).collect()
 }
 
 /// The lanes that rows of the batch stand in, with their epochs.
@@ -184,6 +200,11 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
             .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
             .map(|row| row.id)
             .collect(),
+        acknowledged: of_lane
+            .iter()
+            .filter(|row| verdict.unmarked.contains(&row.id))
+            .map(|row| row.id)
+            .collect(),
         held_topics: topics(verdict.holds.iter().filter(|hold| hold.lane == held.lane)),
         pause: stuck.then(breather),
         published,
@@ -259,6 +280,7 @@ mod tests {
             suspects: Ranges::default(),
             suspect_until: 0,
             unknown: HashSet::new(),
+            acknowledged: HashSet::new(),
             held_topics: Arc::default(),
         }
     }
@@ -449,6 +471,40 @@ mod tests {
             ..held(0)
         };
         assert_eq!(flagged(both), [1, 3, 7]);
+    }
+
+    // ── rows that are locked ───────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn a_row_that_could_not_be_marked_is_not_sent_again_but_marked_with_the_next_batch() {
+        let batch = of_lane(0, [1, 2, 3]);
+        let mut verdict = Verdict {
+            published: vec![1, 2, 3],
+            ..Verdict::default()
+        };
+        verdict.leave_locked(&[2]);
+        assert_eq!(unknown_by_lane(&batch, &verdict), [(0, 2)], "a successor is told");
+        assert!(in_doubt(&batch, &[], &verdict).is_empty(), "it is not given back");
+        let seen = see(&held(0), &batch, &verdict);
+        assert_eq!(
+            (seen.published, seen.acknowledged, seen.unknown),
+            (vec![1, 3], vec![2], vec![2])
+        );
+        let lowest_left = seen.sight.and_then(|sight| sight.lowest_left);
+        assert_eq!(lowest_left, Some(2), "no floor passes it");
+        let next = Held {
+            acknowledged: HashSet::from([2]),
+            ..held(0)
+        };
+        let mut rows = of_lane(0, [2, 4]);
+        let acknowledged = take_acknowledged(&mut rows, std::slice::from_ref(&next));
+        assert_eq!((ids(&rows), ids(&acknowledged)), (vec![4], vec![2]));
+        let mut verdict = Verdict {
+            published: vec![4],
+            ..Verdict::default()
+        };
+        add_acknowledged(&mut rows, acknowledged, &mut verdict);
+        assert_eq!((ids(&rows), verdict.published), (vec![2, 4], vec![2, 4]));
     }
 
     // ── in_doubt, with_floors ────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-//! Somebody locks the table and keeps it.
+//! Somebody locks the table, or a row, and keeps it.
 
 use std::time::{Duration, Instant};
 
@@ -42,4 +42,183 @@ async fn a_table_locked_for_long_costs_time_but_neither_the_lease_nor_the_pool()
         "the lease is another table"
     );
     recovered.record(history.repeats);
+}
+
+/// An operator who has locked the oldest row that is not marked.
+async fn lock_oldest(world: &World) -> tokio_postgres::Client {
+    let operator = world.session().await;
+    operator
+        .batch_execute(
+            "BEGIN; SELECT FROM outbox.message WHERE published_at IS NULL AND dead_at IS NULL ORDER BY id LIMIT 1 FOR UPDATE",
+        )
+        .await
+        .expect("locked");
+    operator
+}
+
+/// Waits until nothing but the locked row is left.
+async fn all_but_the_locked_one(world: &World) {
+    eventually(SOON, "all but one row to be marked", async || {
+        (world.pending().await == 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_on_one_row_delays_that_row_alone() {
+    let fault = Fault::new(
+        59,
+        "an operator's transaction locks one pending row (SELECT … FOR UPDATE) between its claim and its mark",
+        "only that row waits; it is not sent again",
+    );
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 300, 100).await;
+    let relay = world
+        .relay()
+        .failpoint("after_publish:1")
+        .args(&["--tasks", "1"])
+        .start_ready()
+        .await;
+    relay.at_failpoint("after_publish:1").await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from("after_publish:1");
+    all_but_the_locked_one(&world).await;
+    // The lane of the locked row is not held up either.
+    world.fill(&topic, 300, 100).await;
+    all_but_the_locked_one(&world).await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    let recovered = fault.over().until_drained(&world).await;
+    world.history(&topic).await.assert_exact();
+    assert_eq!(relay.metric("outboxd_possible_duplicates_total"), Some(0.0));
+    recovered.record(0);
+}
+
+#[tokio::test]
+async fn a_lock_on_one_row_without_a_key_delays_that_row_alone() {
+    for on_published in ["keep", "delete"] {
+        let world = World::new().await;
+        let topic = world.topic("orders", 4, &[]).await;
+        world.fill(&topic, 300, 0).await;
+        let args = ["--tasks", "1", "--on-published", on_published];
+        let relay = world
+            .relay()
+            .failpoint("after_publish_keyless:1")
+            .args(&args)
+            .start_ready()
+            .await;
+        relay.at_failpoint("after_publish_keyless:1").await;
+        let operator = lock_oldest(&world).await;
+        relay.continue_from("after_publish_keyless:1");
+        all_but_the_locked_one(&world).await;
+        world.fill(&topic, 300, 0).await;
+        all_but_the_locked_one(&world).await;
+        operator.batch_execute("COMMIT").await.expect("unlocked");
+        world.drained(SOON).await;
+        assert_eq!(world.records(&topic).await.len(), 600);
+        assert_eq!(relay.metric("outboxd_possible_duplicates_total"), Some(0.0));
+        eventually(SOON, "no record of a claim to be left", async || {
+            (world.claims().await == 0).then_some(())
+        })
+        .await;
+    }
+}
+
+/// What became of the batch is more than a mark: one of its rows is too large.
+#[tokio::test]
+async fn a_lock_on_one_row_does_not_keep_a_refusal_from_being_written() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 4, &[]).await;
+    world.fill(&topic, 50, 50).await;
+    let large = world.insert(&topic, &[(Some("large"), noise(70_000))]).await[0];
+    let args = ["--tasks", "1", "--max-message-bytes", "64KiB"];
+    let relay = world
+        .relay()
+        .failpoint("after_publish:1")
+        .args(&args)
+        .start_ready()
+        .await;
+    relay.at_failpoint("after_publish:1").await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from("after_publish:1");
+    all_but_the_locked_one(&world).await;
+    world.dead(large).await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    world.drained(SOON).await;
+    world.history(&topic).await.assert_exact();
+}
+
+#[tokio::test]
+async fn a_lock_on_the_head_of_a_hold_delays_its_key_alone() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    let missing = format!("{topic}-late");
+    world.insert(&missing, &[(Some("k"), b"1".to_vec())]).await;
+    let mut first = world.relay().start_ready().await;
+    world.held(1).await;
+    first.stop();
+    create_topic(&world.kafka, &missing, 1, &[]).await;
+    let relay = world.relay().failpoint("after_head").start_ready().await;
+    relay.at_failpoint("after_head").await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from("after_head");
+    // Of the same lane.
+    let other = world.insert(&topic, &[(Some("k"), b"2".to_vec())]).await[0];
+    world.published(other).await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    eventually(SOON, "the hold to be released", async || {
+        (world.holds().await == 0).then_some(())
+    })
+    .await;
+    world.drained(SOON).await;
+    assert_eq!(world.records(&missing).await.len(), 1, "it was sent once");
+}
+
+/// The oldest row of a parked topic, without a key, is claimed like any other.
+#[tokio::test]
+async fn a_lock_on_the_row_that_a_parked_topic_is_probed_with_delays_that_row_alone() {
+    let world = World::new().await;
+    let missing = format!("{}.late", world.name);
+    world
+        .insert(&missing, &[(None, b"1".to_vec()), (None, b"2".to_vec())])
+        .await;
+    let mut first = world.relay().start_ready().await;
+    world.held(1).await;
+    first.stop();
+    create_topic(&world.kafka, &missing, 1, &[]).await;
+    let relay = world.relay().failpoint("after_head").start_ready().await;
+    relay.at_failpoint("after_head").await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from("after_head");
+    all_but_the_locked_one(&world).await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    world.drained(SOON).await;
+    assert_eq!(world.records(&missing).await.len(), 2, "each was sent once");
+}
+
+/// Kafka has the row: whoever takes over cannot know that, and says so.
+#[tokio::test]
+async fn a_row_that_waits_for_its_mark_is_flagged_when_its_worker_dies() {
+    for (keys, failpoint) in [(1, "after_publish:1"), (0, "after_publish_keyless:1")] {
+        let world = World::new().await;
+        let topic = world.topic("orders", 1, &[]).await;
+        world.fill(&topic, 10, keys).await;
+        let mut first = world
+            .relay()
+            .failpoint(failpoint)
+            .args(&["--tasks", "1"])
+            .start_ready()
+            .await;
+        first.at_failpoint(failpoint).await;
+        let operator = lock_oldest(&world).await;
+        first.continue_from(failpoint);
+        all_but_the_locked_one(&world).await;
+        first.kill();
+        operator.batch_execute("COMMIT").await.expect("unlocked");
+        let _second = world.relay().start_ready().await;
+        world.drained(SOON).await;
+        let history = world.history(&topic).await;
+        history.assert_sound();
+        assert_eq!(history.repeats, 1, "the locked row, and no other");
+    }
 }

@@ -7,7 +7,7 @@ use crate::support::{cells, documented_faults};
 
 /// Those of the list that are not about exactly-once.
 fn promised() -> BTreeSet<u8> {
-    [1..=3, 6..=30, 33..=45, 48..=58, 60..=64, 67..=67]
+    [1..=3, 6..=30, 33..=45, 48..=64, 67..=67]
         .into_iter()
         .flatten()
         .collect()
