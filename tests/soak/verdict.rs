@@ -15,6 +15,9 @@ pub const GRACE: Duration = Duration::from_secs(10);
 const SCRAPE: Duration = Duration::from_secs(2);
 const SAMPLES_OF_A_REST: usize = 3;
 
+/// Of what was in flight when a fault left it in doubt, so much may be sent as a possible repeat.
+const FLAGS_MAX: f64 = 3.0;
+
 /// Below this, memory may do what it likes.
 const MEMORY_MIB_FREE: f64 = 100.0;
 const MEMORY_GROWTH_MAX: f64 = 1.3;
@@ -102,7 +105,26 @@ impl Evidence {
                 duplicated,
                 self.counters().possible_duplicates as u64,
             ),
+            self.flags(),
         ]
+    }
+
+    /// A flag that is always on says nothing.
+    fn flags(&self) -> Check {
+        let in_doubt = self.faults.iter().filter(|fault| fault.event.kind.leaves_in_doubt() > 0);
+        let in_flight: f64 = in_doubt.map(|fault| self.in_flight(fault)).sum();
+        at_most(
+            "rows sent with a flag, by what was in flight in such faults",
+            self.counters().possible_duplicates as u64,
+            (FLAGS_MAX * in_flight) as u64,
+        )
+    }
+
+    /// The most rows seen in flight just before a fault or while it lasted: a broker that is stopped is sent more until that is noticed.
+    fn in_flight(&self, fault: &Injected) -> f64 {
+        let lasted = fault.began..=fault.began + fault.took;
+        let samples = self.samples.iter().filter(|sample| lasted.contains(&sample.at));
+        samples.map(|sample| sample.in_flight).fold(fault.in_flight, f64::max)
     }
 
     fn dead_letters(&self) -> Vec<Check> {

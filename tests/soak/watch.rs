@@ -40,6 +40,8 @@ pub struct Sample {
     /// `None`: the database does not answer.
     pub backlog: Option<Backlog>,
     pub published: f64,
+    /// Rows being published, by all replicas that answer.
+    pub in_flight: f64,
 }
 
 pub struct Watch {
@@ -82,16 +84,19 @@ impl Lookout {
         let mut samples = Vec::new();
         while !stop.is_cancelled() {
             ticks.tick().await;
-            block_in_place(|| {
-                for replica in &self.stage.replicas {
-                    replica.scrape();
+            let in_flight = block_in_place(|| {
+                let replicas = self.stage.replicas.iter();
+                let in_flight = replicas.map(|replica| {
                     replica.weigh();
-                }
+                    replica.scrape().unwrap_or(0.0)
+                });
+                in_flight.sum()
             });
             let sample = Sample {
                 at: start.elapsed(),
                 backlog: self.look().await,
                 published: self.published(),
+                in_flight,
             };
             progress.show(&sample);
             samples.push(sample);

