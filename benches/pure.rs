@@ -119,7 +119,6 @@ fn batch(criterion: &mut Criterion) {
     let appetite = Appetite {
         rows: BATCH as usize,
         tasks: 3,
-        shares: 1,
         lease_left: Duration::ZERO,
     };
     let mut group = criterion.benchmark_group("batch");

@@ -33,7 +33,7 @@ use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 use in_flight::InFlight;
 
-pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Share, Work};
+pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Work};
 pub use in_flight::{Record, SentRanges};
 pub use keyless::{KeylessStored, KeylessToRaise, Unmarked};
 pub use ranges::Ranges;
@@ -450,7 +450,6 @@ pub(crate) mod tests {
     pub(crate) const APPETITE: Appetite = Appetite {
         rows: 1000,
         tasks: 2,
-        shares: 1,
         lease_left: Duration::ZERO,
     };
 

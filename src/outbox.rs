@@ -203,15 +203,6 @@ impl Outbox {
         }
     }
 
-    /// Into how many shares a deep backlog without keys is divided. A row that is kept has its new version on its own page where
-    /// that has room, and a batch of neighbours would leave none.
-    pub fn shares(&self) -> i32 {
-        match self.on_published {
-            OnPublished::Keep => 8,
-            OnPublished::Archive | OnPublished::Delete => 1,
-        }
-    }
-
     /// Runs `work` on a connection; one that does not answer in time is closed, not reused.
     async fn on_connection<T>(&self, work: impl AsyncFnOnce(&mut Session) -> Result<T>) -> Result<T> {
         self.on_connection_within(self.patience, work).await

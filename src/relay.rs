@@ -131,7 +131,6 @@ impl Relay {
         Appetite {
             rows: self.settings.batch_rows.min(self.pace.rows()),
             tasks: self.settings.tasks,
-            shares: self.outbox.shares(),
             lease_left: self.settings.lease_needed(),
         }
     }
@@ -457,7 +456,6 @@ impl Relay {
             most_in_all: 2 * held.most,
             of_hold: None,
             skip_held: held.has_holds,
-            share: held.share,
         };
         self.claim_free(term, &free, self.pace.bytes()).await
     }

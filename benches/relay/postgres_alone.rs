@@ -197,9 +197,6 @@ impl PostgresAlone {
             &self.worker,
             &LEASE_SECONDS,
             &self.incarnation,
-            // Rows without a key are only deleted here, and those are not divided into shares.
-            &1_i32,
-            &0_i32,
             // No hold's rows alone, and no end but that of the rows.
             &None::<i32>,
             &None::<i32>,

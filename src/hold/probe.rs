@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::{IDLE_LOOK, NO_ANSWER, PAUSE_LEAST, certainly_not_there, let_go, may_have_landed};
 use crate::boottime::BootInstant;
 use crate::failpoint;
-use crate::lanes::{Share, Term, Unmarked};
+use crate::lanes::{Term, Unmarked};
 use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Free, KeylessSettlement, Result, StoredHold};
@@ -354,7 +354,6 @@ impl Relay {
             most_in_all: 1,
             of_hold: Some(hold),
             skip_held: true,
-            share: Share::ALL,
         };
         let claimed = self.claim_free(term, &free, self.settings.bytes_per_task()).await?;
         let Some((claim, mut claimed)) = claimed else {

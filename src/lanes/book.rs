@@ -63,12 +63,9 @@ pub(super) struct Keyless {
     pub(super) in_vain: u32,
     /// See [`super::Lanes::claims_from`].
     pub(super) claims_from: i64,
-    pub(super) full_in_a_row: i32,
     pub(super) walk: Walk,
     /// Where the last claim was cut short: the next one goes on there. They promise no order, and one that comes to the end begins anew.
     pub(super) resume: i64,
-    /// So many checkouts there were.
-    pub(super) served: i32,
     /// See [`super::Lanes::keyless_lag`].
     pub(super) lag: usize,
     /// See [`Lane::due_asked`].
@@ -113,7 +110,7 @@ fn next_window(window: usize, seen: &Seen) -> usize {
         (seen.rows * 2).clamp(1, window)
     } else if seen.full {
         (window * 2).min(1 << 16)
-    } else if seen.of_a_share || seen.walked {
+    } else if seen.walked {
         window
     } else {
         window.min(seen.rows.next_power_of_two().max(WINDOW_MIN))
@@ -203,11 +200,6 @@ impl Lane {
 impl Keyless {
     pub(super) fn checkin(&mut self, seen: &Seen, now: Instant) {
         self.busy = self.busy.saturating_sub(1);
-        self.full_in_a_row = if seen.full {
-            self.full_in_a_row.saturating_add(1)
-        } else {
-            0
-        };
         self.lag += seen.rows;
         self.stored.has_holds |= !seen.held_topics.is_empty();
         match (seen.walked, seen.sight.is_none() && seen.pause.is_some()) {
@@ -216,12 +208,12 @@ impl Keyless {
             _ => self.walk.ended(),
         }
         self.resume = if seen.walked { seen.walked_to } else { 0 };
-        let in_vain = seen.rows == 0 && !seen.full && !seen.walked && !seen.of_a_share && seen.sight.is_some();
+        let in_vain = seen.rows == 0 && !seen.full && !seen.walked && seen.sight.is_some();
         let rest = in_vain.then(|| IN_VAIN_REST * 2u32.pow(self.in_vain.min(IN_VAIN_DOUBLINGS)));
         self.in_vain = if in_vain { self.in_vain.saturating_add(1) } else { 0 };
         self.not_before = seen.pause.or(rest).map(|pause| now + pause);
         self.window = next_window(self.window, seen);
-        self.ready = seen.full || seen.walked || seen.of_a_share || seen.sight.is_none() || seen.pause.is_some();
+        self.ready = seen.full || seen.walked || seen.sight.is_none() || seen.pause.is_some();
     }
 }
 
@@ -296,11 +288,11 @@ mod tests {
         assert_eq!(next(1024, 100, &plain), 128);
         assert_eq!(next(1024, 3, &plain), WINDOW_MIN);
         assert_eq!(next(8, 3, &plain), 8, "it grows by full claims only");
-        let share = Seen {
-            of_a_share: true,
+        let walked = Seen {
+            walked: true,
             ..Seen::default()
         };
-        assert_eq!(next(1024, 3, &share), 1024, "there may be more in the others");
+        assert_eq!(next(1024, 3, &walked), 1024, "there may be more further on");
         let full = Seen {
             full: true,
             ..Seen::default()
@@ -586,14 +578,6 @@ mod tests {
             .ready
         );
         assert!(checked_in(Seen::default()).ready, "nothing was learned");
-        let empty_share = checked_in(Seen {
-            of_a_share: true,
-            ..all_done()
-        });
-        assert!(
-            empty_share.ready && empty_share.not_before.is_none(),
-            "others may have some"
-        );
         let paused = checked_in(Seen { pause, ..all_done() });
         assert!(paused.ready);
         assert_eq!(paused.not_before, Some(now + Duration::from_secs(1)));

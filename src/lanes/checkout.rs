@@ -44,19 +44,6 @@ pub struct HeldKeyless {
     pub has_holds: bool,
     /// See [`Lanes::claims_from`].
     pub claims_from: i64,
-    pub share: Share,
-}
-
-/// Which rows without a lane a claim takes: one of so many shares, over which rows are spread evenly.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
-    /// A power of two.
-    pub of: i32,
-    pub which: i32,
-}
-
-impl Share {
-    pub const ALL: Share = Share { of: 1, which: 0 };
 }
 
 /// What a task may claim now.
@@ -130,8 +117,6 @@ pub struct Seen {
     pub lane: i16,
     pub rows: usize,
     pub full: bool,
-    /// Of a share: nothing was learned about the others.
-    pub of_a_share: bool,
     /// It was cut short where it had walked far enough, not by its limit; and there.
     pub walked: bool,
     pub walked_to: i64,
@@ -162,8 +147,6 @@ const DUE_WITHIN: Duration = Duration::from_millis(100);
 pub struct Appetite {
     pub rows: usize,
     pub tasks: usize,
-    /// Into so many shares a deep backlog of rows without a lane is divided.
-    pub shares: i32,
     /// The lease must last at least this much longer, or publishing could outlive it.
     pub lease_left: Duration,
 }
@@ -379,13 +362,6 @@ impl Inner {
             return None;
         }
         keyless.busy += 1;
-        keyless.served = keyless.served.wrapping_add(1);
-        // As many full claims in a row: there is enough for each share.
-        let deep = keyless.full_in_a_row >= appetite.shares && keyless.window >= appetite.rows;
-        let share = Share {
-            of: appetite.shares,
-            which: keyless.served & (appetite.shares - 1),
-        };
         let start = keyless.floor.start(&self.horizon).max(keyless.resume);
         Some(Work::Keyless(HeldKeyless {
             floor: keyless.floor.hard(),
@@ -395,7 +371,6 @@ impl Inner {
             suspect_until: keyless.stored.suspect_until,
             has_holds: keyless.stored.has_holds,
             claims_from: keyless.claims_from,
-            share: if deep { share } else { Share::ALL },
         }))
     }
 }

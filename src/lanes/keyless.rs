@@ -160,12 +160,10 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
 
     use super::*;
-    use crate::lanes::book::WINDOW_MIN;
+    use crate::lanes::Seen;
     use crate::lanes::tests::{APPETITE, owning_suspect};
-    use crate::lanes::{Appetite, Seen, Share, Work};
     use crate::message::KEYLESS;
 
     #[test]
@@ -190,42 +188,6 @@ mod tests {
         assert_eq!(lanes.keyless_floor(), (Floor::at(10), 2), "nor of another term");
         lanes.keyless_floor_read(term.worker, 5, 3);
         assert_eq!(lanes.keyless_floor(), (Floor::at(5), 3), "lowered again");
-    }
-
-    #[test]
-    fn a_deep_backlog_without_keys_is_taken_share_by_share_until_one_comes_short() {
-        const SHARES: i32 = 4;
-        let (lanes, term) = owning_suspect(0, &[]);
-        let appetite = Appetite {
-            rows: 2 * WINDOW_MIN,
-            shares: SHARES,
-            ..APPETITE
-        };
-        // Answers which share was asked for, and how much of it.
-        let claim = |full| {
-            let work = lanes.checkout(&appetite).expect("ready").work;
-            let Work::Keyless(held) = work else { panic!("{work:?}") };
-            let seen = Seen {
-                lane: KEYLESS,
-                rows: if full { held.most } else { 1 },
-                full,
-                of_a_share: held.share != Share::ALL,
-                ..Seen::default()
-            };
-            lanes.checkin(&term, vec![seen]);
-            (held.share, held.most)
-        };
-        for _ in 0..SHARES {
-            assert_eq!(claim(true).0, Share::ALL, "it may not be deep");
-        }
-        let shares: BTreeSet<i32> = (0..SHARES)
-            .map(|_| claim(true).0)
-            .map(|Share { of, which }| if of == SHARES { which } else { -1 })
-            .collect();
-        assert_eq!(shares, (0..SHARES).collect());
-        assert_ne!(claim(false).0, Share::ALL);
-        assert_eq!(claim(true), (Share::ALL, appetite.rows), "as many as before");
-        assert_eq!(claim(true).0, Share::ALL);
     }
 
     #[test]

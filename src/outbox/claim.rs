@@ -7,7 +7,7 @@ use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, StoredHold, row};
 use crate::floor::{Sequence, Writers};
-use crate::lanes::{Held, Lookout, Overview, Share, Term};
+use crate::lanes::{Held, Lookout, Overview, Term};
 use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
@@ -114,7 +114,6 @@ pub struct Free<'a> {
     pub of_hold: Option<&'a StoredHold>,
     /// Not what others keep back.
     pub skip_held: bool,
-    pub share: Share,
 }
 
 /// What was written down of a claim of rows without a lane.
@@ -244,8 +243,6 @@ impl Outbox {
             &term.worker,
             &lease.as_secs_f64(),
             &term.incarnation,
-            &free.share.of,
-            &free.share.which,
             &partition,
             &partitions,
             &free.of_hold.map(|hold| hold.unit.as_str()),

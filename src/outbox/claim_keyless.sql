@@ -1,10 +1,8 @@
 -- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
--- the floor ($2) and not above $15, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given,
--- and of its partition $12 of $13, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $14.
+-- the floor ($2) and not above $13, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given,
+-- and of its partition $10 of $11, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $12.
 -- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them. Only
 -- where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
--- Of rows above the floor, of $10 shares (a power of two) that numbered $11. By a hash: whatever ids an application's sequence draws,
--- each share has some.
 -- Answers the number of the new record, NULL if nothing was free, and the lowest number that is left.
 WITH expired AS MATERIALIZED (
     -- Locked, so that a claim and a late mark exclude each other. Where a mark was first, its rows are left to it.
@@ -16,16 +14,16 @@ WITH expired AS MATERIALIZED (
 ), fresh AS MATERIALIZED (
     SELECT m.id
     FROM outbox.message m
-    WHERE m.lane IS NULL AND m.id > $2 AND m.id <= $15 AND hashint8(m.id) & ($10 - 1) = $11
+    WHERE m.lane IS NULL AND m.id > $2 AND m.id <= $13
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
       AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
                                    WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
-      AND ($12::integer IS NULL OR $12 = outbox.murmur2(coalesce(m.key, m.message_id::text)) % $13)
+      AND ($10::integer IS NULL OR $10 = outbox.murmur2(coalesce(m.key, m.message_id::text)) % $11)
       AND (NOT $6::boolean
            OR NOT EXISTS (SELECT FROM outbox.holds_of(-1::smallint, m.topic, m.key, m.partition, m.message_id) AS held (unit)
-                          WHERE held.unit IS DISTINCT FROM $14))
+                          WHERE held.unit IS DISTINCT FROM $12))
     ORDER BY m.id LIMIT $3
 ), due AS MATERIALIZED (
     SELECT m.id
@@ -37,10 +35,10 @@ WITH expired AS MATERIALIZED (
       AND (m.xmax = '0' OR EXISTS (SELECT FROM outbox.message o
                                    WHERE o.id = m.id AND o.published_at IS NULL AND o.dead_at IS NULL FOR UPDATE SKIP LOCKED))
       AND ($5::text IS NULL OR m.topic = $5)
-      AND ($12::integer IS NULL OR $12 = outbox.murmur2(coalesce(m.key, m.message_id::text)) % $13)
+      AND ($10::integer IS NULL OR $10 = outbox.murmur2(coalesce(m.key, m.message_id::text)) % $11)
       AND (NOT $6::boolean
            OR NOT EXISTS (SELECT FROM outbox.holds_of(-1::smallint, m.topic, m.key, m.partition, m.message_id) AS held (unit)
-                          WHERE held.unit IS DISTINCT FROM $14))
+                          WHERE held.unit IS DISTINCT FROM $12))
     ORDER BY m.available_at, m.id LIMIT $3
 ), picked AS MATERIALIZED (
     SELECT free.id FROM (SELECT id FROM fresh UNION ALL SELECT id FROM due) AS free

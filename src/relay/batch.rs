@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::breather;
 use crate::floor::{Settled, Sight};
-use crate::lanes::{Held, HeldKeyless, Seen, Share};
+use crate::lanes::{Held, HeldKeyless, Seen};
 use crate::message::{KEYLESS, LANE_COUNT, Row};
 use crate::outbox::{Claim, Dropped};
 use crate::verdict::{HoldOrder, Verdict};
@@ -228,7 +228,6 @@ pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdic
         walked: held.upto.is_some() && !full,
         walked_to: held.upto.unwrap_or(0),
         overweight: !dropped.is_empty(),
-        of_a_share: held.share != Share::ALL,
         sight: all_done.then_some(Sight::of_everything(Settled::default())),
         highest_id: rows.last().map_or(0, |row| row.id),
         held_topics: topics(&verdict.holds),
@@ -646,7 +645,6 @@ mod tests {
             suspect_until: 0,
             has_holds: false,
             claims_from: 0,
-            share: Share::ALL,
         };
         let rows = [row(4), row(9)];
         let published = Verdict {
@@ -674,11 +672,6 @@ mod tests {
         let partly = see_keyless(&held, &rows, &[], &partly);
         assert!(partly.sight.is_none() && partly.pause.is_none());
         assert_eq!(see_keyless(&held, &[], &[], &Verdict::default()).highest_id, 0);
-        let of_a_share = HeldKeyless {
-            share: Share { of: 8, which: 3 },
-            ..held
-        };
-        assert!(see_keyless(&of_a_share, &rows, &[], &published).of_a_share && !done.of_a_share);
         let far = HeldKeyless { upto: Some(50), ..held };
         let walked = see_keyless(&far, &rows, &[], &published);
         assert!(walked.walked && !done.walked);
@@ -735,7 +728,6 @@ mod tests {
             let appetite = Appetite {
                 rows: 1000,
                 tasks: 1,
-                shares: 1,
                 lease_left: Duration::ZERO,
             };
             let work = std::iter::repeat_with(|| self.lanes.checkout(&appetite).expect("ready").work);

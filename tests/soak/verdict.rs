@@ -111,7 +111,10 @@ impl Evidence {
 
     /// A flag that is always on says nothing.
     fn flags(&self) -> Check {
-        let in_doubt = self.faults.iter().filter(|fault| fault.event.kind.leaves_in_doubt() > 0);
+        let in_doubt = self
+            .faults
+            .iter()
+            .filter(|fault| fault.event.kind.leaves_in_doubt() > 0);
         let in_flight: f64 = in_doubt.map(|fault| self.in_flight(fault)).sum();
         at_most(
             "rows sent with a flag, by what was in flight in such faults",
