@@ -142,6 +142,7 @@ statements!(
     store_floors,
     store_suspects,
     suspect,
+    suspect_in_turn,
     take,
     timeline,
     topic_head,

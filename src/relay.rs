@@ -324,6 +324,7 @@ impl Relay {
         marks: &mut Marks,
     ) -> Option<u64> {
         loop {
+            self.remember_doubts(rows, verdict);
             let (judged, marking) = (&*verdict, &*marks);
             let write = || async move {
                 if judged.refused.is_empty() && judged.holds.is_empty() && judged.unknown.is_empty() {
@@ -336,6 +337,16 @@ impl Relay {
             }
             self.leave_locked(term, verdict).await?;
             marks.ids.clone_from(&verdict.published);
+        }
+    }
+
+    /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
+    fn remember_doubts(&self, rows: &[Row], verdict: &Verdict) {
+        for (lane, id) in unknown_by_lane(rows, verdict) {
+            self.lanes.remember_unknown(lane, id);
+            if verdict.unmarked.contains(&id) {
+                self.lanes.remember_acknowledged(lane, id);
+            }
         }
     }
 
@@ -526,15 +537,7 @@ impl Relay {
             };
             if let Some(count) = self.unless_locked(term, write).await? {
                 let ids = judged.unmarked.clone();
-                self.remember_unmarked(
-                    term,
-                    Unmarked {
-                        claim,
-                        ids,
-                        suspect,
-                        claimed,
-                    },
-                );
+                self.remember_unmarked(term, Unmarked { claim, ids, claimed });
                 return Some(count);
             }
             self.leave_locked(term, verdict).await?;

@@ -131,8 +131,12 @@ impl Verdict {
         self.unknown.extend(&unmarked);
         self.unmarked.extend(unmarked);
         let is_locked = |refusal: &mut Refusal| locked.contains(&refusal.id);
-        self.unsent
-            .extend(self.refused.extract_if(.., is_locked).map(|refusal| refusal.id));
+        for refusal in self.refused.extract_if(.., is_locked) {
+            self.unsent.push(refusal.id);
+            // It is not dead after all: nobody has to act before it is tried again.
+            let of_row = self.holds.iter_mut().filter(|hold| hold.head_id == Some(refusal.id));
+            of_row.for_each(|hold| hold.wait = Some(refusal.wait));
+        }
         self.unsent.sort_unstable();
     }
 
@@ -288,7 +292,17 @@ mod tests {
             ..Verdict::default()
         };
         verdict.add_acknowledged([2]);
+        verdict.holds = vec![HoldOrder {
+            lane: 0,
+            topic: "t".to_owned(),
+            unit: "k:k".to_owned(),
+            head_id: Some(3),
+            reason: "too large".to_owned(),
+            failures: 1,
+            wait: None,
+        }];
         verdict.leave_locked(&[2, 3]);
+        assert!(verdict.holds[0].wait.is_some(), "it is not dead, so it is tried again");
         assert_eq!(verdict.published, [1, 5]);
         assert_eq!(
             (verdict.unmarked.as_slice(), verdict.unknown.as_slice()),

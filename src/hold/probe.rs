@@ -173,9 +173,10 @@ impl Relay {
             return Ok(Probed::Gone);
         };
         if self.lanes.is_acknowledged(hold.lane, row.id) {
+            // Kafka has it since before the pause: that says nothing of what is paused now.
             let released = let_go(hold.clone(), Some(row.id), None);
             self.change(live, hold.lane, vec![(released, None)]).await;
-            return Ok(Probed::Fixed);
+            return Ok(Probed::Gone);
         }
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         let Some(record) = self.record_head(live, &row).await? else {
@@ -320,16 +321,7 @@ impl Relay {
         };
         let lease = self.settings.lease;
         self.outbox.settle_keyless(term, claim, &settled, lease).await?;
-        let suspect = Vec::new();
-        self.remember_unmarked(
-            term,
-            Unmarked {
-                claim,
-                ids,
-                suspect,
-                claimed,
-            },
-        );
+        self.remember_unmarked(term, Unmarked { claim, ids, claimed });
         self.release_keyless(term, hold, None).await
     }
 

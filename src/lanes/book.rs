@@ -185,7 +185,7 @@ impl Lane {
         self.reached = sight.cut_at.unwrap_or(self.reached);
         if seen.walked {
             self.walk.cut(seen.rows == 0, seen.took, sight.lowest_left.is_some());
-        } else {
+        } else if sight.lowest_left.is_none() {
             self.walk.ended();
         }
         self.ready = seen.full || seen.overweight || seen.walked || sight.lowest_left.is_some();

@@ -23,8 +23,6 @@ pub struct KeylessStored {
 pub struct Unmarked {
     pub claim: i64,
     pub ids: Vec<i64>,
-    /// Rows of the same claim of which a copy may be there.
-    pub suspect: Vec<i64>,
     /// When the claim was last written: its lease begins there.
     pub claimed: Instant,
 }

@@ -167,14 +167,21 @@ impl Outbox {
     ) -> Result<()> {
         let KeylessSettlement { unmarked, suspect, .. } = settled;
         if !unmarked.is_empty() {
-            // The suspect ones wait with them: a claim is over or not.
-            let (ids, lease) = ([*unmarked, *suspect].concat(), lease.as_secs_f64());
-            let kept: Params<'_> = &[&claim, &term.worker, &lease, &ids];
+            let kept: Params<'_> = &[&claim, &term.worker, &lease.as_secs_f64(), unmarked];
             transaction.execute(&self.statements.claim_kept, kept).await?;
-        } else if !suspect.is_empty() {
-            transaction
-                .execute(&self.statements.suspect, &[&claim, suspect])
-                .await?;
+        }
+        match (suspect.is_empty(), unmarked.is_empty()) {
+            (true, _) => {}
+            (false, true) => {
+                let left: Params<'_> = &[&claim, suspect];
+                transaction.execute(&self.statements.suspect, left).await?;
+            }
+            (false, false) => {
+                transaction.query(&self.statements.claim_turn, &[]).await?;
+                transaction
+                    .execute(&self.statements.suspect_in_turn, &[suspect])
+                    .await?;
+            }
         }
         Ok(())
     }
@@ -206,12 +213,11 @@ impl Outbox {
             ids,
             reasons,
             dead,
+            attempts,
             waits,
-            ..
         } = refused.into();
-        transaction
-            .execute(&self.statements.refuse_keyless, &[&ids, &reasons, &dead, &waits])
-            .await?;
+        let params: Params<'_> = &[&ids, &reasons, &dead, &waits, &attempts];
+        transaction.execute(&self.statements.refuse_keyless, params).await?;
         Ok(())
     }
 

@@ -182,8 +182,15 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
         .filter(|row| is_published(row))
         .map(|row| row.id)
         .collect();
-    let stuck = published.is_empty() && lowest_left.is_some();
     let walked = cut_at.is_some() && cut_at == held.upto;
+    let acknowledged: Vec<i64> = of_lane
+        .iter()
+        .filter(|row| verdict.unmarked.contains(&row.id))
+        .map(|row| row.id)
+        .collect();
+    let is_left = lowest_left.is_some() || !acknowledged.is_empty();
+    // A walk that was cut short goes on at once.
+    let stuck = published.is_empty() && is_left && !walked;
     Seen {
         lane: held.lane,
         rows: of_lane.len(),
@@ -200,11 +207,7 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
             .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
             .map(|row| row.id)
             .collect(),
-        acknowledged: of_lane
-            .iter()
-            .filter(|row| verdict.unmarked.contains(&row.id))
-            .map(|row| row.id)
-            .collect(),
+        acknowledged,
         held_topics: topics(verdict.holds.iter().filter(|hold| hold.lane == held.lane)),
         pause: stuck.then(breather),
         published,

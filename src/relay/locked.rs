@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::Relay;
+use super::{Relay, breather};
 use crate::lanes::{Term, Unmarked};
 use crate::message::Row;
 use crate::metrics;
@@ -38,7 +38,13 @@ impl Relay {
             .while_term_lasts(term, || async { self.outbox.locked(ids).await.map(Some) })
             .await?;
         debug!(rows = locked.len(), "rows are locked by another transaction");
-        Some(locked)
+        if locked.is_empty() {
+            // They are free again, or it was another lock: of the table, say, or of a lane that is being taken.
+            metrics::database_error();
+            sleep(breather()).await;
+        }
+        let lasts = self.lanes.term().is_some_and(|current| current.worker == term.worker);
+        lasts.then_some(locked)
     }
 
     /// Takes out of the verdict what cannot be written of it. `None`: the term is over.
@@ -102,7 +108,6 @@ impl Relay {
         let settled = KeylessSettlement {
             published: &published,
             unmarked: &locked,
-            suspect: &unmarked.suspect,
             ..KeylessSettlement::default()
         };
         let lease = self.settings.lease;

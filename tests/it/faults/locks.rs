@@ -127,11 +127,32 @@ async fn a_lock_on_one_row_without_a_key_delays_that_row_alone() {
 /// What became of the batch is more than a mark: one of its rows is too large.
 #[tokio::test]
 async fn a_lock_on_one_row_does_not_keep_a_refusal_from_being_written() {
+    for (keys, failpoint) in [(50, "after_publish:1"), (0, "after_publish_keyless:1")] {
+        let world = World::new().await;
+        let topic = world.topic("orders", 4, &[]).await;
+        world.fill(&topic, 50, keys).await;
+        let key = (keys > 0).then_some("large");
+        let large = world.insert(&topic, &[(key, noise(70_000))]).await[0];
+        let args = ["--tasks", "1", "--max-message-bytes", "64KiB"];
+        let relay = world.relay().failpoint(failpoint).args(&args).start_ready().await;
+        relay.at_failpoint(failpoint).await;
+        let operator = lock_oldest(&world).await;
+        relay.continue_from(failpoint);
+        all_but_the_locked_one(&world).await;
+        world.dead(large).await;
+        operator.batch_execute("COMMIT").await.expect("unlocked");
+        world.drained(SOON).await;
+        world.history(&topic).await.assert_exact();
+    }
+}
+
+/// The key of a row that was refused for good waits for an operator, but not where that could not be written.
+#[tokio::test]
+async fn a_row_refused_for_good_while_it_is_locked_is_tried_again_and_dead_then() {
     let world = World::new().await;
-    let topic = world.topic("orders", 4, &[]).await;
-    world.fill(&topic, 50, 50).await;
-    let large = world.insert(&topic, &[(Some("large"), noise(70_000))]).await[0];
-    let args = ["--tasks", "1", "--max-message-bytes", "64KiB"];
+    let topic = world.topic("orders", 1, &[]).await;
+    let large = world.insert(&topic, &[(Some("k"), noise(70_000))]).await[0];
+    let args = ["--tasks", "1", "--max-message-bytes", "64KiB", "--on-dead", "hold"];
     let relay = world
         .relay()
         .failpoint("after_publish:1")
@@ -141,11 +162,9 @@ async fn a_lock_on_one_row_does_not_keep_a_refusal_from_being_written() {
     relay.at_failpoint("after_publish:1").await;
     let operator = lock_oldest(&world).await;
     relay.continue_from("after_publish:1");
-    all_but_the_locked_one(&world).await;
-    world.dead(large).await;
+    world.held(1).await;
     operator.batch_execute("COMMIT").await.expect("unlocked");
-    world.drained(SOON).await;
-    world.history(&topic).await.assert_exact();
+    world.dead(large).await;
 }
 
 #[tokio::test]
