@@ -28,6 +28,8 @@ pub enum Obstacle {
     OpenWriter,
     /// So many rows behind one that Kafka refuses.
     HeldKey(i64),
+    /// One partition takes nothing, and so many keys, a row each, wait for it.
+    PausedPartition(i64),
     /// One topic in twenty refuses whatever it is sent.
     PoisonedTopic,
 }
@@ -63,6 +65,7 @@ impl Ground {
             Obstacle::Kept(rows) => keep(&place, shape, rows).await?,
             Obstacle::PinnedHorizon => session = Some(pin_horizon(&place).await?),
             Obstacle::HeldKey(rows) => hold(&place, rows).await?,
+            Obstacle::PausedPartition(keys) => pause(&place, keys).await?,
             Obstacle::PoisonedTopic => poison(&place).await?,
         }
         Ok(Ground {
@@ -109,11 +112,19 @@ impl Ground {
         self.place.vacuum_analyze("outbox.message").await?;
         // A deep backlog is older than the last checkpoint: so are the rows it is compared with.
         self.place.checkpoint().await?;
-        if self.obstacle != Obstacle::PoisonedTopic {
-            return Ok(rows);
-        }
-        let healthy = "SELECT count(*) FROM outbox.message WHERE topic <> $1 AND published_at IS NULL";
-        let row = self.place.db.query_one(healthy, &[&poisoned(&self.place)]).await?;
+        let db = &self.place.db;
+        let row = match self.obstacle {
+            Obstacle::PoisonedTopic => {
+                let healthy = "SELECT count(*) FROM outbox.message WHERE topic <> $1 AND published_at IS NULL";
+                db.query_one(healthy, &[&poisoned(&self.place)]).await?
+            }
+            Obstacle::PausedPartition(_) => {
+                let healthy =
+                    "SELECT count(*) FROM outbox.message WHERE published_at IS NULL AND outbox.murmur2(key) % $1 <> 0";
+                db.query_one(healthy, &[&self.place.partitions()]).await?
+            }
+            _ => return Ok(rows),
+        };
         Ok(row.get(0))
     }
 }
@@ -172,6 +183,19 @@ async fn hold(place: &Place, rows: i64) -> Outcome<()> {
         sleep(Duration::from_millis(20)).await;
     }
     process.stop().await
+}
+
+/// Its first partition, in every lane, as if probes had found it without a leader for long.
+async fn pause(place: &Place, keys: i64) -> Outcome<()> {
+    let partitions = place.partitions();
+    let waiting = "INSERT INTO outbox.message (topic, key, payload)
+                   SELECT $1, 'paused-' || i, '{}' FROM generate_series(1, $2::bigint * $3::integer * 2) i
+                   WHERE outbox.murmur2('paused-' || i) % $3::integer = 0 LIMIT $2";
+    place.db.execute(waiting, &[&place.name, &keys, &partitions]).await?;
+    let hold = "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+                SELECT lane, $1, 's:0/' || $2::integer, 0, 'no leader', clock_timestamp() + interval '1 day' FROM outbox.lane";
+    place.db.execute(hold, &[&place.name, &partitions]).await?;
+    Ok(())
 }
 
 fn poisoned(place: &Place) -> String {

@@ -127,6 +127,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
         keyed(Obstacle::PinnedHorizon, Mode::Delete, growth.slice),
         keyed(Obstacle::OpenWriter, Mode::Keep, growth.slice),
         keyed(Obstacle::HeldKey(growth.held), Mode::Keep, growth.slice),
+        keyed(Obstacle::PausedPartition(growth.held), Mode::Keep, growth.slice),
         mixed(Obstacle::None),
         mixed(Obstacle::PoisonedTopic),
     ]
@@ -202,6 +203,12 @@ impl Case {
             Obstacle::PinnedHorizon => "pinned vacuum horizon".to_owned(),
             Obstacle::OpenWriter => "a writer left open".to_owned(),
             Obstacle::HeldKey(rows) => format!("{} rows held behind one key", number(rows as f64, 0)),
+            Obstacle::PausedPartition(keys) => {
+                format!(
+                    "one partition of eight paused, {} keys on it: the others",
+                    number(keys as f64, 0)
+                )
+            }
             Obstacle::PoisonedTopic => "20 topics, one poisoned: the others".to_owned(),
         };
         format!("{what}, {}", self.mode.name())
