@@ -367,10 +367,10 @@ async fn a_topic_that_refuses_much_is_tried_at_a_pace_and_no_other_waits_for_it(
 
 #[tokio::test]
 async fn a_walk_longer_than_the_statement_timeout_resumes_where_it_stopped() {
-    const ROWS: i64 = 200_000;
+    const ROWS: i64 = 600_000;
     let fault = Fault::new(
         64,
-        "a walk longer than the statement timeout: a topic is held from the start, and released behind 200,000 published rows of its lane",
+        "a walk longer than the statement timeout: a topic is held from the start, and released behind 600,000 published rows of its lane",
         "resumes where it stopped",
     );
     let world = World::new().await;
