@@ -142,7 +142,6 @@ impl Outbox {
                     &[published, &claim, &term.worker, &term.incarnation],
                 )
                 .await?;
-            self.keep_of_claim(&transaction, term, claim, settled, lease).await?;
             insert_holds(&transaction, &self.statements.hold, holds).await?;
             if !holds.is_empty() {
                 let names = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
@@ -150,6 +149,8 @@ impl Outbox {
                 let resume: Params<'_> = &[&topics, &units];
                 transaction.execute(&self.statements.hold_resume, resume).await?;
             }
+            // It may wait for the turn of claims, which whoever releases a hold takes behind the holds.
+            self.keep_of_claim(&transaction, term, claim, settled, lease).await?;
             transaction.commit().await?;
             Ok(marked)
         })
