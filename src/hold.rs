@@ -153,7 +153,7 @@ impl Relay {
 
     /// `None`: somebody else's by now.
     async fn retry(&self, round: &Round<'_>, hold: StoredHold) -> Result<Option<Recorded>> {
-        let head = self.outbox.hold_head(&hold).await?;
+        let head = self.outbox.hold_head(&hold, &[]).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == round.term.worker) else {
@@ -253,7 +253,6 @@ impl Relay {
             Outcome::Acked => let_go(hold, Some(row.id), None),
             Outcome::Refused { reason } => {
                 let refusal = policy.refusal(row, &reason);
-                report_refusal(&refusal);
                 if refusal.dead && policy.on_dead == OnDead::Continue {
                     return let_go(hold, None, Some(refusal));
                 }
@@ -327,6 +326,8 @@ impl Relay {
                 Some(Some(())) => {
                     self.lanes.settled_records(&records);
                     self.lanes.suspects_stored(term.worker, suspects);
+                    let refused = holds.iter().filter_map(|later| later.refused.as_ref());
+                    refused.for_each(report_refusal);
                     return true;
                 }
                 Some(None) => {
@@ -358,6 +359,8 @@ impl Relay {
                 None => return false,
                 Some(Some(lowered)) => {
                     self.lanes.settled_records(&records);
+                    let refused = holds.iter().filter_map(|released| released.refused.as_ref());
+                    refused.for_each(report_refusal);
                     failpoint::hit("after_release").await;
                     self.released(term, held.lane, lowered, &holds).await;
                     return true;
@@ -381,7 +384,7 @@ impl Relay {
     /// What became of these heads is written when they are free.
     async fn postpone_locked(&self, term: &Term, held: &Held, waiting: Vec<(Released, Option<Record>)>) -> bool {
         let published = waiting.iter().filter_map(|(released, _)| released.published);
-        published.for_each(|id| self.lanes.remember_acknowledged(held.lane, id));
+        published.for_each(|id| self.lanes.remember_acknowledged(term.worker, held.lane, id));
         let later = |(released, record): (Released, _)| (self.later(released.hold, LOCKED), record);
         self.postpone(term, held, waiting.into_iter().map(later).collect())
             .await

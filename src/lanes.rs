@@ -94,6 +94,14 @@ pub struct Moved {
     pub done: Option<Vec<i64>>,
 }
 
+/// A row that Kafka has and that could not be marked yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Acknowledged {
+    pub lane: i16,
+    pub epoch: i64,
+    pub id: i64,
+}
+
 /// Where a lane stands after a hold was released.
 #[derive(Clone, Copy, Debug)]
 pub struct Lowered {
@@ -342,11 +350,37 @@ impl Lanes {
         }
     }
 
-    /// Kafka has this head of a hold, which is unknown so far: somebody else has locked its row.
-    pub fn remember_acknowledged(&self, lane: i16, id: i64) {
-        if let Some(book) = self.lock().lanes.get_mut(&lane) {
+    /// Kafka has this row, which is unknown so far: somebody else has locked it, so it is marked later, and not sent again.
+    pub fn remember_acknowledged(&self, worker: Uuid, lane: i16, id: i64) {
+        let mut inner = self.lock();
+        if inner.term.is_some_and(|term| term.worker == worker)
+            && let Some(book) = inner.lanes.get_mut(&lane)
+        {
             book.acknowledged.insert(id);
         }
+    }
+
+    /// All of them that wait for their mark, with their lanes and the epochs of these.
+    pub fn acknowledged(&self) -> Vec<Acknowledged> {
+        let inner = self.lock();
+        let lanes = inner.lanes.iter();
+        let of_lane = |(lane, book): (&i16, &Lane)| {
+            let (lane, epoch) = (*lane, book.epoch);
+            let rows = book
+                .acknowledged
+                .iter()
+                .map(move |id| Acknowledged { lane, epoch, id: *id });
+            rows.collect::<Vec<_>>()
+        };
+        lanes.flat_map(of_lane).collect()
+    }
+
+    /// Of one lane.
+    pub fn acknowledged_of(&self, lane: i16) -> Vec<i64> {
+        let inner = self.lock();
+        let book = inner.lanes.get(&lane);
+        book.map(|book| book.acknowledged.iter().copied().collect())
+            .unwrap_or_default()
     }
 
     pub fn is_acknowledged(&self, lane: i16, id: i64) -> bool {
@@ -395,7 +429,11 @@ impl Lanes {
         let mut order: Vec<_> = inner
             .lanes
             .iter()
-            .map(|(number, lane)| (!lane.leaving, lane.is_in_use(), lane.ready, *number))
+            .map(|(number, lane)| {
+                // Who takes a lane over sends again what could not be marked.
+                let waits_for_mark = !lane.acknowledged.is_empty();
+                (!lane.leaving, lane.is_in_use(), waits_for_mark, lane.ready, *number)
+            })
             .collect();
         order.sort_unstable();
         for (place, (.., number)) in order.iter().enumerate() {
@@ -567,6 +605,28 @@ pub(crate) mod tests {
         lanes.close_heads(term.worker, 0, 1);
         assert_eq!(lanes.remove_leaving().len(), 1);
         assert!(!lanes.open_head(term.worker, 0), "it is gone");
+    }
+
+    #[test]
+    fn a_lane_with_a_row_that_waits_for_its_mark_is_the_last_to_leave() {
+        let (lanes, term) = owning(3);
+        lanes.remember_acknowledged(Uuid::from_u128(2), 1, 30);
+        assert!(lanes.acknowledged().is_empty(), "of another term");
+        lanes.remember_acknowledged(term.worker, 0, 30);
+        let waiting = Acknowledged {
+            lane: 0,
+            epoch: lanes.epoch(0).expect("ours"),
+            id: 30,
+        };
+        assert_eq!(
+            (lanes.acknowledged(), lanes.acknowledged_of(0)),
+            (vec![waiting], vec![30])
+        );
+        lanes.set_leaving(2);
+        let left: Vec<i16> = lanes.remove_leaving().iter().map(|given| given.lane).collect();
+        assert_eq!(left, [1, 2], "its next owner would send that row again");
+        lanes.forget_unknown(0, 30);
+        assert!(lanes.acknowledged().is_empty());
     }
 
     #[test]

@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use self::batch::{
-    ByLane, add_acknowledged, discarded, flag_suspects, in_doubt, in_order, see_keyless, see_lane, take_acknowledged,
-    unknown_by_lane, unseen, with_epochs, with_floors,
+    ByLane, discarded, flag_suspects, in_doubt, in_order, put_acknowledged_back, see_keyless, see_lane,
+    take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
 };
 pub use self::company::Company;
 use self::company::Marks;
@@ -191,9 +191,7 @@ impl Relay {
                 }
             };
             verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
-            let still_locked = self.still_locked(&acknowledged).await;
-            add_acknowledged(&mut rows, acknowledged, &mut verdict);
-            verdict.leave_locked(&still_locked);
+            put_acknowledged_back(&mut rows, acknowledged, &mut verdict);
             let marks = Marks {
                 lanes,
                 ids: verdict.published.clone(),
@@ -324,7 +322,7 @@ impl Relay {
         marks: &mut Marks,
     ) -> Option<u64> {
         loop {
-            self.remember_doubts(rows, verdict);
+            self.remember_doubts(term, rows, verdict);
             let (judged, marking) = (&*verdict, &*marks);
             let write = || async move {
                 if judged.refused.is_empty() && judged.holds.is_empty() && judged.unknown.is_empty() {
@@ -333,6 +331,7 @@ impl Relay {
                 self.write_verdict(term, held, rows, judged, marking).await
             };
             if let Some(count) = self.unless_locked(term, write).await? {
+                verdict.refused.iter().for_each(report_refusal);
                 return Some(count);
             }
             self.leave_locked(term, verdict).await?;
@@ -341,11 +340,11 @@ impl Relay {
     }
 
     /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
-    fn remember_doubts(&self, rows: &[Row], verdict: &Verdict) {
+    fn remember_doubts(&self, term: &Term, rows: &[Row], verdict: &Verdict) {
         for (lane, id) in unknown_by_lane(rows, verdict) {
             self.lanes.remember_unknown(lane, id);
             if verdict.unmarked.contains(&id) {
-                self.lanes.remember_acknowledged(lane, id);
+                self.lanes.remember_acknowledged(term.worker, lane, id);
             }
         }
     }
@@ -536,6 +535,7 @@ impl Relay {
                 Ok(Some(marked))
             };
             if let Some(count) = self.unless_locked(term, write).await? {
+                judged.refused.iter().for_each(report_refusal);
                 let ids = judged.unmarked.clone();
                 self.remember_unmarked(term, Unmarked { claim, ids, claimed });
                 return Some(count);
@@ -602,7 +602,6 @@ impl Relay {
     fn report(&self, rows: &[Row], verdict: &Verdict) {
         metrics::rows_published(verdict.published.len());
         metrics::rows_deferred(verdict.unsent.len() + verdict.unknown.len());
-        verdict.refused.iter().for_each(report_refusal);
         let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &verdict.holds {
             // What takes nothing is held in many lanes: one line is enough.
@@ -675,7 +674,7 @@ async fn before_claim(is_soft: bool) {
     }
 }
 
-/// An attempt is counted. The last one is an event an operator acts on.
+/// An attempt was counted, and that is written. The last one is an event an operator acts on.
 pub(crate) fn report_refusal(refusal: &Refusal) {
     metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
     if refusal.dead {

@@ -118,18 +118,17 @@ impl Verdict {
         self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.unknown.is_empty()
     }
 
-    /// These rows were acknowledged in an earlier batch, and could not be marked then.
-    pub fn add_acknowledged(&mut self, ids: impl IntoIterator<Item = i64>) {
-        self.published.extend(ids);
-        self.published.sort_unstable();
+    /// Kafka has these rows, and they are marked later.
+    pub fn leave_unmarked(&mut self, ids: &[i64]) {
+        self.unknown.extend(ids);
+        self.unmarked.extend(ids);
     }
 
     /// Somebody else has locked these rows: nothing can be written of them.
     pub fn leave_locked(&mut self, locked: &[i64]) {
         let (unmarked, published): (Vec<i64>, Vec<i64>) = self.published.iter().partition(|id| locked.contains(id));
         self.published = published;
-        self.unknown.extend(&unmarked);
-        self.unmarked.extend(unmarked);
+        self.leave_unmarked(&unmarked);
         let is_locked = |refusal: &mut Refusal| locked.contains(&refusal.id);
         for refusal in self.refused.extract_if(.., is_locked) {
             self.unsent.push(refusal.id);
@@ -287,11 +286,10 @@ mod tests {
     #[test]
     fn nothing_is_written_of_locked_rows_and_those_that_kafka_has_are_remembered() {
         let mut verdict = Verdict {
-            published: vec![1, 5],
+            published: vec![1, 2, 5],
             refused: vec![POLICY.refusal(&row(3, Some(0), "t", Some("k"), 0), "too large")],
             ..Verdict::default()
         };
-        verdict.add_acknowledged([2]);
         verdict.holds = vec![HoldOrder {
             lane: 0,
             topic: "t".to_owned(),

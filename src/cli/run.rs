@@ -96,6 +96,7 @@ async fn start_and_run(
     let deadline = Instant::now() + config.shutdown_grace;
     finish(&mut tasks, deadline, now).await;
     keeper_stop.cancel();
+    mark_what_is_free(&relay, deadline).await;
     leave(&relay, deadline).await;
     keeper.shutdown().await;
     info!("stopped");
@@ -183,6 +184,12 @@ async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationTo
         () = now.cancelled() => {}
     }
     tasks.shutdown().await;
+}
+
+/// Once more before the lanes go: what Kafka has and is not marked, a successor sends again.
+async fn mark_what_is_free(relay: &Relay, deadline: Instant) {
+    // Cut short, it leaves that to the successor.
+    let _ = tokio::time::timeout_at(deadline.into(), relay.mark_free()).await;
 }
 
 /// The second phase: the lanes are given back.

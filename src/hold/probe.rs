@@ -151,7 +151,9 @@ impl Relay {
 
     /// With the oldest row that one lane keeps back.
     async fn probe_lane(&self, term: &Term, hold: &StoredHold) -> Result<Probed> {
-        let head = self.outbox.hold_head(hold).await?;
+        // What Kafka has had since before the pause says nothing of what is paused now.
+        let not_of = self.lanes.acknowledged_of(hold.lane);
+        let head = self.outbox.hold_head(hold, &not_of).await?;
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker) else {
             return Ok(Probed::Gone);
@@ -172,12 +174,6 @@ impl Relay {
                 .await;
             return Ok(Probed::Gone);
         };
-        if self.lanes.is_acknowledged(hold.lane, row.id) {
-            // Kafka has it since before the pause: that says nothing of what is paused now.
-            let released = let_go(hold.clone(), Some(row.id), None);
-            self.change(live, hold.lane, vec![(released, None)]).await;
-            return Ok(Probed::Gone);
-        }
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         let Some(record) = self.record_head(live, &row).await? else {
             return Ok(Probed::Gone);
@@ -285,7 +281,7 @@ impl Relay {
         if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
             // It could arrive after somebody else has taken the row over.
             let suspect: Vec<i64> = row.suspect.then_some(row.id).into_iter().collect();
-            self.give_back(term, claim, &[], &suspect).await?;
+            self.give_back(term, claim, None, &suspect).await?;
             return Ok(Probed::Silent("PostgreSQL answered too late".to_owned()));
         }
         row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
@@ -295,11 +291,16 @@ impl Relay {
             self.release_published(term, hold, claim, row.id).await?;
             return Ok(Probed::Fixed);
         }
-        let refused = self.keyless_refusal(&row, &outcome);
-        let is_suspect = row.suspect || may_have_landed(&outcome);
-        let is_dead = refused.iter().any(|refusal| refusal.dead);
-        let suspect: Vec<i64> = (is_suspect && !is_dead).then_some(row.id).into_iter().collect();
-        self.give_back(term, claim, &refused, &suspect).await?;
+        let refusal = self.keyless_refusal(&row, &outcome);
+        let suspect: Vec<i64> = (row.suspect || may_have_landed(&outcome))
+            .then_some(row.id)
+            .into_iter()
+            .collect();
+        match self.give_back(term, claim, refusal.as_ref(), &suspect).await {
+            // Somebody else has locked its row: the refusal is not counted, and the row is tried again.
+            Err(error) if error.is_locked() => self.give_back(term, claim, None, &suspect).await?,
+            given => given?,
+        }
         if let Some(reason) = still_silent(hold, &outcome) {
             return Ok(Probed::Silent(reason));
         }
@@ -325,14 +326,16 @@ impl Relay {
         self.release_keyless(term, hold, None).await
     }
 
-    async fn give_back(&self, term: &Term, claim: i64, refused: &[Refusal], suspect: &[i64]) -> Result<()> {
+    async fn give_back(&self, term: &Term, claim: i64, refusal: Option<&Refusal>, suspect: &[i64]) -> Result<()> {
+        let is_dead = refusal.is_some_and(|refusal| refusal.dead);
         let settled = KeylessSettlement {
-            refused,
-            suspect,
+            refused: refusal.map(std::slice::from_ref).unwrap_or_default(),
+            suspect: if is_dead { &[] } else { suspect },
             ..KeylessSettlement::default()
         };
         let lease = self.settings.lease;
         self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        refusal.into_iter().for_each(report_refusal);
         Ok(())
     }
 
@@ -358,13 +361,11 @@ impl Relay {
         Ok(Some((claim, row)))
     }
 
-    fn keyless_refusal(&self, row: &Row, outcome: &Outcome) -> Vec<Refusal> {
+    fn keyless_refusal(&self, row: &Row, outcome: &Outcome) -> Option<Refusal> {
         let Outcome::Refused { reason } = outcome else {
-            return Vec::new();
+            return None;
         };
-        let refusal = self.settings.policy.refusal(row, reason);
-        report_refusal(&refusal);
-        vec![refusal]
+        Some(self.settings.policy.refusal(row, reason))
     }
 
     async fn release_all_keyless(&self, term: &Term, holds: &[StoredHold]) {

@@ -193,8 +193,6 @@ impl Lane {
         // What a hold keeps back was not in this claim, and may have been sent by the last owner as well as the rest.
         if all_done && self.held_topics.is_empty() {
             self.suspects.clear();
-            // Whoever had locked them has removed them.
-            self.acknowledged.clear();
         }
     }
 }

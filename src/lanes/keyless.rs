@@ -138,8 +138,12 @@ impl Lanes {
     }
 
     /// All of them: from now on they are the caller's.
-    pub fn take_unmarked(&self) -> Vec<Unmarked> {
-        std::mem::take(&mut self.lock().keyless.unmarked)
+    pub fn take_unmarked(&self, worker: Uuid) -> Vec<Unmarked> {
+        let mut inner = self.lock();
+        if inner.term.is_none_or(|term| term.worker != worker) {
+            return Vec::new();
+        }
+        std::mem::take(&mut inner.keyless.unmarked)
     }
 
     /// No claim of rows without a lane has a lower number, nor ever will: claims are numbered in turn.

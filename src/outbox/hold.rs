@@ -116,13 +116,14 @@ impl Outbox {
         Ok(())
     }
 
-    /// The row a hold waits for; `None`: it is gone, published or dead, and the hold has no reason left.
-    pub async fn hold_head(&self, hold: &StoredHold) -> Result<Option<Row>> {
+    /// The row a hold waits for, which is none of `known` where it may be any; `None`: it is gone, published or dead, and the hold has no
+    /// reason left.
+    pub async fn hold_head(&self, hold: &StoredHold, known: &[i64]) -> Result<Option<Row>> {
         let rows = match hold.head_id {
             Some(head) => self.query(&self.statements.hold_head, &[&hold.lane, &head]).await?,
             None => {
                 let (partition, partitions) = hold.partition();
-                let params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &partition, &partitions];
+                let params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &partition, &partitions, &known];
                 self.query(&self.statements.topic_head, params).await?
             }
         };

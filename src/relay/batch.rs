@@ -87,12 +87,13 @@ pub fn take_acknowledged(rows: &mut Vec<Row>, held: &[Held]) -> Vec<Row> {
     rows.extract_if(.., is_acknowledged).collect()
 }
 
-/// Puts them back: they are as good as published by this batch.
-pub fn add_acknowledged(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdict: &mut Verdict) {
+/// Puts them back, since no floor passes them while they wait for their mark.
+pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdict: &mut Verdict) {
     if acknowledged.is_empty() {
         return;
     }
-    verdict.add_acknowledged(acknowledged.iter().map(|row| row.id));
+    let ids: Vec<i64> = acknowledged.iter().map(|row| row.id).collect();
+    verdict.leave_unmarked(&ids);
     rows.extend(acknowledged);
     rows.sort_by_cached_key(|row| row.id);
 }
@@ -478,7 +479,7 @@ mod tests {
     // ── rows that are locked ───────────────────────────────────────────────────────────────────
 
     #[test]
-    fn a_row_that_could_not_be_marked_is_not_sent_again_but_marked_with_the_next_batch() {
+    fn a_row_that_could_not_be_marked_is_not_sent_again_and_no_floor_passes_it() {
         let batch = of_lane(0, [1, 2, 3]);
         let mut verdict = Verdict {
             published: vec![1, 2, 3],
@@ -505,8 +506,11 @@ mod tests {
             published: vec![4],
             ..Verdict::default()
         };
-        add_acknowledged(&mut rows, acknowledged, &mut verdict);
-        assert_eq!((ids(&rows), verdict.published), (vec![2, 4], vec![2, 4]));
+        put_acknowledged_back(&mut rows, acknowledged, &mut verdict);
+        let seen = see(&next, &rows, &verdict);
+        assert_eq!((seen.published, seen.acknowledged), (vec![4], vec![2]));
+        let lowest_left = seen.sight.and_then(|sight| sight.lowest_left);
+        assert_eq!(lowest_left, Some(2), "still none passes it");
     }
 
     // ── in_doubt, with_floors ────────────────────────────────────────────────────────────────

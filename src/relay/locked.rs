@@ -1,20 +1,20 @@
 //! Rows that somebody else has locked, as an operator does who looks at one with `SELECT … FOR UPDATE`. A mark waits for them no longer than
-//! a moment: the others are marked without them. Those that Kafka has are remembered, and are not sent again but marked when they are free.
+//! a moment: the others are marked without them. Those that Kafka has are remembered, and are not sent again but marked by a task of their own
+//! when they are free.
 
 use std::time::Duration;
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{Relay, breather};
-use crate::lanes::{Term, Unmarked};
-use crate::message::Row;
+use crate::lanes::{Acknowledged, Term, Unmarked};
 use crate::metrics;
-use crate::outbox::{KeylessSettlement, Result};
+use crate::outbox::{Error, KeylessSettlement, Result};
 use crate::verdict::Verdict;
 
-/// So long a row without a lane that is locked is left alone before its mark is tried again. Of lanes, the next batch tries.
+/// So long a row that is locked is left alone before its mark is tried again.
 const REST: Duration = Duration::from_millis(250);
 
 impl Relay {
@@ -41,6 +41,7 @@ impl Relay {
         if locked.is_empty() {
             // They are free again, or it was another lock: of the table, say, or of a lane that is being taken.
             metrics::database_error();
+            warn!("another transaction kept locked what a mark writes, and it is not a row; trying again");
             sleep(breather()).await;
         }
         let lasts = self.lanes.term().is_some_and(|current| current.worker == term.worker);
@@ -56,14 +57,61 @@ impl Relay {
         Some(())
     }
 
-    /// Of rows that could not be marked with an earlier batch, those that still cannot.
-    pub(super) async fn still_locked(&self, acknowledged: &[Row]) -> Vec<i64> {
-        if acknowledged.is_empty() {
-            return Vec::new();
+    /// Marks what could not be marked with its batch, until `draining`.
+    pub async fn mark_unmarked(&self, draining: &CancellationToken) {
+        while !draining.is_cancelled() {
+            tokio::select! {
+                () = sleep(REST) => {}
+                () = draining.cancelled() => return,
+            }
+            self.mark_free().await;
         }
-        let ids: Vec<i64> = acknowledged.iter().map(|row| row.id).collect();
-        // Unless we know better: the mark finds out.
-        self.outbox.locked(&ids).await.unwrap_or_default()
+    }
+
+    /// Of all rows that wait for their mark, those that are free again.
+    pub async fn mark_free(&self) {
+        let Some(term) = self.lanes.term() else { return };
+        if let Err(error) = self.mark_free_of_lanes(&term).await {
+            cannot_mark(&error);
+        }
+        for unmarked in self.lanes.take_unmarked(term.worker) {
+            let left = match self.mark_free_of_claim(&term, &unmarked).await {
+                Ok(left) => left,
+                Err(error) => {
+                    cannot_mark(&error);
+                    unmarked
+                }
+            };
+            self.remember_unmarked(&term, left);
+        }
+    }
+
+    /// Beside the batches of their lanes, which leave them alone.
+    async fn mark_free_of_lanes(&self, term: &Term) -> Result<()> {
+        let mut waiting = self.lanes.acknowledged();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<i64> = waiting.iter().map(|row| row.id).collect();
+        let locked = self.outbox.locked(&ids).await?;
+        waiting.retain(|row| !locked.contains(&row.id));
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let mut lanes: Vec<(i16, i64)> = waiting.iter().map(|row| (row.lane, row.epoch)).collect();
+        lanes.dedup();
+        let ids: Vec<i64> = waiting.iter().map(|row| row.id).collect();
+        let marked = self.outbox.mark_lanes(term, &lanes, &ids, &[]).await?;
+        metrics::rows_marked(marked);
+        if marked < ids.len() as u64 && self.outbox.still_ours(term, &lanes).await? < lanes.len() {
+            // A release has raised an epoch meanwhile, or the lane has gone, which its next batch finds out.
+            return Ok(());
+        }
+        // The others were removed by whoever had locked them.
+        for Acknowledged { lane, id, .. } in waiting {
+            self.lanes.forget_unknown(lane, id);
+        }
+        Ok(())
     }
 
     // ── rows without a lane ────────────────────────────────────────────────────────────────────
@@ -74,30 +122,8 @@ impl Relay {
         }
     }
 
-    /// Marks what could not be marked with its claim, until `draining`.
-    pub async fn mark_unmarked(&self, draining: &CancellationToken) {
-        while !draining.is_cancelled() {
-            tokio::select! {
-                () = sleep(REST) => {}
-                () = draining.cancelled() => return,
-            }
-            let Some(term) = self.lanes.term() else { continue };
-            for unmarked in self.lanes.take_unmarked() {
-                let left = match self.mark_free(&term, &unmarked).await {
-                    Ok(left) => left,
-                    Err(error) => {
-                        metrics::database_error();
-                        debug!(%error, "cannot mark rows that were locked; trying again");
-                        unmarked
-                    }
-                };
-                self.remember_unmarked(&term, left);
-            }
-        }
-    }
-
     /// Marks those that are free, and keeps the claim of the others alive. Answers what is left.
-    async fn mark_free(&self, term: &Term, unmarked: &Unmarked) -> Result<Unmarked> {
+    async fn mark_free_of_claim(&self, term: &Term, unmarked: &Unmarked) -> Result<Unmarked> {
         let claimed = std::time::Instant::now();
         let locked = self.outbox.locked(&unmarked.ids).await?;
         let is_fresh = unmarked.claimed.elapsed() < self.settings.lease / 2;
@@ -122,4 +148,9 @@ impl Relay {
             ..unmarked.clone()
         })
     }
+}
+
+fn cannot_mark(error: &Error) {
+    metrics::database_error();
+    debug!(%error, "cannot mark rows that were locked; trying again");
 }

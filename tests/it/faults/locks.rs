@@ -193,6 +193,58 @@ async fn a_lock_on_the_head_of_a_hold_delays_its_key_alone() {
     assert_eq!(world.records(&missing).await.len(), 1, "it was sent once");
 }
 
+/// A delayed row stands in no line, so that its lane has nothing left to do while it waits for its mark.
+#[tokio::test]
+async fn a_delayed_row_that_waits_for_its_mark_is_not_sent_again() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world
+        .execute(&format!(
+            "SELECT outbox.enqueue('{topic}', 'k', '\"due\"', available_at => now() - interval '1 s')"
+        ))
+        .await;
+    let args = ["--tasks", "1"];
+    let relay = world
+        .relay()
+        .failpoint("after_publish:1")
+        .args(&args)
+        .start_ready()
+        .await;
+    relay.at_failpoint("after_publish:1").await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from("after_publish:1");
+    // It is due, so that it is claimed again and again.
+    eventually(SOON, "the row to be claimed several times", async || {
+        (relay.metric("outboxd_rows_claimed_total") >= Some(4.0)).then_some(())
+    })
+    .await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    world.drained(SOON).await;
+    assert_eq!(world.records(&topic).await.len(), 1, "it was sent once");
+    assert_eq!(relay.metric("outboxd_possible_duplicates_total"), Some(0.0));
+}
+
+/// What Kafka has already says nothing of a topic that is paused: it is probed with the next row.
+#[tokio::test]
+async fn a_lock_on_the_row_that_a_parked_topic_was_probed_with_does_not_keep_it_parked() {
+    let world = World::new().await;
+    let missing = format!("{}.late", world.name);
+    let rows = [(Some("k"), b"1".to_vec()), (Some("k"), b"2".to_vec())];
+    let second = world.insert(&missing, &rows).await[1];
+    let mut first = world.relay().start_ready().await;
+    world.held(1).await;
+    first.stop();
+    create_topic(&world.kafka, &missing, 1, &[]).await;
+    let relay = world.relay().failpoint("after_head").start_ready().await;
+    relay.at_failpoint("after_head").await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from("after_head");
+    world.published(second).await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    world.drained(SOON).await;
+    assert_eq!(world.records(&missing).await.len(), 2, "each was sent once");
+}
+
 /// The oldest row of a parked topic, without a key, is claimed like any other.
 #[tokio::test]
 async fn a_lock_on_the_row_that_a_parked_topic_is_probed_with_delays_that_row_alone() {
@@ -213,6 +265,40 @@ async fn a_lock_on_the_row_that_a_parked_topic_is_probed_with_delays_that_row_al
     operator.batch_execute("COMMIT").await.expect("unlocked");
     world.drained(SOON).await;
     assert_eq!(world.records(&missing).await.len(), 2, "each was sent once");
+}
+
+/// Its lock ends when no batch is claimed any more.
+#[tokio::test]
+async fn a_row_that_waits_for_its_mark_is_marked_before_its_lanes_are_given_back() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world.fill(&topic, 10, 1).await;
+    let stops = ["after_publish:1", "after_publish_keyless:1"];
+    let mut first = world
+        .relay()
+        .failpoint(stops[0])
+        .failpoint(stops[1])
+        .args(&["--tasks", "2"])
+        .start_ready()
+        .await;
+    first.at_failpoint(stops[0]).await;
+    world.insert(&topic, &[(None, b"1".to_vec())]).await;
+    first.at_failpoint(stops[1]).await;
+    let operator = lock_oldest(&world).await;
+    first.signal("TERM");
+    eventually(SOON, "it to drain", async || first.logged("draining").then_some(())).await;
+    first.continue_from(stops[0]);
+    eventually(SOON, "the batch to be marked", async || {
+        (world.pending().await == 2).then_some(())
+    })
+    .await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    first.continue_from(stops[1]);
+    assert!(first.wait(SOON).success());
+    let _second = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    assert_eq!(world.history(&topic).await.repeats, 0);
+    assert_eq!(world.pending().await, 0);
 }
 
 /// Kafka has the row: whoever takes over cannot know that, and says so.
