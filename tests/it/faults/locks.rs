@@ -193,6 +193,35 @@ async fn a_lock_on_the_head_of_a_hold_delays_its_key_alone() {
     assert_eq!(world.records(&missing).await.len(), 1, "it was sent once");
 }
 
+/// It is tried again by itself, beside the batches.
+#[tokio::test]
+async fn a_lock_on_a_held_row_that_kafka_took_at_last_does_not_send_it_again() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[SMALL]).await;
+    world
+        .execute(&format!(
+            "INSERT INTO outbox.message (topic, key, payload_bytes) VALUES ('{topic}', 'k', {TOO_LARGE})"
+        ))
+        .await;
+    let mut first = world.relay().start_ready().await;
+    world.held(1).await;
+    first.stop();
+    alter_topic(&world.kafka, &topic, SMALL.0, "100000").await;
+    let relay = world.relay().failpoint("after_head").start_ready().await;
+    relay.at_failpoint("after_head").await;
+    let operator = lock_oldest(&world).await;
+    let failures = "SELECT failures::bigint FROM outbox.hold";
+    let before = world.count(failures).await;
+    relay.continue_from("after_head");
+    eventually(SOON, "the hold to be put away twice", async || {
+        (world.count(failures).await >= before + 2).then_some(())
+    })
+    .await;
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    world.drained(SOON).await;
+    assert_eq!(world.records(&topic).await.len(), 1, "it was sent once");
+}
+
 /// A delayed row stands in no line, so that its lane has nothing left to do while it waits for its mark.
 #[tokio::test]
 async fn a_delayed_row_that_waits_for_its_mark_is_not_sent_again() {
