@@ -8,7 +8,8 @@
 //! a lane is tried, and changed, together: each change is a transaction, and after a release its lane walks again over all that was
 //! published since.
 //!
-//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction.
+//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. A head that somebody has locked is
+//! marked before, by itself: see [`crate::relay`].
 
 mod probe;
 mod rest;
@@ -153,6 +154,8 @@ impl Relay {
 
     /// `None`: somebody else's by now.
     async fn retry(&self, round: &Round<'_>, hold: StoredHold) -> Result<Option<Recorded>> {
+        // Asked before the row is read: once it is marked, nobody remembers that Kafka has it.
+        let acknowledged = self.lanes.acknowledged_of(hold.lane);
         let head = self.outbox.hold_head(&hold, &[]).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
@@ -167,8 +170,9 @@ impl Relay {
             // The row was removed, redriven or discarded: nothing to wait for.
             return Ok(Some((let_go(hold, None, None), None)));
         };
-        if self.lanes.is_acknowledged(hold.lane, row.id) {
-            return Ok(Some((let_go(hold, Some(row.id), None), None)));
+        if acknowledged.contains(&row.id) {
+            // Its mark is a matter of its own, and the hold goes when that is written.
+            return Ok(Some((Tried::Postponed(self.later(hold, LOCKED)), None)));
         }
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
         let record = match self.record_head(&live, &row).await {
@@ -321,13 +325,16 @@ impl Relay {
                     .await?;
                 Ok(written.then_some(()))
             };
-            match self.unless_locked(term, write).await {
+            let written = self.unless_locked(term, write).await;
+            if !matches!(written, Some(None)) {
+                let refused = holds.iter().filter_map(|later| later.refused.as_ref());
+                refused.for_each(report_refusal);
+            }
+            match written {
                 None => return false,
                 Some(Some(())) => {
                     self.lanes.settled_records(&records);
                     self.lanes.suspects_stored(term.worker, suspects);
-                    let refused = holds.iter().filter_map(|later| later.refused.as_ref());
-                    refused.for_each(report_refusal);
                     return true;
                 }
                 Some(None) => {
@@ -355,12 +362,15 @@ impl Relay {
         while !released.is_empty() {
             let (holds, records) = with_records(released.clone());
             let write = || self.outbox.release_holds(term, held.lane, held.epoch, &holds, &records);
-            match self.unless_locked(term, write).await {
+            let written = self.unless_locked(term, write).await;
+            if !matches!(written, Some(None)) {
+                let refused = holds.iter().filter_map(|released| released.refused.as_ref());
+                refused.for_each(report_refusal);
+            }
+            match written {
                 None => return false,
                 Some(Some(lowered)) => {
                     self.lanes.settled_records(&records);
-                    let refused = holds.iter().filter_map(|released| released.refused.as_ref());
-                    refused.for_each(report_refusal);
                     failpoint::hit("after_release").await;
                     self.released(term, held.lane, lowered, &holds).await;
                     return true;
@@ -384,6 +394,7 @@ impl Relay {
     /// What became of these heads is written when they are free.
     async fn postpone_locked(&self, term: &Term, held: &Held, waiting: Vec<(Released, Option<Record>)>) -> bool {
         let published = waiting.iter().filter_map(|(released, _)| released.published);
+        metrics::rows_published(published.clone().count());
         published.for_each(|id| self.lanes.remember_acknowledged(term.worker, held.lane, id));
         let later = |(released, record): (Released, _)| (self.later(released.hold, LOCKED), record);
         self.postpone(term, held, waiting.into_iter().map(later).collect())

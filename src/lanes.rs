@@ -383,12 +383,6 @@ impl Lanes {
             .unwrap_or_default()
     }
 
-    pub fn is_acknowledged(&self, lane: i16, id: i64) -> bool {
-        let inner = self.lock();
-        let book = inner.lanes.get(&lane);
-        book.is_some_and(|book| book.acknowledged.contains(&id))
-    }
-
     /// Lanes whose floors have moved since they were stored, or of which nothing is suspect any more.
     pub fn floors_to_store(&self) -> Vec<Moved> {
         let inner = self.lock();

@@ -330,8 +330,11 @@ impl Relay {
                 }
                 self.write_verdict(term, held, rows, judged, marking).await
             };
-            if let Some(count) = self.unless_locked(term, write).await? {
+            let written = self.unless_locked(term, write).await;
+            if !matches!(written, Some(None)) {
                 verdict.refused.iter().for_each(report_refusal);
+            }
+            if let Some(count) = written? {
                 return Some(count);
             }
             self.leave_locked(term, verdict).await?;
@@ -534,8 +537,11 @@ impl Relay {
                 };
                 Ok(Some(marked))
             };
-            if let Some(count) = self.unless_locked(term, write).await? {
+            let written = self.unless_locked(term, write).await;
+            if !matches!(written, Some(None)) {
                 judged.refused.iter().for_each(report_refusal);
+            }
+            if let Some(count) = written? {
                 let ids = judged.unmarked.clone();
                 self.remember_unmarked(term, Unmarked { claim, ids, claimed });
                 return Some(count);
@@ -674,7 +680,8 @@ async fn before_claim(is_soft: bool) {
     }
 }
 
-/// An attempt was counted, and that is written. The last one is an event an operator acts on.
+/// An attempt is counted, unless another transaction has locked the row. The last one is an event an operator acts on. Where the answer to
+/// that is lost, it may be written: so it is reported.
 pub(crate) fn report_refusal(refusal: &Refusal) {
     metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
     if refusal.dead {

@@ -19,7 +19,7 @@ use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::Publisher;
-use crate::relay::{Company, Relay};
+use crate::relay::{Company, MARK_MARGIN, Relay};
 use crate::wakeup::Watch;
 use crate::{horizon, janitor, metrics};
 
@@ -95,8 +95,8 @@ async fn start_and_run(
     relay.lanes.wake_all();
     let deadline = Instant::now() + config.shutdown_grace;
     finish(&mut tasks, deadline, now).await;
+    mark_what_is_free(&relay).await;
     keeper_stop.cancel();
-    mark_what_is_free(&relay, deadline).await;
     leave(&relay, deadline).await;
     keeper.shutdown().await;
     info!("stopped");
@@ -186,10 +186,9 @@ async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationTo
     tasks.shutdown().await;
 }
 
-/// Once more before the lanes go: what Kafka has and is not marked, a successor sends again.
-async fn mark_what_is_free(relay: &Relay, deadline: Instant) {
-    // Cut short, it leaves that to the successor.
-    let _ = tokio::time::timeout_at(deadline.into(), relay.mark_free()).await;
+/// Once more before the lanes go: what Kafka has and is not marked, a successor sends again. Nobody waits long for that.
+async fn mark_what_is_free(relay: &Relay) {
+    let _ = tokio::time::timeout(MARK_MARGIN, relay.mark_free()).await;
 }
 
 /// The second phase: the lanes are given back.

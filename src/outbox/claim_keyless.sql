@@ -1,8 +1,8 @@
 -- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
 -- the floor ($2) and not above $13, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given,
 -- and of its partition $10 of $11, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $12.
--- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them. Only
--- where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
+-- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them, and its
+-- refusal could not be written. Only where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
 -- Answers the number of the new record, NULL if nothing was free, and the lowest number that is left.
 WITH expired AS MATERIALIZED (
     -- Locked, so that a claim and a late mark exclude each other. Where a mark was first, its rows are left to it.

@@ -41,7 +41,7 @@ impl Relay {
         if locked.is_empty() {
             // They are free again, or it was another lock: of the table, say, or of a lane that is being taken.
             metrics::database_error();
-            warn!("another transaction kept locked what a mark writes, and it is not a row; trying again");
+            warn!("what became of a batch waits for a lock of another transaction; trying again");
             sleep(breather()).await;
         }
         let lasts = self.lanes.term().is_some_and(|current| current.worker == term.worker);

@@ -146,6 +146,30 @@ async fn a_lock_on_one_row_does_not_keep_a_refusal_from_being_written() {
     }
 }
 
+/// Its refusal cannot be written, so that nothing else keeps it from being sent again at once.
+#[tokio::test]
+async fn a_refused_row_without_a_key_is_left_alone_while_it_is_locked() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[SMALL]).await;
+    let large = format!("INSERT INTO outbox.message (topic, payload_bytes) VALUES ('{topic}', {TOO_LARGE})");
+    world.execute(&large).await;
+    let args = ["--tasks", "1"];
+    let stop = "after_publish_keyless:1";
+    let relay = world.relay().failpoint(stop).args(&args).start_ready().await;
+    relay.at_failpoint(stop).await;
+    let operator = lock_oldest(&world).await;
+    relay.continue_from(stop);
+    for _ in 0..5 {
+        let other = world.insert(&topic, &[(None, b"1".to_vec())]).await[0];
+        world.published(other).await;
+    }
+    assert_eq!(relay.metric("outboxd_rows_claimed_total"), Some(6.0), "each row once");
+    operator.batch_execute("COMMIT").await.expect("unlocked");
+    world
+        .until("SELECT count(*) = 1 FROM outbox.message WHERE attempts > 0")
+        .await;
+}
+
 /// The key of a row that was refused for good waits for an operator, but not where that could not be written.
 #[tokio::test]
 async fn a_row_refused_for_good_while_it_is_locked_is_tried_again_and_dead_then() {
