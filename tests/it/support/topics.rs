@@ -22,6 +22,26 @@ pub async fn create_topic(kafka: &str, name: &str, partitions: i32, settings: &[
     }
     let created = admin.create_topics([&topic], &options).await.expect("Kafka answers");
     assert!(created.iter().all(Result::is_ok), "{created:?}");
+    // A busy broker may hear of it later than the controller that answered.
+    let what = format!("topic {name} to have leaders");
+    super::eventually(super::SOON, &what, async || {
+        has_leaders(kafka, name).await.then_some(())
+    })
+    .await;
+}
+
+async fn has_leaders(kafka: &str, topic: &str) -> bool {
+    let ((admin, _), topic) = (admin(kafka), topic.to_owned());
+    let asked = tokio::task::spawn_blocking(move || {
+        let metadata = admin
+            .inner()
+            .fetch_metadata(Some(&topic), Duration::from_secs(5))
+            .ok()?;
+        let topic = metadata.topics().first()?;
+        let partitions = topic.partitions();
+        Some(!partitions.is_empty() && partitions.iter().all(|partition| partition.leader() >= 0))
+    });
+    asked.await.expect("no panic") == Some(true)
 }
 
 /// A topic whose partitions are on these brokers, one list of replicas for each.
