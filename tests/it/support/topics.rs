@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
 };
 use rdkafka::client::DefaultClientContext;
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 fn admin(kafka: &str) -> (AdminClient<DefaultClientContext>, AdminOptions) {
@@ -65,13 +66,19 @@ pub async fn alter_topic(kafka: &str, topic: &str, name: &str, value: &str) {
 
 /// Gives the topic more partitions; answers once Kafka says so.
 pub async fn grow_topic(kafka: &str, topic: &str, partitions: usize) {
-    let (admin, options) = admin(kafka);
     let growth = NewPartitions::new(topic, partitions);
-    let grown = admin
-        .create_partitions([&growth], &options)
-        .await
-        .expect("Kafka answers");
-    assert!(grown.iter().all(Result::is_ok), "{grown:?}");
+    let what = format!("topic {topic} to have {partitions} partitions");
+    super::eventually(super::SOON, &what, async || {
+        // Kafka names any broker as the controller, also one that was killed a moment ago: the next client is told of another.
+        let (admin, options) = admin(kafka);
+        let options = options.request_timeout(Some(Duration::from_secs(5)));
+        let grown = admin.create_partitions([&growth], &options).await.ok()?;
+        // Of a try whose answer was lost.
+        let is_there = |result: &TopicResult| matches!(result, Ok(_) | Err((_, RDKafkaErrorCode::InvalidPartitions)));
+        assert!(grown.iter().all(is_there), "{grown:?}");
+        Some(())
+    })
+    .await;
 }
 
 pub async fn delete_topic(kafka: &str, topic: &str) {
