@@ -9,6 +9,9 @@
 //!
 //! `ARCHITECTURE.md` is the map; read the modules in the order below.
 
+pub mod domain;
+pub mod tasks;
+
 pub mod message;
 pub mod verdict;
 
