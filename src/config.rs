@@ -11,11 +11,11 @@ use rdkafka::consumer::BaseConsumer;
 use rdkafka::producer::BaseProducer;
 
 use crate::identity::Identity;
-use crate::janitor;
-use crate::lanes::keeper::Lease;
 use crate::outbox::{Database, OnPublished, Pooler, Retention};
 use crate::publisher::{OVERRUN, properties};
 use crate::relay::{self, MARK_MARGIN};
+use crate::tasks::lease::LeaseSettings;
+use crate::tasks::maintenance;
 use crate::verdict::{OnDead, Policy};
 
 /// What is wrong with the settings, each with what to do.
@@ -232,8 +232,8 @@ pub struct Config {
     pub relay: relay::Settings,
     /// A larger message is not read, and becomes a dead letter.
     pub message_bytes_max: usize,
-    pub janitor: janitor::Settings,
-    pub lease: Lease,
+    pub maintenance: maintenance::Settings,
+    pub lease: LeaseSettings,
     pub poll_interval_max: Duration,
     pub shutdown_grace: Duration,
     pub http_listen: SocketAddr,
@@ -266,7 +266,7 @@ impl Check {
     /// How old something is before maintenance touches it.
     fn age(&mut self, flag: &str, value: &str) -> Duration {
         let age = self.duration(flag, value);
-        self.ensure(age >= janitor::RETENTION_LEAST, || {
+        self.ensure(age >= maintenance::RETENTION_MIN, || {
             format!("{flag} must be at least 1h")
         });
         age
@@ -490,12 +490,12 @@ impl RunArgs {
                 policy,
             },
             message_bytes_max,
-            janitor: janitor::Settings {
+            maintenance: maintenance::Settings {
                 on_published: self.on_published,
                 retention,
                 end_orphaned_after,
             },
-            lease: Lease {
+            lease: LeaseSettings {
                 worker_name: self.worker_name.clone().unwrap_or_else(host_name),
                 identity: Identity::of_this_process(self.pod_uid.clone().filter(|uid| !uid.trim().is_empty())),
                 duration: lease,
@@ -553,7 +553,7 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
     });
 }
 
-/// Connections the daemon needs at once: its tasks, one each for lease, horizon and janitor, and what retries holds.
+/// Connections the daemon needs at once: its tasks, one each for lease, watermark and maintenance, and what retries holds.
 pub fn pool_size(config: &Config) -> usize {
     config.relay.tasks + 3 + crate::hold::CONNECTIONS
 }

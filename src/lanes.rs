@@ -10,11 +10,10 @@ mod book;
 mod checkout;
 mod horizon;
 mod in_flight;
-pub mod keeper;
 mod keyless;
 mod portion;
-mod predecessor;
 mod ranges;
+mod recently_published;
 pub mod share;
 mod walk;
 
@@ -37,6 +36,7 @@ pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, See
 pub use in_flight::{Record, SentRanges};
 pub use keyless::{KeylessStored, KeylessToRaise, Unmarked};
 pub use ranges::Ranges;
+pub use recently_published::{RecentlyPublished, Sent};
 
 /// One lease of this process: see the module's doc.
 #[derive(Clone, Copy, Debug, PartialEq)]

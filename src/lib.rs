@@ -2,8 +2,8 @@
 //!
 //! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
 //! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`hold`]
-//! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`janitor`] what
-//! is swept away. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
+//! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`tasks::maintenance`] what
+//! is removed. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
 //! sends to Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
 //! [`verify`] compares afterwards what was committed with what a [`consumer`] finds.
 //!
@@ -22,15 +22,12 @@ pub mod identity;
 pub mod jitter;
 pub mod lanes;
 
-pub mod horizon;
 pub mod outbox;
 pub mod publisher;
 pub mod wakeup;
 
 pub mod hold;
-pub mod janitor;
 pub mod pace;
-pub mod published;
 pub mod relay;
 
 pub mod health;

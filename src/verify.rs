@@ -21,10 +21,10 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use uuid::Uuid;
 
 use crate::consumer::{self, Consumer, Extent};
-use crate::janitor::RETENTION_LEAST;
 use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};
+use crate::tasks::maintenance::RETENTION_MIN;
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
 use findings::Findings;
 use judge::{Circumstances, Judge, Partition, SLACK, Topic};
@@ -117,7 +117,7 @@ fn fate(kept: &Kept) -> Fate {
 /// and takes none younger than the oldest it leaves.
 fn phantoms_from(windows: &[Window], since: Option<SystemTime>) -> Micros {
     let now = micros(SystemTime::now());
-    let youngest_removed = now - span(RETENTION_LEAST) + RETENTION_STEP;
+    let youngest_removed = now - span(RETENTION_MIN) + RETENTION_STEP;
     let oldest_kept = windows
         .iter()
         .filter_map(|window| window.oldest)

@@ -14,14 +14,18 @@ use crate::config::{Config, RunArgs, pool_size};
 use crate::health::Health;
 use crate::http;
 use crate::jitter::jittered;
-use crate::lanes::{Lanes, keeper};
+use crate::lanes::{Lanes, RecentlyPublished};
+use crate::metrics;
 use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
-use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::relay::{Company, MARK_MARGIN, Relay};
+use crate::tasks::Shutdown;
+use crate::tasks::lease::LeaseTask;
+use crate::tasks::loss_check::LossCheck;
+use crate::tasks::maintenance::MaintenanceTask;
+use crate::tasks::watermark::WatermarkTask;
 use crate::wakeup::Watch;
-use crate::{horizon, janitor, metrics};
 
 /// The longest a statement may take, however long the lease.
 const PATIENCE_MAX: Duration = Duration::from_secs(25);
@@ -68,7 +72,7 @@ async fn start_and_run(
         outbox: Arc::new(open(config)?),
         publisher,
         lanes,
-        published: Arc::new(Published::default()),
+        published: Arc::new(RecentlyPublished::default()),
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
         watch: Watch::new(config.poll_interval_max),
@@ -79,26 +83,32 @@ async fn start_and_run(
         () = stop.cancelled() => return Ok(()),
     }
     health.verified();
-    let draining = CancellationToken::new();
-    let keeper_stop = CancellationToken::new();
-    let mut tasks = spawn(config, &relay, health, &draining);
-    let mut keeper = spawn_keeper(config, &relay, health, &draining, &keeper_stop);
+    let shutdown = Shutdown::default();
+    let lease = Arc::new(LeaseTask {
+        lanes: relay.lanes.clone(),
+        outbox: relay.outbox.clone(),
+        published: relay.published.clone(),
+        health: health.clone(),
+        settings: config.lease.clone(),
+    });
+    let mut tasks = spawn(config, &relay, health, &shutdown);
+    let mut lease_task = spawn_lease(&lease, &shutdown);
     let broken = tokio::select! {
         () = stop.cancelled() => None,
         // No task ends by itself: whichever does has panicked.
         ended = tasks.join_next() => Some(describe_end(ended)),
-        ended = keeper.join_next() => Some(describe_end(ended)),
+        ended = lease_task.join_next() => Some(describe_end(ended)),
     };
     health.draining();
     info!(grace = ?config.shutdown_grace, "draining: finishing what is in flight");
-    draining.cancel();
+    shutdown.draining.cancel();
     relay.lanes.wake_all();
     let deadline = Instant::now() + config.shutdown_grace;
     finish(&mut tasks, deadline, now).await;
     mark_what_is_free(&relay).await;
-    keeper_stop.cancel();
-    leave(&relay, deadline).await;
-    keeper.shutdown().await;
+    shutdown.stop.cancel();
+    leave(&lease, deadline).await;
+    lease_task.shutdown().await;
     info!("stopped");
     match broken {
         Some(why) => Err(Failure::Broken(why)),
@@ -138,41 +148,38 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Failure> {
     }
 }
 
-fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &CancellationToken) -> JoinSet<()> {
+fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, shutdown: &Shutdown) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for _ in 0..config.relay.tasks {
-        let (r, h, d) = (relay.clone(), health.clone(), draining.clone());
-        tasks.spawn(async move { r.work(&h, &d).await });
+        let (r, h, s) = (relay.clone(), health.clone(), shutdown.clone());
+        tasks.spawn(async move { r.work(&h, &s.draining).await });
     }
-    let (r, d) = (relay.clone(), draining.clone());
-    tasks.spawn(async move { r.retry_holds(&d).await });
-    let (r, d) = (relay.clone(), draining.clone());
-    tasks.spawn(async move { r.mark_unmarked(&d).await });
-    let (r, d) = (relay.clone(), draining.clone());
-    tasks.spawn(async move { horizon::watch(&r.lanes, &r.outbox, &d).await });
-    let (r, d) = (relay.clone(), draining.clone());
-    tasks.spawn(async move { r.published.watch(&r.outbox, &d).await });
-    let (r, d, settings) = (relay.clone(), draining.clone(), config.janitor);
-    tasks.spawn(async move { janitor::sweep(&r.lanes, &r.outbox, settings, &d).await });
+    let (r, s) = (relay.clone(), shutdown.clone());
+    tasks.spawn(async move { r.retry_holds(&s.draining).await });
+    let (r, s) = (relay.clone(), shutdown.clone());
+    tasks.spawn(async move { r.mark_unmarked(&s.draining).await });
+    let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
+    let (watermark, s) = (WatermarkTask { lanes, outbox }, shutdown.clone());
+    tasks.spawn(async move { watermark.run(&s).await });
+    let (published, outbox) = (relay.published.clone(), relay.outbox.clone());
+    let (loss_check, s) = (LossCheck { published, outbox }, shutdown.clone());
+    tasks.spawn(async move { loss_check.run(&s).await });
+    let maintenance = MaintenanceTask {
+        lanes: relay.lanes.clone(),
+        outbox: relay.outbox.clone(),
+        settings: config.maintenance,
+    };
+    let s = shutdown.clone();
+    tasks.spawn(async move { maintenance.run(&s).await });
     tasks
 }
 
 /// Apart from the others: the lease is kept until they are done.
-fn spawn_keeper(
-    config: &Config,
-    relay: &Arc<Relay>,
-    health: &Arc<Health>,
-    draining: &CancellationToken,
-    stop: &CancellationToken,
-) -> JoinSet<()> {
-    let mut keeper = JoinSet::new();
-    let (relay, health, lease) = (relay.clone(), health.clone(), config.lease.clone());
-    let (draining, stop) = (draining.clone(), stop.clone());
-    keeper.spawn(async move {
-        let (lanes, outbox, published) = (&relay.lanes, &relay.outbox, &relay.published);
-        keeper::keep(lanes, outbox, published, &health, &lease, &draining, &stop).await
-    });
-    keeper
+fn spawn_lease(lease: &Arc<LeaseTask>, shutdown: &Shutdown) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let (lease, shutdown) = (lease.clone(), shutdown.clone());
+    tasks.spawn(async move { lease.run(&shutdown).await });
+    tasks
 }
 
 /// The first phase of a stop: no new work, and what is held is finished, marks and all.
@@ -192,11 +199,11 @@ async fn mark_what_is_free(relay: &Relay) {
 }
 
 /// The second phase: the lanes are given back.
-async fn leave(relay: &Relay, deadline: Instant) {
+async fn leave(lease: &LeaseTask, deadline: Instant) {
     let left = deadline
         .saturating_duration_since(Instant::now())
         .max(Duration::from_secs(1));
-    match tokio::time::timeout(left, keeper::leave(&relay.lanes, &relay.outbox)).await {
+    match tokio::time::timeout(left, lease.leave()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(%error, "could not give the lanes back; they are taken over when the lease ends"),
         Err(_) => warn!("no time to give the lanes back; they are taken over when the lease ends"),

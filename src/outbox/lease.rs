@@ -9,7 +9,7 @@ use super::hold::held_topics;
 use super::param::{Param, Params};
 use super::predecessor::IdentityColumns;
 use super::{LEASE_SHARE, OnPublished, Outbox, Result, Transaction};
-use crate::lanes::keeper::Lease;
+use crate::identity::Identity;
 use crate::lanes::{Given, KeylessStored, Moved, Ranges, SentRanges, Taken, Term};
 
 /// Another worker, or ourselves, as a renewal sees it.
@@ -33,17 +33,23 @@ pub struct Renewal {
 
 impl Outbox {
     /// Registers a worker; answers the server incarnation its term belongs to, and the server's clock.
-    pub async fn register(&self, worker: Uuid, lease: &Lease) -> Result<(SystemTime, SystemTime)> {
-        let columns = IdentityColumns::new(lease.identity.as_ref(), self.pool.session_key());
+    pub async fn register(
+        &self,
+        worker: Uuid,
+        name: &str,
+        identity: Option<&Identity>,
+        lease: Duration,
+    ) -> Result<(SystemTime, SystemTime)> {
+        let columns = IdentityColumns::new(identity, self.pool.session_key());
         let [pod_uid, machine, pid, started, session_key] = columns.params();
         let row = self
             .query_one(
                 &self.statements.register,
                 &[
                     &worker,
-                    &lease.worker_name,
+                    &name,
                     &env!("CARGO_PKG_VERSION"),
-                    &lease.duration.as_secs_f64(),
+                    &lease.as_secs_f64(),
                     pod_uid,
                     machine,
                     pid,

@@ -1,4 +1,4 @@
-//! What the janitor does: retention, the safety net, samples.
+//! What maintenance does: retention, the safety net, samples.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

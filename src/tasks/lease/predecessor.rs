@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::keeper::{Lease, pause};
+use super::{LeaseSettings, pause};
 use crate::identity::Identity;
 use crate::outbox::{Outbox, Predecessor, Result};
 
@@ -18,7 +18,7 @@ const SESSIONS_END_WITHIN: Duration = Duration::from_secs(3);
 const CHECK_SESSIONS_EVERY: Duration = Duration::from_millis(100);
 
 /// Ends the leases of predecessors that are proven gone. Called once, before the first term begins.
-pub async fn stop_predecessors(outbox: &Outbox, lease: &Lease, stop: &CancellationToken) {
+pub async fn stop_predecessors(outbox: &Outbox, lease: &LeaseSettings, stop: &CancellationToken) {
     let Some(identity) = &lease.identity else { return };
     if let Err(error) = stop_proven(outbox, identity, stop).await {
         warn!(%error, "cannot ask for the lease of the process before this one; it ends by itself");

@@ -1,30 +1,31 @@
 //! Retention, gauges and the safety net, by one worker only: the owner of lane 0.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use super::Shutdown;
 use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{Counted, OnPublished, Outbox, Purge, Result, Retention, Table};
 
 /// No row is removed sooner after it was published.
-pub const RETENTION_LEAST: Duration = Duration::from_secs(3600);
+pub const RETENTION_MIN: Duration = Duration::from_secs(3600);
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// Commands, inbox, duplicates: less urgent than the backlog, and not everybody has any.
 const INTAKE_EVERY: Duration = Duration::from_secs(60);
-/// The most rows a sample walks: an estimate of the backlog must not become a load.
-const SAMPLE_WALK: i64 = 10_000;
-/// One step of retention, and the rest after it.
+/// The most rows a sample scans: an estimate of the backlog must not become a load.
+const SAMPLE_ROWS_MAX: i64 = 10_000;
+/// One step of retention, and the pause after it.
 const PURGE_ROWS: i32 = 2_000;
-const PURGE_REST: Duration = Duration::from_millis(200);
-const REST: Duration = Duration::from_secs(1);
+const PURGE_PAUSE: Duration = Duration::from_millis(200);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 const PURGE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
-/// The safety net: a slow walk over the whole table.
+/// The safety net: a slow scan of the whole table.
 const RESCAN_ROWS: i64 = 5_000;
 const RESCAN_EVERY: Duration = Duration::from_secs(60);
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
@@ -40,83 +41,96 @@ pub struct Settings {
     pub end_orphaned_after: Option<Duration>,
 }
 
-/// Where each chore stands.
-struct Chores {
+/// Where each job stands.
+struct Jobs {
     sample_at: Instant,
     intake_at: Instant,
     /// By the database, at the last sample: what is new since then is ours to count.
     counted: Option<Counted>,
     orphaned_at: Instant,
-    purges: Vec<PurgeChore>,
+    purges: Vec<PurgeJob>,
     rescan_at: Instant,
     rescan_cursor: i64,
     housekeeping_at: Instant,
 }
 
 /// One table's retention: its pass, and when the next one begins.
-struct PurgeChore {
+struct PurgeJob {
     purge: Purge,
     at: Instant,
     purged: i64,
 }
 
-/// Sweeps until `draining`.
-pub async fn sweep(lanes: &Lanes, outbox: &Outbox, settings: Settings, draining: &CancellationToken) {
-    let now = Instant::now();
-    let mut chores = Chores {
-        sample_at: now,
-        intake_at: now,
-        counted: None,
-        orphaned_at: now,
-        purges: purges(settings.on_published, now),
-        rescan_at: now + RESCAN_EVERY,
-        rescan_cursor: 0,
-        housekeeping_at: now,
-    };
-    while !draining.is_cancelled() {
-        let rest = if lanes.owns(0) { chores.rest() } else { REST };
-        tokio::select! {
-            () = sleep(rest) => {}
-            () = draining.cancelled() => return,
-        }
-        if !lanes.owns(0) {
-            metrics::not_sampled();
-            // Somebody else counts from their first sample on; what grew in between is not counted.
-            chores.counted = None;
-            continue;
-        }
-        if let Err(error) = chores.step(outbox, settings).await {
-            metrics::database_error();
-            warn!(%error, "housekeeping failed; trying again");
-            sleep(Duration::from_secs(1)).await;
+/// Samples, purges and rescans while this process owns lane 0.
+pub struct MaintenanceTask {
+    pub lanes: Arc<Lanes>,
+    pub outbox: Arc<Outbox>,
+    pub settings: Settings,
+}
+
+impl MaintenanceTask {
+    /// Runs until `shutdown.draining`.
+    pub async fn run(&self, shutdown: &Shutdown) {
+        let mut jobs = Jobs::new(self.settings.on_published);
+        while !shutdown.draining.is_cancelled() {
+            let wait = if self.lanes.owns(0) { jobs.wait() } else { CHECK_EVERY };
+            tokio::select! {
+                () = sleep(wait) => {}
+                () = shutdown.draining.cancelled() => return,
+            }
+            if !self.lanes.owns(0) {
+                metrics::not_sampled();
+                // The next owner counts from its first sample on; what grew in between is not counted.
+                jobs.counted = None;
+                continue;
+            }
+            if let Err(error) = jobs.step(&self.outbox, self.settings).await {
+                metrics::database_error();
+                warn!(%error, "housekeeping failed; trying again");
+                sleep(Duration::from_secs(1)).await;
+            }
         }
     }
 }
 
 /// Published rows are in the table only where they are kept.
-fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeChore> {
+fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeJob> {
     let kept = |table: &Table| *table != Table::Message || on_published == OnPublished::Keep;
     let tables = Table::ALL.into_iter().filter(kept).map(Purge::of);
-    tables.map(|purge| PurgeChore { purge, at, purged: 0 }).collect()
+    tables.map(|purge| PurgeJob { purge, at, purged: 0 }).collect()
 }
 
-impl Chores {
-    /// Until the next look at what is due: soon only while a purge has more to take.
-    fn rest(&self) -> Duration {
-        let is_purging = self.purges.iter().any(|chore| chore.at <= Instant::now());
-        if is_purging { PURGE_REST } else { REST }
+impl Jobs {
+    fn new(on_published: OnPublished) -> Self {
+        let now = Instant::now();
+        Jobs {
+            sample_at: now,
+            intake_at: now,
+            counted: None,
+            orphaned_at: now,
+            purges: purges(on_published, now),
+            rescan_at: now + RESCAN_EVERY,
+            rescan_cursor: 0,
+            housekeeping_at: now,
+        }
+    }
+
+    /// Time until the next check of what is due: short only while a purge has more to remove.
+    fn wait(&self) -> Duration {
+        let is_purging = self.purges.iter().any(|job| job.at <= Instant::now());
+        if is_purging { PURGE_PAUSE } else { CHECK_EVERY }
     }
 
     async fn step(&mut self, outbox: &Outbox, settings: Settings) -> Result<()> {
         let now = Instant::now();
         if now >= self.sample_at {
             self.sample_at = now + SAMPLE_EVERY;
-            metrics::backlog(&outbox.sample(SAMPLE_WALK).await?);
+            metrics::backlog(&outbox.sample(SAMPLE_ROWS_MAX).await?);
         }
         if now >= self.intake_at {
             self.intake_at = now + INTAKE_EVERY;
-            metrics::commands(&outbox.sample_commands(SAMPLE_WALK, metrics::OPERATIONS_MAX).await?);
-            metrics::inbox(&outbox.sample_inbox(SAMPLE_WALK).await?);
+            metrics::commands(&outbox.sample_commands(SAMPLE_ROWS_MAX, metrics::OPERATIONS_MAX).await?);
+            metrics::inbox(&outbox.sample_inbox(SAMPLE_ROWS_MAX).await?);
             let counted = outbox.sample_counted().await?;
             metrics::counted(self.counted.as_ref(), &counted);
             self.counted = Some(counted);
@@ -136,10 +150,10 @@ impl Chores {
         if let Some(age) = settings.end_orphaned_after.filter(|_| now >= self.orphaned_at) {
             self.end_orphaned(outbox, age).await?;
         }
-        for chore in self.purges.iter_mut().filter(|chore| now >= chore.at) {
+        for job in self.purges.iter_mut().filter(|job| now >= job.at) {
             // Should it fail, the others have their turn before it has another.
-            chore.at = now + PURGE_AFTER_FAILURE;
-            chore.step(outbox, settings.retention).await?;
+            job.at = now + PURGE_AFTER_FAILURE;
+            job.step(outbox, settings.retention).await?;
         }
         Ok(())
     }
@@ -185,7 +199,7 @@ async fn keep_history(outbox: &Outbox, retention: Duration) -> Result<()> {
     Ok(())
 }
 
-impl PurgeChore {
+impl PurgeJob {
     async fn step(&mut self, outbox: &Outbox, retention: Retention) -> Result<()> {
         let table = self.purge.table;
         let (purged, finished) = outbox.purge(&mut self.purge, PURGE_ROWS, retention).await?;

@@ -2,12 +2,13 @@
 //! every claim reads that gap again; asking who writes takes at most a twentieth of its time, or comes a second after a slow answer. The
 //! floor of the rows without a lane follows here, too.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
+use super::Shutdown;
 use crate::floor::{Horizon, Sequence, Sight};
 use crate::jitter::jittered;
 use crate::lanes::{KeylessToRaise, Lanes, Term};
@@ -38,37 +39,33 @@ const SEQUENCE_EVERY: Duration = Duration::from_secs(15);
 const NAME_AFTER: Duration = Duration::from_secs(10);
 const REMIND_EVERY: Duration = Duration::from_secs(60);
 
-/// Moves the horizon until `draining`.
-pub async fn watch(lanes: &Lanes, outbox: &Outbox, draining: &CancellationToken) {
-    let mut watch = Watch {
-        lanes,
-        outbox,
-        settled: 0,
-        settled_at: Instant::now(),
-        softened_at: Instant::now(),
-        rests_until: Instant::now(),
-        keyless_at: Instant::now(),
-        named_at: None,
-        told: None,
-        looked_at: None,
-        sequence_told: None,
-    };
-    while !draining.is_cancelled() {
-        let changed = lanes.changed();
-        let rest = watch.turn().await;
-        tokio::select! {
-            () = sleep(rest.unwrap_or(NOTHING_TO_DO)) => {}
-            () = changed, if rest.is_none() => {}
-            () = draining.cancelled() => return,
-        }
-        if rest.is_none() {
-            // There was no need to move it, up to this moment.
-            watch.settled_at = Instant::now();
+/// Moves the horizon of this process.
+pub struct WatermarkTask {
+    pub lanes: Arc<Lanes>,
+    pub outbox: Arc<Outbox>,
+}
+
+impl WatermarkTask {
+    /// Runs until `shutdown.draining`.
+    pub async fn run(&self, shutdown: &Shutdown) {
+        let mut progress = Progress::new(&self.lanes, &self.outbox);
+        while !shutdown.draining.is_cancelled() {
+            let changed = self.lanes.changed();
+            let wait = progress.step_if_due().await;
+            tokio::select! {
+                () = sleep(wait.unwrap_or(NOTHING_TO_DO)) => {}
+                () = changed, if wait.is_none() => {}
+                () = shutdown.draining.cancelled() => return,
+            }
+            if wait.is_none() {
+                // There was no need to move it, up to this moment.
+                progress.settled_at = Instant::now();
+            }
         }
     }
 }
 
-struct Watch<'a> {
+struct Progress<'a> {
     lanes: &'a Lanes,
     outbox: &'a Outbox,
     /// The hard horizon as it was last seen, and when it last moved, or had no need to.
@@ -86,9 +83,26 @@ struct Watch<'a> {
     sequence_told: Option<Instant>,
 }
 
-impl Watch<'_> {
-    /// One turn; answers how long to wait before the next. `None`: until something changes.
-    async fn turn(&mut self) -> Option<Duration> {
+impl<'a> Progress<'a> {
+    fn new(lanes: &'a Lanes, outbox: &'a Outbox) -> Self {
+        let now = Instant::now();
+        Progress {
+            lanes,
+            outbox,
+            settled: 0,
+            settled_at: now,
+            softened_at: now,
+            rests_until: now,
+            keyless_at: now,
+            named_at: None,
+            told: None,
+            looked_at: None,
+            sequence_told: None,
+        }
+    }
+
+    /// One step, if there is a reason for it; answers how long to wait before the next. `None`: until something changes.
+    async fn step_if_due(&mut self) -> Option<Duration> {
         let term = self.lanes.term()?;
         self.see_it_move();
         let has_holders = !self.lanes.holders().is_empty();
