@@ -1,6 +1,6 @@
--- A resource that is not a row (a report of a day that does not exist yet, a file, a slot of a partner) is used by one at a time.
+-- A resource that is not a row (the report of a day that does not exist yet, a file, a slot of a partner) is used by one session at a time.
 --
--- An advisory lock of the transaction serialises; it ends with the transaction, however that ends. It is no memory: what
+-- A transaction-level advisory lock serializes them and ends with the transaction, however that ends. It remembers nothing: what
 -- has been done is read from a table, under the lock.
 --
 --   what fails                                | what remains              | what the retry does
@@ -11,7 +11,7 @@
 --   the answer to COMMIT is lost              | the report                | finds it
 --   two at once, both may wait                | one report                | the second waits, and finds it
 --   two at once, the second may not wait      | one report                | is told "busy", comes again
---   two resources share a lock by their hash  | both reports              | one waited for the other: slower, not wrong
+--   two resources have the same hash          | both reports              | one waits for the other: slower, not wrong
 BEGIN;
 DROP SCHEMA IF EXISTS advisory_lock CASCADE;
 CREATE SCHEMA advisory_lock;
@@ -19,7 +19,7 @@ CREATE TABLE advisory_lock.sale (day date NOT NULL, cents bigint NOT NULL);
 CREATE TABLE advisory_lock.report (day date PRIMARY KEY, cents bigint NOT NULL);
 INSERT INTO advisory_lock.sale VALUES ('2030-01-01', 100), ('2030-01-01', 250), ('2030-01-02', 7);
 
--- One name for the resource, everywhere. 64 bits of hash: two names hardly ever meet, and where they do, one waits.
+-- One name for the resource, everywhere. The hash has 64 bits: two names hardly ever collide, and if they do, one session waits.
 CREATE FUNCTION advisory_lock.lock_of(day date) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT hashtextextended('advisory_lock/report/' || to_char(day, 'YYYY-MM-DD'), 0)
 $$;
@@ -32,7 +32,7 @@ BEGIN
     ELSIF NOT pg_try_advisory_xact_lock(advisory_lock.lock_of(day)) THEN
         RETURN 'busy';
     END IF;
-    -- A statement of its own, so that it sees what the one before us has committed.
+    -- A separate statement, so that it sees what the previous session has committed.
     IF EXISTS (SELECT FROM advisory_lock.report r WHERE r.day = day) THEN
         RETURN 'found';
     END IF;
@@ -42,7 +42,7 @@ BEGIN
 END $$;
 COMMIT;
 
--- Interrupted: neither the report nor the lock remains.
+-- An interrupted attempt leaves neither the report nor the lock.
 BEGIN;
 SELECT advisory_lock.build('2030-01-01');
 SELECT count(*) = 1 AS locked FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();

@@ -1,4 +1,4 @@
--- A balance kept from events, each applied once, in one statement: the effect happens only if the marker was inserted.
+-- A balance is computed from events. Each is applied once, in one statement that takes effect only if the marker was inserted.
 --
 -- what fails                                        | what remains                | what the repeat does
 -- --------------------------------------------------|-----------------------------|----------------------------------------------
@@ -22,9 +22,9 @@ CREATE TABLE balance_projection.balance (
     events   integer NOT NULL
 );
 
--- The gate stands in the FROM of an INSERT … SELECT, which always runs it. Not so in the WHERE of an UPDATE: with no row to update
--- the gate is never asked; and an UPDATE that comes before its row exists would leave a marker without an effect. Hence the
--- upsert. MATERIALIZED: asked once, whatever the planner thinks.
+-- The gate is in the FROM of an INSERT … SELECT, which always evaluates it. The WHERE of an UPDATE does not: with no row to update
+-- the gate is never called, and an UPDATE that runs before its row exists would leave a marker without an effect. Hence the
+-- upsert. MATERIALIZED makes sure that it is called once, whatever the planner chooses.
 CREATE FUNCTION balance_projection.apply(event_id text, account text, delta bigint) RETURNS boolean LANGUAGE sql AS $$
     WITH gate AS MATERIALIZED (
         SELECT outbox.consume_once('balance-projection', 'ledger', event_id,
@@ -41,7 +41,7 @@ $$;
 CREATE TABLE balance_projection.event (n integer PRIMARY KEY, account text, delta bigint);
 INSERT INTO balance_projection.event SELECT n, 'account-' || n % 3, n FROM generate_series(1, 30) n;
 
--- The history, twice, the second time backwards.
+-- Apply the history twice, the second time backwards.
 SELECT count(*) FILTER (WHERE balance_projection.apply('e' || n, account, delta)) AS applied FROM balance_projection.event;
 SELECT count(*) FILTER (WHERE balance_projection.apply('e' || n, account, delta)) AS applied
 FROM (SELECT * FROM balance_projection.event ORDER BY n DESC) AS backwards;
@@ -63,7 +63,7 @@ EXCEPTION WHEN check_violation THEN
     ASSERT NOT EXISTS (SELECT FROM outbox.processed_message WHERE consumer = 'balance-projection' AND message_id = 'overdraft');
 END $$;
 
--- An id that comes again with another amount is refused.
+-- An id that is reused with another amount is refused.
 DO $$
 BEGIN
     PERFORM balance_projection.apply('e1', 'account-1', 1000);

@@ -1,17 +1,17 @@
--- A file is imported line by line: each line has its own result, a bad line stops no other, and whoever is interrupted goes on.
+-- A file is imported line by line. Each line has its own result, a bad line stops no other, and an interrupted import continues.
 --
--- The lines are stored first. A step takes a few that are not done, in one transaction; it is called until it answers zero.
--- The file's hash is its key: uploading it again finds the import that is there.
+-- The lines are stored first. A step imports a few that are not done, in one transaction; call it until it returns zero.
+-- The hash of the file is its key: uploading the file again finds the existing import.
 --
 --   what fails                                | what remains              | what the retry does
 --   ------------------------------------------+---------------------------+------------------------------------------
 --   the upload                                | nothing: rolled back      | uploads
 --   the answer to the upload is lost          | the import, nothing done  | finds the import
 --   a line is bad                             | its error, the others done | skips it: it has a result
---   the process, in the middle of a step      | the steps before          | goes on behind them
---   the answer to a step is lost              | the step                  | goes on behind it
+--   the process, in the middle of a step      | the steps before          | continues after them
+--   the answer to a step is lost              | the step                  | continues after it
 --   two processes import at once              | each line done once       | they share the lines (SKIP LOCKED)
---   the same file is imported next year       | the products of the first | the unique sku: nothing is made twice
+--   the same file is imported next year       | the products of the first | creates nothing twice: the sku is unique
 BEGIN;
 DROP SCHEMA IF EXISTS batch_import CASCADE;
 CREATE SCHEMA batch_import;
@@ -53,7 +53,7 @@ BEGIN
     ON CONFLICT DO NOTHING;
     outcome := CASE WHEN FOUND THEN 'made' ELSE 'known' END;
 EXCEPTION
-    -- What is wrong with the line itself. Anything else (40001, 40P01, a full disk) ends the step, to be tried again.
+    -- These errors are the fault of the line. Any other error (40001, 40P01, a full disk) ends the step, which is then repeated.
     WHEN integrity_constraint_violation OR data_exception THEN
         outcome := 'bad';
         error := SQLERRM;

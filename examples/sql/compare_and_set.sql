@@ -1,14 +1,14 @@
--- An order changes its state only from the one the caller believes it is in, and each command counts once.
+-- An order changes its state only from the state that the caller expects, and each command takes effect once.
 --
--- The state is compared and set by one UPDATE; what became of a command is kept beside it, refusals too: a retry is told
--- what the first try was told, even where the order has moved on since. For commands that touch one row this table is all
--- that is needed: no claim, no lock that can run out.
+-- One UPDATE compares and sets the state. The outcome of each command is stored beside it, also a refusal: a retry gets the answer
+-- of the first try, even if the order has changed since. For commands that touch one row this table is enough:
+-- there is no claim, and no lock that can expire.
 --
 --   what fails                                | what remains              | what the retry does
 --   ------------------------------------------+---------------------------+------------------------------------------
 --   the connection, before the command        | nothing                   | executes
---   the process, behind the command's row     | nothing: rolled back      | executes
---   the process, behind the transition        | nothing: rolled back      | executes
+--   the process, after the command's row      | nothing: rolled back      | executes
+--   the process, after the transition         | nothing: rolled back      | executes
 --   the answer to COMMIT is lost              | transition and outcome    | reads the outcome
 --   the same command twice at once            | one transition            | the second waits, then reads the outcome
 --   two commands expect the same state        | one transition            | the second is refused, and stays refused
@@ -65,7 +65,7 @@ COMMIT;
 SELECT compare_and_set.transition(42, 'pay-1', 'placed', 'paid') AS paid;
 SELECT compare_and_set.transition(42, 'cancel-1', 'placed', 'cancelled') AS too_late;
 SELECT compare_and_set.transition(42, 'ship-1', 'paid', 'shipped') AS shipped;
--- Late repeats of all three change nothing and are answered as the first time.
+-- Late repeats of all three change nothing and get the same answers.
 SELECT compare_and_set.transition(42, 'pay-1', 'placed', 'paid') AS paid;
 SELECT compare_and_set.transition(42, 'cancel-1', 'placed', 'cancelled') AS too_late;
 SELECT compare_and_set.transition(42, 'ship-1', 'paid', 'shipped') AS shipped;

@@ -1,12 +1,12 @@
--- An order is created once, however often the client asks, and a cart is ordered once, whatever key it comes under.
+-- An order is created once, however often the client asks, and a cart is ordered once, whatever key the command has.
 --
--- Claim, order, message and answer are one transaction. A retry gets the order that is there: read, not updated again. The
--- key names the command, customer and cart name the order: each is unique on its own, and outlives the record of the command.
+-- Claim, order, message and answer are one transaction. A retry reads the existing order and does not update it. The key
+-- identifies the command, customer and cart identify the order. Each is unique by itself, and outlives the record of the command.
 --
 --   what fails                                | what remains              | what the retry does
 --   ------------------------------------------+---------------------------+------------------------------------------
 --   the process or the connection, before COMMIT | nothing: rolled back   | executes
---   the message or the answer, behind the order | nothing: rolled back    | executes
+--   the message or the answer, after the order  | nothing: rolled back    | executes
 --   the answer to COMMIT is lost              | order, message and answer | replays the answer
 --   two clients send it at once               | one order                 | the second waits, then replays
 --   the key is used for another order         | the first order           | P4002: the client has a bug
@@ -20,7 +20,7 @@ DELETE FROM outbox.message WHERE idempotency_scope = 'create_order_once';
 CREATE SCHEMA create_order_once;
 CREATE TABLE create_order_once.orders (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- Two rules that outlive every record of a command: a key makes one order, and so does a cart.
+    -- Two constraints that outlive the record of a command: a key creates one order, and so does a cart.
     command_key  text NOT NULL UNIQUE,
     customer     text NOT NULL,
     cart         text NOT NULL,
@@ -28,14 +28,14 @@ CREATE TABLE create_order_once.orders (
     UNIQUE (customer, cart)
 );
 
--- The order that kept a new one from being made. P4002 where it is not the one that was asked for: whoever sent the command
--- must not be told of another's order.
+-- The existing order that prevented a new one. If it is not the order that was requested, this fails with P4002: the sender of the
+-- command must not learn of somebody else's order.
 CREATE FUNCTION create_order_once.existing(command_key text, customer text, cart text, cents bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     found create_order_once.orders;
 BEGIN
-    -- One may have the key and another the cart. One that does not match comes first.
+    -- One order may have the key and another the cart. One that does not match sorts first.
     SELECT o.* INTO STRICT found FROM create_order_once.orders o
     WHERE o.command_key = command_key OR (o.customer, o.cart) = (customer, cart)
     ORDER BY (o.customer, o.cart, o.cents) = (customer, cart, cents) LIMIT 1;
@@ -68,7 +68,7 @@ BEGIN
     RETURN order_id;
 END $$;
 
--- Is this command refused because another order has its key or its cart?
+-- True if this command is refused because another order has its key or its cart.
 CREATE FUNCTION create_order_once.is_refused(command_key text, customer text, cart text, cents bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM create_order_once.place(command_key, customer, cart, cents);
@@ -78,7 +78,7 @@ EXCEPTION WHEN SQLSTATE 'P4002' THEN
 END $$;
 COMMIT;
 
--- The client sends it, hears nothing, and sends it again.
+-- The client sends the command, gets no answer, and sends it again.
 SELECT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) AS first;
 SELECT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) AS again;
 
@@ -101,7 +101,7 @@ BEGIN
     ASSERT NOT EXISTS (SELECT FROM outbox.idempotency_request WHERE scope = 'create_order_once' AND key = 'decade'),
         'a failure leaves no claim';
 
-    -- As the purge does, when the record has expired.
+    -- This is what the purge does after the record has expired.
     DELETE FROM outbox.idempotency_request WHERE scope = 'create_order_once';
     ASSERT create_order_once.place('c0ffee', 'ada', 'cart-1', 9990) = (SELECT id FROM create_order_once.orders), 'still the same order';
     DELETE FROM outbox.idempotency_request WHERE scope = 'create_order_once';

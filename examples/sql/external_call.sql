@@ -1,25 +1,25 @@
--- A card is charged once, by a provider that is not in our database.
+-- A card is charged once, by a provider outside our database.
 --
--- The claim is committed first: a transaction cannot take a charge back. Between it and the answer anything can happen, so a
--- claim whose lock has run out is looked into before it is run again; and the provider gets a key of ours that is the same
--- in every attempt. A provider that remembers keys then answers a second call with the first charge.
+-- The claim is committed first, because a transaction cannot undo a charge. Anything can happen between the claim and the answer, so a
+-- claim whose lock has expired is examined before it is run again. The provider gets a key of ours that is the same in every
+-- attempt, and a provider that remembers keys answers a second call with the first charge.
 --
 --   what fails                                | what remains               | what the retry does
 --   ------------------------------------------+----------------------------+-----------------------------------------
 --   the connection, before the claim          | nothing                    | executes
 --   the process, before the call              | a stale claim              | take over, call
---   the process, behind the call              | a stale claim, a charge    | take over, call: the provider replays
+--   the process, after the call               | a stale claim, a charge    | take over, call: the provider replays
 --   the answer of the provider is lost        | the claim, perhaps a charge | fail retryable; the retry calls again
---   the card is declined                      | a final failure            | P4030 for ever; a new try is a new key
+--   the card is declined                      | a final failure            | P4030, always; a new try needs a new key
 --   the answer to our last COMMIT is lost     | the charge and its answer  | replays the answer
---   a slow attempt ends behind its successor  | the answer of the successor | P4010: the slow one changes nothing
+--   a slow attempt ends after its successor   | the answer of the successor | P4010: the slow one changes nothing
 BEGIN;
 DROP SCHEMA IF EXISTS external_call CASCADE;
 DELETE FROM outbox.idempotency_request WHERE scope = 'external_call';
 DELETE FROM outbox.message WHERE idempotency_scope = 'external_call';
 CREATE SCHEMA external_call;
 
--- The provider. Think of it as elsewhere: it knows nothing of our transactions.
+-- The provider. Imagine it elsewhere: it knows nothing of our transactions.
 CREATE TABLE external_call.charge (
     id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     idempotency_key  text NOT NULL UNIQUE,
@@ -38,22 +38,22 @@ FROM outbox.idempotency_claim('external_call', 'pay-1', outbox.request_hash('{"c
 -- 2. The call. Its key is the command's, without the attempt: every attempt is the same charge.
 SELECT external_call.provider_charge('external_call/pay-1', 500) AS charge;
 
--- 3. Here the process dies. The lock runs out (it was absurdly short), and a retry is told so instead of being run.
+-- 3. Here the process dies. The lock expires (it was absurdly short), and a retry learns that instead of being executed.
 SELECT pg_sleep(0.01);
 SELECT kind, granted
 FROM outbox.idempotency_claim('external_call', 'pay-1', outbox.request_hash('{"cents": 500}'));
 
--- 4. What became of it? Where the provider can be asked, ask; NULL for "nobody knows" would need a person.
+-- 4. Find out what became of it. Ask the provider if it can be asked; NULL means that nobody knows, and needs a person.
 SELECT r.key, outbox.idempotency_classify(r, EXISTS (SELECT FROM external_call.charge c
                                                      WHERE c.idempotency_key = r.scope || '/' || r.key)) AS verdict
 FROM outbox.idempotency_request r WHERE r.scope = 'external_call';
 
--- 5. Take over, committed as the first claim was; call again with the same key.
+-- 5. Take over, commit that claim as well, and call again with the same key.
 SELECT kind, granted, attempt
 FROM outbox.idempotency_claim('external_call', 'pay-1', outbox.request_hash('{"cents": 500}'), take_over => true);
 SELECT external_call.provider_charge('external_call/pay-1', 500) AS charge;
 
--- 6. End it: message and answer in one transaction, under the attempt that the claim answered.
+-- 6. End the command: message and answer in one transaction, with the attempt number that the claim returned.
 DO $$
 DECLARE
     charge bigint := (SELECT id FROM external_call.charge WHERE idempotency_key = 'external_call/pay-1');
@@ -71,7 +71,7 @@ BEGIN
     claim := outbox.idempotency_claim('external_call', 'pay-1', outbox.request_hash('{"cents": 500}'));
     ASSERT claim.kind = 'replay' AND claim.result_id = (SELECT id::text FROM external_call.charge), 'and known';
 
-    -- The first process was only slow. It comes too late.
+    -- The first process was only slow, and now it is too late.
     BEGIN
         PERFORM outbox.idempotency_fail('external_call', 'pay-1', 1, true, 'timeout');
         RAISE EXCEPTION 'a zombie changed the answer';

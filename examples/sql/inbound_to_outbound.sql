@@ -1,16 +1,16 @@
--- Kafka → inbox → effect → outbox → Kafka: an order comes in, is shipped once, and the shipment goes out.
+-- Kafka → inbox → effect → outbox → Kafka: an order arrives, is shipped once, and the shipment is published.
 --
 -- what fails                                        | what remains                     | what the repeat does
 -- --------------------------------------------------|----------------------------------|-----------------------------------------
 -- the receiver, before its COMMIT                   | nothing; the offset is old       | Kafka delivers again: stored
 -- the receiver, after COMMIT, before its offset     | the message in the inbox         | Kafka delivers again: known, ignored
--- the worker, between claim and work                | a claimed message                | claimed again when the lease has run out
+-- the worker, between claim and work                | a claimed message                | claimed again when the lease has expired
 -- the worker, before its COMMIT                     | a claimed message, no shipment   | the same
 -- the worker pauses past its lease                  | what its successor did           | its own done is refused (P4010): rolled back
--- the work, every time (an unknown article)         | poison after the last attempt    | a person mends, then inbox_replay
+-- the work, every time (an unknown article)         | poison after the last attempt    | a person fixes it, then inbox_replay
 -- the relay or Kafka, on the way out                | shipment and outgoing message    | the relay sends it later
 --
--- Order per order number: `key` is given, so the messages of one order are worked off one after the other.
+-- The messages of one order are processed one after the other, because `key` is its number.
 --
 -- Run it in psql after `outboxd migrate`, as often as you like.
 
@@ -29,13 +29,13 @@ CREATE TABLE inbound_to_outbound.shipment (
     pieces    integer NOT NULL
 );
 
--- What the Kafka consumer calls for each record, before it commits its offset. The id: the header message-id if the sender
--- has one, otherwise where the record lies ('partition/offset').
+-- The Kafka consumer calls this for each record, before it commits its offset. The id is the header message-id if the sender
+-- sets one, otherwise the position of the record ('partition/offset').
 CREATE FUNCTION inbound_to_outbound.receive(topic text, record_id text, order_id text, value jsonb) RETURNS boolean LANGUAGE sql AS $$
     SELECT outbox.inbox_receive('example-shipping', topic, record_id, payload => value, key => order_id, max_attempts => 2)
 $$;
 
--- The work on one claimed message: effect, message out and done, in one transaction.
+-- Processes one claimed message: effect, outgoing message and done, in one transaction.
 CREATE FUNCTION inbound_to_outbound.ship(inbox_id bigint, token integer, value jsonb, outgoing text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     shipped inbound_to_outbound.shipment;
@@ -46,33 +46,33 @@ BEGIN
     PERFORM outbox.inbox_done(inbox_id, token);
 END $$;
 
--- A worker's round. In a service: claim, commit, and then each message in a transaction of its own, as here.
+-- One round of a worker. A service does the same: claim, commit, and then process each message in a transaction of its own.
 CREATE PROCEDURE inbound_to_outbound.work(outgoing text DEFAULT 'example.shipments') LANGUAGE plpgsql AS $$
 DECLARE
     claimed record;
     why text;
 BEGIN
     FOR claimed IN SELECT * FROM outbox.inbox_claim('example-shipping', most => 10, lease => '30 seconds') LOOP
-        -- The claim stands, whatever becomes of the work; and so does the work on the message before.
+        -- Keep the claim, whatever becomes of the work, and keep the work on the message before.
         COMMIT;
         BEGIN
             PERFORM inbound_to_outbound.ship(claimed.id, claimed.token, claimed.payload, outgoing);
         EXCEPTION WHEN OTHERS THEN
-            -- The block has rolled back what the work wrote. That it failed is written.
+            -- The block has rolled back what the work wrote. Record the failure.
             GET STACKED DIAGNOSTICS why = MESSAGE_TEXT;
             PERFORM outbox.inbox_fail(claimed.id, claimed.token, why, backoff_min => '0', backoff_max => '0');
         END;
     END LOOP;
 END $$;
 
--- Every record arrives twice; one order names an article nobody has.
+-- Every record arrives twice, and one order names an unknown article.
 SELECT inbound_to_outbound.receive('orders', r.id, r.value->>'order', r.value) AS stored
 FROM (VALUES ('0/0', '{"order": "A", "article": "bolt", "pieces": 3}'::jsonb),
              ('0/1', '{"order": "A", "article": "nut", "pieces": 4}'),
              ('0/2', '{"order": "B", "article": "cog", "pieces": 1}')) AS r (id, value), generate_series(1, 2)
 ORDER BY r.id;
 
--- A's second message waits for its first; B fails twice, and is poison then.
+-- A's second message waits for its first. B fails twice and then is poison.
 CALL inbound_to_outbound.work();
 CALL inbound_to_outbound.work();
 
@@ -80,7 +80,7 @@ DO $$
 BEGIN
     ASSERT (SELECT array_agg(order_id || ' ' || article ORDER BY id) = '{A bolt,A nut}' FROM inbound_to_outbound.shipment), 'once, in order';
     ASSERT (SELECT messages = 1 AND latest_error LIKE '%foreign key%' FROM outbox.inbox_poison WHERE consumer = 'example-shipping'), 'B is poison';
-    -- Mended, and played again.
+    -- Fix the cause, and replay.
     INSERT INTO inbound_to_outbound.article VALUES ('cog');
     ASSERT outbox.inbox_replay('example-shipping') = 1;
 END $$;

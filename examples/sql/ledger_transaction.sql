@@ -20,8 +20,8 @@ DELETE FROM outbox.message WHERE topic = 'example.ledger';
 CREATE TABLE ledger_transaction.account (id text PRIMARY KEY);
 INSERT INTO ledger_transaction.account VALUES ('cash'), ('sales'), ('tax');
 
--- The reference locks an account FOR KEY SHARE, which others may do as well: bookings of the same accounts do not wait for each
--- other. Keep a balance in the account, and they do: then update accounts in the order of their ids, or be ready for 40P01.
+-- The reference locks an account FOR KEY SHARE, a lock that sessions can share: bookings of the same accounts do not wait for each
+-- other. If accounts have a balance they do. Then update accounts in the order of their ids, or be ready for 40P01.
 CREATE TABLE ledger_transaction.entry (
     transaction_id  text NOT NULL,
     line            integer NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE ledger_transaction.entry (
     PRIMARY KEY (transaction_id, line)
 );
 
--- The whole transaction in one statement. The check comes before anything is written.
+-- Books the whole transaction. It is checked before anything is written.
 CREATE FUNCTION ledger_transaction.book(transaction_id text, entries jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 BEGIN

@@ -1,6 +1,6 @@
--- A user has one running timer at most: a partial unique index is the rule, and makes starting one retry-safe.
+-- A user has at most one running timer. A partial unique index enforces that, and makes starting one retry-safe.
 --
--- No key is needed: the state itself says whether the command has been carried out. To start is to have one running; to stop
+-- No key is needed, because the state itself shows whether the command was executed. After a start, one timer is running. A stop
 -- names the timer that the client saw running, so that a late repeat does not stop the next one.
 --
 --   what fails                                | what remains              | what the retry does
@@ -33,13 +33,13 @@ BEGIN
         IF NOT FOUND THEN
             SELECT t.id INTO running FROM one_active_timer.timer t WHERE t.user_id = user_id AND t.stopped_at IS NULL;
         END IF;
-        -- Neither: it was stopped between the two statements.
+        -- If neither found one, it was stopped between the two statements.
         EXIT WHEN running IS NOT NULL;
     END LOOP;
     RETURN running;
 END $$;
 
--- True where this call stopped it.
+-- True if this call stopped it.
 CREATE FUNCTION one_active_timer.stop(timer_id bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE one_active_timer.timer SET stopped_at = clock_timestamp() WHERE id = timer_id AND stopped_at IS NULL;

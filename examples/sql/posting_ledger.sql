@@ -1,5 +1,5 @@
--- A ledger of postings per account: numbered without gaps, with the balance after each, and the posting itself is the marker.
--- No table of ours is needed where the effect is a row with a natural key: its primary key suppresses the duplicate.
+-- A ledger of postings per account, numbered without gaps, with the balance after each. The posting itself is the marker.
+-- If the effect is a row with a natural key, no other table is needed: its primary key suppresses the duplicate.
 --
 -- what fails                                        | what remains                 | what the repeat does
 -- --------------------------------------------------|------------------------------|---------------------------------------------
@@ -37,11 +37,11 @@ RETURNS posting_ledger.posting LANGUAGE plpgsql AS $$
 DECLARE
     known posting_ledger.posting;
 BEGIN
-    -- A look without a lock first: most repeats end here, and write nothing.
+    -- Read without a lock first: most repeats end here and write nothing.
     SELECT p.* INTO known FROM posting_ledger.posting p WHERE p.account_id = account AND p.posting_id = posting;
     IF NOT FOUND THEN
         INSERT INTO posting_ledger.account (id) VALUES (account) ON CONFLICT DO NOTHING;
-        -- From here on one at a time per account. Whoever waited looks again.
+        -- From here on there is one session at a time per account. After a wait, read again.
         PERFORM FROM posting_ledger.account a WHERE a.id = account FOR UPDATE;
         SELECT p.* INTO known FROM posting_ledger.posting p WHERE p.account_id = account AND p.posting_id = posting;
     END IF;

@@ -1,5 +1,5 @@
--- A copy of somebody else's state, kept from events that carry a version: old and repeated events change nothing. No marker is
--- needed: the version in the row is the marker, and it does not grow with history.
+-- A copy of another service's state, kept up to date by events with a version. Old and repeated events change nothing. No marker
+-- is needed: the version in the row is the marker, and it does not grow with history.
 --
 -- what fails                                        | what remains              | what the repeat does
 -- --------------------------------------------------|---------------------------|------------------------------------------------
@@ -24,7 +24,7 @@ CREATE TABLE version_gated_update.customer (
     state    jsonb NOT NULL
 );
 
--- Is there nothing to apply: is this version, or a newer one, known? P4050 where it is known with another state.
+-- True if this version or a newer one is known, so that there is nothing to apply. P4050 if it is known with another state.
 CREATE FUNCTION version_gated_update.is_known(id text, version bigint, state jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
@@ -37,11 +37,11 @@ BEGIN
     RETURN known.id IS NOT NULL;
 END $$;
 
--- 'applied' or 'ignored'. A deletion is a state, too ({"deleted": true}): a row that is gone would let old events in again.
+-- Returns 'applied' or 'ignored'. A deletion is a state, too ({"deleted": true}): if the row were deleted, old events would be applied again.
 CREATE FUNCTION version_gated_update.apply(id text, version bigint, state jsonb) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 BEGIN
-    -- A look first: an INSERT that ends in a conflict locks the row, and so writes.
+    -- Read first: an INSERT that ends in a conflict locks the row, and so writes.
     IF version_gated_update.is_known(id, version, state) THEN
         RETURN 'ignored';
     END IF;
@@ -51,7 +51,7 @@ BEGIN
     IF FOUND THEN
         RETURN 'applied';
     END IF;
-    -- Another was faster, and has committed by now.
+    -- Another session was faster, and has committed by now.
     PERFORM version_gated_update.is_known(id, version, state);
     RETURN 'ignored';
 END $$;
@@ -75,7 +75,7 @@ BEGIN
 EXCEPTION WHEN SQLSTATE 'P4050' THEN NULL;
 END $$;
 
--- Any order of any repeats ends in the same state.
+-- Repeats in any order end in the same state.
 DO $$
 DECLARE
     event record;

@@ -1,4 +1,4 @@
--- A webhook that the provider repeats until it is answered: one payment, one message out, however often it comes.
+-- A provider repeats a webhook until it is answered. It has one payment and one outgoing message, however often it arrives.
 --
 -- what fails                                        | what remains                    | what the repeat does
 -- --------------------------------------------------|---------------------------------|------------------------------------------
@@ -17,7 +17,7 @@ CREATE SCHEMA webhook_consumer;
 DELETE FROM outbox.processed_message WHERE consumer = 'webhook-consumer';
 DELETE FROM outbox.message WHERE topic = 'example.webhook-payments';
 
--- Each event as it came. The marker of consume_once is purged with time; this is yours to keep.
+-- Each event as it arrived. The marker of consume_once is purged after some time; this table is yours to keep.
 CREATE TABLE webhook_consumer.incoming_event (
     id           text PRIMARY KEY,
     body         jsonb NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE webhook_consumer.payment (
     amount    numeric NOT NULL CONSTRAINT payment_amount_is_positive CHECK (amount > 0)
 );
 
--- What a person should look at: one row for each body that came under an id of another, however often it comes.
+-- For a person to check: one row for each body that arrived under the id of another event, however often it arrives.
 CREATE TABLE webhook_consumer.rejected (
     event_id     text NOT NULL,
     body_hash    bytea NOT NULL,
@@ -40,7 +40,7 @@ CREATE TABLE webhook_consumer.rejected (
     PRIMARY KEY (event_id, body_hash)
 );
 
--- What your handler calls. The answer 'processed' or 'duplicate' is HTTP 200, 'conflict' is 409.
+-- Your handler calls this. Answer 'processed' and 'duplicate' with HTTP 200, 'conflict' with 409.
 CREATE FUNCTION webhook_consumer.receive(event_id text, body jsonb) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
@@ -65,7 +65,7 @@ END $$;
 DO $$
 BEGIN
     ASSERT webhook_consumer.receive('evt_1', '{"payment": "p1", "amount": 10}') = 'processed';
-    -- Repeated, and with its keys in another order: jsonb has one way to write both.
+    -- Repeated, with its keys in another order: jsonb normalizes both to one text.
     ASSERT webhook_consumer.receive('evt_1', '{"amount": 10, "payment": "p1"}') = 'duplicate';
     -- The same id, another body.
     ASSERT webhook_consumer.receive('evt_1', '{"payment": "p1", "amount": 9999}') = 'conflict';
@@ -74,7 +74,7 @@ BEGIN
     ASSERT webhook_consumer.receive('evt_2', '{"payment": "p2", "amount": 5}') = 'processed';
 END $$;
 
--- An effect that fails takes its marker along: once the data is fixed, the same event is processed.
+-- If the effect fails, its marker is rolled back, too: once the data is fixed, the same event is processed.
 DO $$
 BEGIN
     PERFORM webhook_consumer.receive('evt_3', '{"payment": "p3", "amount": -1}');
