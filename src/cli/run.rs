@@ -32,7 +32,7 @@ pub async fn run(args: &RunArgs) -> Result<(), Failure> {
     run_until(config, signals.stop.clone(), signals.now.clone()).await
 }
 
-/// Runs the daemon until `stop`, then drains; `now` cuts the drain short. Tests and the demo drive it from here.
+/// Runs the daemon until `stop`, then drains; `now` cuts the drain short. Tests drive it from here.
 pub async fn run_until(config: Config, stop: CancellationToken, now: CancellationToken) -> Result<(), Failure> {
     let recorder = metrics::install().map_err(Failure::Broken)?;
     let health = Arc::new(Health::default());
