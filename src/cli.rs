@@ -15,6 +15,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Problems};
+use crate::daemon;
 use crate::memory;
 use crate::outbox;
 
@@ -90,6 +91,16 @@ pub enum Failure {
     PromiseBroken(String),
     #[error("undecided: {0}")]
     Undecided(String),
+}
+
+impl From<daemon::Error> for Failure {
+    fn from(error: daemon::Error) -> Self {
+        match error {
+            daemon::Error::Database(error) => Failure::Database(error),
+            daemon::Error::Unavailable(reason) => Failure::Unavailable(reason),
+            daemon::Error::Broken(reason) => Failure::Broken(reason),
+        }
+    }
 }
 
 impl Failure {

@@ -553,11 +553,6 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
     });
 }
 
-/// Connections the daemon needs at once: its tasks, one each for lease, horizon and janitor, and what retries holds.
-pub fn pool_size(config: &Config) -> usize {
-    config.relay.tasks + 3 + crate::hold::CONNECTIONS
-}
-
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())
