@@ -9,10 +9,11 @@ use std::time::Duration;
 pub use args::{DatabaseArgs, KafkaArgs, LogFormat, RetentionArgs, RunArgs};
 use check::{Check, parse_bytes};
 
+use crate::domain::retention::Retention;
 use crate::identity::Identity;
 use crate::janitor;
 use crate::lanes::keeper::Lease;
-use crate::outbox::{Database, OnPublished, Pooler, Retention};
+use crate::outbox::{Database, OnPublished, Pooler};
 use crate::publisher::OVERRUN;
 use crate::publisher::properties::{self, ClientConfig};
 use crate::relay::{self, MARK_MARGIN};

@@ -21,7 +21,7 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use uuid::Uuid;
 
 use crate::consumer::{self, Consumer, Extent};
-use crate::janitor::RETENTION_LEAST;
+use crate::domain::retention::RETENTION_MIN;
 use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};
@@ -117,7 +117,7 @@ fn fate(kept: &Kept) -> Fate {
 /// and takes none younger than the oldest it leaves.
 fn phantoms_from(windows: &[Window], since: Option<SystemTime>) -> Micros {
     let now = micros(SystemTime::now());
-    let youngest_removed = now - span(RETENTION_LEAST) + RETENTION_STEP;
+    let youngest_removed = now - span(RETENTION_MIN) + RETENTION_STEP;
     let oldest_kept = windows
         .iter()
         .filter_map(|window| window.oldest)

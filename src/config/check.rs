@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Problems;
-use crate::janitor;
+use crate::domain::retention::RETENTION_MIN;
 
 /// Longer than anybody means, and far from where sums of durations overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
@@ -30,9 +30,7 @@ impl Check {
     /// How old something is before maintenance touches it.
     pub fn age(&mut self, flag: &str, value: &str) -> Duration {
         let age = self.duration(flag, value);
-        self.ensure(age >= janitor::RETENTION_LEAST, || {
-            format!("{flag} must be at least 1h")
-        });
+        self.ensure(age >= RETENTION_MIN, || format!("{flag} must be at least 1h"));
         age
     }
 
