@@ -20,8 +20,8 @@ down: ## Stop them and delete their data
 	@deploy/dev/stack down
 
 demo: setup ## Run the demo: make demo ARGS="..."
-	@cargo build --release --locked
-	@target/release/outboxd demo $(ARGS)
+	@cargo build --release --locked -p outboxd -p outboxd-demo
+	@target/release/outboxd-demo $(ARGS)
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
@@ -58,7 +58,7 @@ bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="verdict"
 	@cargo bench --quiet --locked --bench pure -- $(ARGS)
 
 bench-idempotency: setup ## Measure what a command and its replay cost: make bench-idempotency ARGS="5 5"
-	@cargo build --quiet --release --locked
+	@cargo build --quiet --release --locked -p outboxd
 	@benches/idempotency $(ARGS)
 
 # Without failpoints: what is soaked is what ships.

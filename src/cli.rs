@@ -1,6 +1,5 @@
 //! The command line: one file a subcommand.
 
-mod demo;
 mod healthcheck;
 mod migrate;
 pub mod progress;
@@ -16,6 +15,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Problems};
+use crate::daemon;
 use crate::memory;
 use crate::outbox;
 
@@ -24,8 +24,8 @@ use crate::outbox;
 /// Applications INSERT into outbox.message in their own transaction; outboxd publishes the row once it commits: in
 /// order per key, at any number of replicas, losing none. What has an environment twin shows it in brackets, as every setting of `run` does.
 ///
-/// Exit codes: 0 fine, 1 demo or verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
-/// 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing, 130 the demo was interrupted.
+/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
+/// 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -72,8 +72,6 @@ enum Command {
     /// Published rows, days of history, markers of consumers, inbox messages that are done, expired answers of commands. Never
     /// what is pending, dead, unfinished, stale or poison. `outboxd run` does so in the background; this does it now, and says how much.
     Purge(purge::PurgeArgs),
-    /// Watch it work, without Kafka or a configured database
-    Demo(demo::DemoArgs),
     /// Ask a running outboxd whether it is alive; for container health checks
     Healthcheck(healthcheck::HealthcheckArgs),
 }
@@ -93,16 +91,23 @@ pub enum Failure {
     PromiseBroken(String),
     #[error("undecided: {0}")]
     Undecided(String),
-    #[error("interrupted")]
-    Interrupted,
+}
+
+impl From<daemon::Error> for Failure {
+    fn from(error: daemon::Error) -> Self {
+        match error {
+            daemon::Error::Database(error) => Failure::Database(error),
+            daemon::Error::Unavailable(reason) => Failure::Unavailable(reason),
+            daemon::Error::Broken(reason) => Failure::Broken(reason),
+        }
+    }
 }
 
 impl Failure {
-    fn exit_code(&self) -> u8 {
+    pub fn exit_code(&self) -> u8 {
         match self {
             Failure::PromiseBroken(_) => 1,
             Failure::Undecided(_) => 2,
-            Failure::Interrupted => 130,
             Failure::Config(_) => 64,
             Failure::Unavailable(_) => 69,
             Failure::Broken(_) => 70,
@@ -157,7 +162,6 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::status(&args).await,
         Command::Verify(args) => verify::verify(&args).await,
         Command::Purge(args) => purge::purge(&args).await,
-        Command::Demo(args) => demo::demo(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
 }

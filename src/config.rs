@@ -1,22 +1,23 @@
 //! Flags, their environment twins, and what they become. Every problem is found before a port opens.
 
+mod args;
+mod check;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use rdkafka::ClientConfig;
-use rdkafka::config::FromClientConfig;
-use rdkafka::consumer::BaseConsumer;
-use rdkafka::producer::BaseProducer;
+pub use args::{DatabaseArgs, KafkaArgs, LogFormat, RetentionArgs, RunArgs};
+use check::{Check, parse_bytes};
 
+use crate::domain::retention::Retention;
 use crate::identity::Identity;
-use crate::outbox::{Database, OnPublished, Pooler, Retention};
-use crate::publisher::{OVERRUN, properties};
+use crate::outbox::{Database, OnPublished, Pooler};
+use crate::publisher::OVERRUN;
+use crate::publisher::properties::{self, ClientConfig};
 use crate::relay::{self, MARK_MARGIN};
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
-use crate::verdict::{OnDead, Policy};
+use crate::verdict::Policy;
 
 /// What is wrong with the settings, each with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -37,190 +38,6 @@ impl Problems {
     }
 }
 
-/// How to reach the database. Shared by every subcommand.
-#[derive(Args, Clone, Debug)]
-pub struct DatabaseArgs {
-    /// PostgreSQL connection string, e.g. postgres://relay:secret@db:5432/app?sslmode=verify-full
-    #[arg(long, env = "OUTBOXD_DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    pub database_url: Option<String>,
-
-    /// CA certificate (PEM) the server must be signed by; implies TLS and verification
-    #[arg(long, env = "OUTBOXD_DATABASE_TLS_CA", value_name = "FILE")]
-    pub database_tls_ca: Option<PathBuf>,
-
-    /// What stands between outboxd and PostgreSQL
-    #[arg(long, env = "OUTBOXD_DATABASE_POOLER", value_enum, default_value = "none")]
-    pub database_pooler: Pooler,
-
-    /// PostgreSQL schema the outbox lives in
-    #[arg(long, env = "OUTBOXD_SCHEMA", default_value = "outbox", value_name = "NAME")]
-    pub schema: String,
-}
-
-/// How to reach Kafka.
-#[derive(Args, Clone, Debug)]
-pub struct KafkaArgs {
-    /// Kafka brokers, comma-separated host:port
-    #[arg(long, env = "OUTBOXD_KAFKA_BROKERS", value_name = "LIST")]
-    pub kafka_brokers: Option<String>,
-
-    /// Any librdkafka property as name=value; repeat the flag, or write one a line in the variable
-    #[arg(
-        long = "kafka-property",
-        env = "OUTBOXD_KAFKA_PROPERTIES",
-        hide_env_values = true,
-        value_name = "NAME=VALUE",
-        value_delimiter = '\n'
-    )]
-    pub kafka_properties: Vec<String>,
-}
-
-/// How long what is finished stays. Shared by `run` and `purge`.
-#[derive(Args, Clone, Debug)]
-pub struct RetentionArgs {
-    /// How long published rows (keep) or days of history (archive) stay
-    #[arg(long, env = "OUTBOXD_RETENTION", default_value = "7days", value_name = "DURATION")]
-    pub retention: String,
-
-    /// How long consumers remember a message: longer than any source can repeat it
-    #[arg(
-        long,
-        env = "OUTBOXD_PROCESSED_RETENTION",
-        default_value = "30days",
-        value_name = "DURATION"
-    )]
-    pub processed_retention: String,
-
-    /// How long inbox messages stay once they are done, and are known when they come again
-    #[arg(
-        long,
-        env = "OUTBOXD_INBOX_RETENTION",
-        default_value = "30days",
-        value_name = "DURATION"
-    )]
-    pub inbox_retention: String,
-}
-
-/// The settings of `outboxd run`. A database URL and a broker list are enough.
-#[derive(Args, Clone, Debug)]
-pub struct RunArgs {
-    #[command(flatten)]
-    pub database: DatabaseArgs,
-
-    #[command(flatten)]
-    pub kafka: KafkaArgs,
-
-    /// Create or upgrade the schema before starting
-    #[arg(long, env = "OUTBOXD_MIGRATE")]
-    pub migrate: bool,
-
-    /// What happens to a row once Kafka has it
-    #[arg(long, env = "OUTBOXD_ON_PUBLISHED", value_enum, default_value = "keep")]
-    pub on_published: OnPublished,
-
-    #[command(flatten)]
-    pub retention: RetentionArgs,
-
-    /// Fail idempotent commands for good whose lock ran out so long ago and that nobody ended [default: never]
-    #[arg(long, env = "OUTBOXD_END_ORPHANED_COMMANDS_AFTER", value_name = "DURATION")]
-    pub end_orphaned_commands_after: Option<String>,
-
-    /// How often Kafka may refuse a row before it becomes a dead letter; outages never count
-    #[arg(long, env = "OUTBOXD_MAX_ATTEMPTS", default_value = "5", value_name = "N")]
-    pub max_attempts: String,
-
-    /// First wait after a refusal; it doubles each time
-    #[arg(
-        long,
-        env = "OUTBOXD_RETRY_BACKOFF_MIN",
-        default_value = "1s",
-        value_name = "DURATION"
-    )]
-    pub retry_backoff_min: String,
-
-    /// Longest wait between two attempts
-    #[arg(
-        long,
-        env = "OUTBOXD_RETRY_BACKOFF_MAX",
-        default_value = "60s",
-        value_name = "DURATION"
-    )]
-    pub retry_backoff_max: String,
-
-    /// What a dead letter does to its key: let it go on, or hold it until an operator decides
-    #[arg(long, env = "OUTBOXD_ON_DEAD", value_enum, default_value = "continue")]
-    pub on_dead: OnDead,
-
-    /// Worker tasks: batches in flight at once
-    #[arg(long, env = "OUTBOXD_TASKS", default_value = "3", value_name = "N")]
-    pub tasks: String,
-
-    /// Most rows in one batch
-    #[arg(long, env = "OUTBOXD_BATCH_ROWS", default_value = "2000", value_name = "N")]
-    pub batch_rows: String,
-
-    /// Most bytes of rows in memory, over all tasks; the Kafka client copies what is under way
-    #[arg(
-        long,
-        env = "OUTBOXD_MAX_IN_FLIGHT_BYTES",
-        default_value = "6MiB",
-        value_name = "BYTES"
-    )]
-    pub max_in_flight_bytes: String,
-
-    /// Largest message: a larger one is not read and becomes a dead letter [default: --max-in-flight-bytes]
-    #[arg(long, env = "OUTBOXD_MAX_MESSAGE_BYTES", value_name = "BYTES")]
-    pub max_message_bytes: Option<String>,
-
-    /// How long Kafka has to acknowledge a batch
-    #[arg(long, env = "OUTBOXD_BATCH_DEADLINE", default_value = "5s", value_name = "DURATION")]
-    pub batch_deadline: String,
-
-    /// How long a worker that died keeps its rows from the others
-    #[arg(long, env = "OUTBOXD_LEASE", default_value = "15s", value_name = "DURATION")]
-    pub lease: String,
-
-    /// Longest wait between two looks for new rows when idle
-    #[arg(
-        long,
-        env = "OUTBOXD_POLL_INTERVAL_MAX",
-        default_value = "2500ms",
-        value_name = "DURATION"
-    )]
-    pub poll_interval_max: String,
-
-    /// How long a stop may take to finish what is in flight
-    #[arg(long, env = "OUTBOXD_SHUTDOWN_GRACE", default_value = "25s", value_name = "DURATION")]
-    pub shutdown_grace: String,
-
-    /// Where /metrics, /livez and /readyz listen
-    #[arg(
-        long,
-        env = "OUTBOXD_HTTP_LISTEN",
-        default_value = "0.0.0.0:9090",
-        value_name = "ADDRESS"
-    )]
-    pub http_listen: String,
-
-    /// This worker's name in status and logs [default: the host name]
-    #[arg(long, env = "OUTBOXD_WORKER_NAME", value_name = "NAME")]
-    pub worker_name: Option<String>,
-
-    /// UID of the pod, from the downward API (metadata.uid): after a crash the restarted container takes over at once, without
-    /// waiting for the lease
-    #[arg(long, env = "OUTBOXD_POD_UID", value_name = "UID")]
-    pub pod_uid: Option<String>,
-}
-
-/// How logs look.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum LogFormat {
-    /// Readable in a terminal, JSON otherwise
-    Auto,
-    Text,
-    Json,
-}
-
 /// Settings that hold together.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -239,84 +56,8 @@ pub struct Config {
     pub http_listen: SocketAddr,
 }
 
-/// Longer than anybody means, and far from where sums of durations overflow.
-const DURATION_MOST: Duration = Duration::from_secs(3650 * 24 * 3600);
-
-/// The headers alone may be as large (V16).
+/// The schema lets the headers alone be as large.
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
-
-/// Collects problems instead of stopping at the first.
-#[derive(Default)]
-struct Check(Vec<String>);
-
-impl Check {
-    fn duration(&mut self, flag: &str, value: &str) -> Duration {
-        let duration = humantime::parse_duration(value).unwrap_or_else(|error| {
-            self.0.push(format!(
-                "{flag} {value:?} is not a duration ({error}); write e.g. 500ms, 15s, 7days"
-            ));
-            Duration::ZERO
-        });
-        self.ensure(duration <= DURATION_MOST, || {
-            format!("{flag} {value:?} is longer than ten years")
-        });
-        duration.min(DURATION_MOST)
-    }
-
-    /// How old something is before maintenance touches it.
-    fn age(&mut self, flag: &str, value: &str) -> Duration {
-        let age = self.duration(flag, value);
-        self.ensure(age >= maintenance::RETENTION_MIN, || {
-            format!("{flag} must be at least 1h")
-        });
-        age
-    }
-
-    fn number(&mut self, flag: &str, value: &str, least: usize, most: usize) -> usize {
-        match value.parse() {
-            Ok(number) if (least..=most).contains(&number) => number,
-            _ => {
-                self.0
-                    .push(format!("{flag} {value:?} is not a whole number from {least} to {most}"));
-                least
-            }
-        }
-    }
-
-    fn bytes(&mut self, flag: &str, value: &str) -> usize {
-        let sane = |bytes: &usize| (1 << 20..=1 << 40).contains(bytes);
-        parse_bytes(value).filter(sane).unwrap_or_else(|| {
-            self.0.push(format!(
-                "{flag} {value:?} is not a size from 1MiB to 1024GiB; write e.g. 6MiB"
-            ));
-            1 << 20
-        })
-    }
-
-    /// Does a Kafka client accept these settings?
-    fn accepted<C: FromClientConfig>(&mut self, config: &ClientConfig, own: &[(String, String)]) {
-        self.0.extend(properties::problem::<C>(config, own));
-    }
-
-    fn ensure(&mut self, holds: bool, problem: impl FnOnce() -> String) {
-        if !holds {
-            self.0.push(problem());
-        }
-    }
-}
-
-fn parse_bytes(value: &str) -> Option<usize> {
-    let split = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
-    let (number, unit) = value.split_at(split);
-    let factor: usize = match unit.trim() {
-        "" | "B" => 1,
-        "KiB" | "K" | "k" => 1 << 10,
-        "MiB" | "M" => 1 << 20,
-        "GiB" | "G" => 1 << 30,
-        _ => return None,
-    };
-    number.parse::<usize>().ok()?.checked_mul(factor)
-}
 
 impl DatabaseArgs {
     /// The database and schema, or every problem with them.
@@ -341,10 +82,8 @@ impl DatabaseArgs {
     }
 
     fn validated(&self, mut check: Check) -> Result<(Database, String), Problems> {
-        match (self.checked(&mut check), check.0) {
-            (Some(database), problems) if problems.is_empty() => Ok((database, self.schema.clone())),
-            (_, problems) => Err(Problems(problems)),
-        }
+        let database = self.checked(&mut check);
+        Ok((check.finish(database)?, self.schema.clone()))
     }
 
     fn checked(&self, check: &mut Check) -> Option<Database> {
@@ -364,15 +103,13 @@ impl DatabaseArgs {
             });
         }
         let Some(url) = &self.database_url else {
-            check
-                .0
-                .push("--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned());
+            check.problem("--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned());
             return None;
         };
         match Database::parse(url, self.database_tls_ca.clone(), self.database_pooler) {
             Ok(database) => Some(database),
             Err(error) => {
-                check.0.push(format!("--database-url cannot be used: {error}"));
+                check.problem(format!("--database-url cannot be used: {error}"));
                 None
             }
         }
@@ -385,12 +122,17 @@ impl KafkaArgs {
         let mut check = Check::default();
         let (brokers, own) = self.checked(&mut check);
         let config = properties::consumer_config(&brokers, &own);
-        check.accepted::<BaseConsumer>(&config, &own);
-        if check.0.is_empty() {
-            Ok(config)
-        } else {
-            Err(Problems(check.0))
-        }
+        check.problems(properties::problem_of_consumer(&config, &own));
+        check.finish(Some(config))
+    }
+
+    /// The settings of a producer for batches of this size.
+    fn producer(&self, check: &mut Check, relay: &relay::Settings) -> ClientConfig {
+        let (brokers, own) = self.checked(check);
+        let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
+        let config = properties::client_config(&brokers, relay.batch_deadline, rows, bytes, &own);
+        check.problems(properties::problem_of_producer(&config, &own));
+        config
     }
 
     /// The brokers, and the user's own properties.
@@ -399,20 +141,8 @@ impl KafkaArgs {
         check.ensure(!brokers.is_empty(), || {
             "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()
         });
-        let mut own = Vec::new();
-        for property in self.kafka_properties.iter().filter(|p| !p.trim().is_empty()) {
-            // The value may be a secret: only the name is ever repeated.
-            let Some((name, value)) = property.trim().split_once('=') else {
-                check.0.push("--kafka-property needs the form name=value".to_owned());
-                continue;
-            };
-            match properties::refusal(name) {
-                Some(reason) => check
-                    .0
-                    .push(format!("--kafka-property {name} is not yours to set: {reason}")),
-                None => own.push((name.to_owned(), value.to_owned())),
-            }
-        }
+        let (own, problems) = properties::parse(&self.kafka_properties);
+        check.problems(problems);
         (brokers.to_owned(), own)
     }
 }
@@ -422,11 +152,7 @@ impl RetentionArgs {
     pub fn validate(&self) -> Result<Retention, Problems> {
         let mut check = Check::default();
         let retention = self.checked(&mut check);
-        if check.0.is_empty() {
-            Ok(retention)
-        } else {
-            Err(Problems(check.0))
-        }
+        check.finish(Some(retention))
     }
 
     fn checked(&self, check: &mut Check) -> Retention {
@@ -446,64 +172,60 @@ impl RunArgs {
         if self.migrate {
             self.database.check_migration(&mut check);
         }
-        let tasks = check.number("--tasks", &self.tasks, 1, 64);
-        let batch_rows = check.number("--batch-rows", &self.batch_rows, 1, 100_000);
-        let bytes = check.bytes("--max-in-flight-bytes", &self.max_in_flight_bytes);
-        let message_bytes_max = self.message_bytes_max(&mut check, bytes);
-        let deadline = check.duration("--batch-deadline", &self.batch_deadline);
-        let lease = check.duration("--lease", &self.lease);
-        let (brokers, own) = self.kafka.checked(&mut check);
-        let kafka = properties::client_config(&brokers, deadline, batch_rows * tasks * 4, bytes * 4, &own);
-        check.accepted::<BaseProducer>(&kafka, &own);
-        let policy = self.policy(&mut check);
-        check_lease(&mut check, deadline, lease);
+        let relay = self.relay(&mut check);
+        let message_bytes_max = self.message_bytes_max(&mut check, relay.in_flight_bytes);
+        let kafka = self.kafka.producer(&mut check, &relay);
         let poll_interval_max = check.duration("--poll-interval-max", &self.poll_interval_max);
         check.ensure(poll_interval_max >= Duration::from_millis(1), || {
             "--poll-interval-max must be at least 1ms".to_owned()
         });
         let shutdown_grace = check.duration("--shutdown-grace", &self.shutdown_grace);
-        let retention = self.retention.checked(&mut check);
-        let orphaned_after = self.end_orphaned_commands_after.as_deref();
-        let end_orphaned_after = orphaned_after.map(|age| check.age("--end-orphaned-commands-after", age));
-        let http_listen = self.http_listen.parse().unwrap_or_else(|_| {
-            check.0.push(format!(
-                "--http-listen {:?} is not an address; write e.g. 0.0.0.0:9090",
-                self.http_listen
-            ));
-            SocketAddr::from(([0, 0, 0, 0], 0))
-        });
-        let (Some(database), true) = (database, check.0.is_empty()) else {
-            return Err(Problems(check.0));
-        };
+        let maintenance = self.maintenance(&mut check);
+        let http_listen = check.address("--http-listen", &self.http_listen);
         Ok(Config {
-            database,
+            database: check.finish(database)?,
             schema: self.database.schema.clone(),
             kafka,
             migrate: self.migrate,
             on_published: self.on_published,
-            relay: relay::Settings {
-                tasks,
-                batch_rows,
-                in_flight_bytes: bytes,
-                batch_deadline: deadline,
-                lease,
-                policy,
-            },
             message_bytes_max,
-            maintenance: maintenance::Settings {
-                on_published: self.on_published,
-                retention,
-                end_orphaned_after,
-            },
-            lease: LeaseSettings {
-                worker_name: self.worker_name.clone().unwrap_or_else(host_name),
-                identity: Identity::of_this_process(self.pod_uid.clone().filter(|uid| !uid.trim().is_empty())),
-                duration: lease,
-            },
+            maintenance,
+            lease: self.lease(relay.lease),
+            relay,
             poll_interval_max,
             shutdown_grace,
             http_listen,
         })
+    }
+
+    fn relay(&self, check: &mut Check) -> relay::Settings {
+        let settings = relay::Settings {
+            tasks: check.number("--tasks", &self.tasks, 1, 64),
+            batch_rows: check.number("--batch-rows", &self.batch_rows, 1, 100_000),
+            in_flight_bytes: check.bytes("--max-in-flight-bytes", &self.max_in_flight_bytes),
+            batch_deadline: check.duration("--batch-deadline", &self.batch_deadline),
+            lease: check.duration("--lease", &self.lease),
+            policy: self.policy(check),
+        };
+        check_lease(check, settings.batch_deadline, settings.lease);
+        settings
+    }
+
+    fn maintenance(&self, check: &mut Check) -> maintenance::Settings {
+        let orphaned_after = self.end_orphaned_commands_after.as_deref();
+        maintenance::Settings {
+            on_published: self.on_published,
+            retention: self.retention.checked(check),
+            end_orphaned_after: orphaned_after.map(|age| check.age("--end-orphaned-commands-after", age)),
+        }
+    }
+
+    fn lease(&self, duration: Duration) -> LeaseSettings {
+        LeaseSettings {
+            worker_name: self.worker_name.clone().unwrap_or_else(host_name),
+            identity: Identity::of_this_process(self.pod_uid.clone().filter(|uid| !uid.trim().is_empty())),
+            duration,
+        }
     }
 
     /// No more than may be in memory at once.
@@ -513,7 +235,7 @@ impl RunArgs {
         };
         let bytes = parse_bytes(value).filter(|bytes| (MESSAGE_BYTES_MIN..=in_flight).contains(bytes));
         bytes.unwrap_or_else(|| {
-            check.0.push(format!(
+            check.problem(format!(
                 "--max-message-bytes {value:?} is not a size from 64KiB to --max-in-flight-bytes {:?}; write e.g. 1MiB",
                 self.max_in_flight_bytes
             ));
@@ -551,11 +273,6 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
              lease has passed on; it must be at least {needed:?}"
         )
     });
-}
-
-/// Connections the daemon needs at once: its tasks, one each for lease, watermark and maintenance, and what retries holds.
-pub fn pool_size(config: &Config) -> usize {
-    config.relay.tasks + 3 + crate::hold::CONNECTIONS
 }
 
 fn host_name() -> String {
@@ -671,13 +388,6 @@ mod tests {
             .collect();
         let problems = validate(&args).expect_err("misspelt");
         assert!(!problems.to_string().contains("s3cret"), "{problems}");
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(parse_bytes("16MiB"), Some(16 << 20));
-        assert_eq!(parse_bytes("100"), Some(100));
-        assert_eq!(parse_bytes("1 parsec"), None);
     }
 
     proptest! {

@@ -39,5 +39,6 @@ pub mod verify;
 
 pub mod cli;
 pub mod config;
+pub mod daemon;
 pub mod failpoint;
 pub mod memory;

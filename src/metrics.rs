@@ -1,13 +1,14 @@
-//! Every metric: name, help, buckets, once. A leaf anyone may call.
+//! Every metric, once: name, kind, help, and the function that records it. A leaf anyone may call.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod samples;
+
 use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::outbox::{Commands, Counted, InboxSample, Table};
+use crate::domain::retention::Table;
+pub use samples::{OPERATIONS_MAX, backlog, commands, counted, inbox, not_sampled};
 
 /// Which way a batch went: the only label that is not a plain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,7 @@ impl Stream {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Kind {
     Counter,
     /// One series for each table that retention removes rows of.
@@ -32,315 +34,182 @@ enum Kind {
     /// One series for each consumer that the database counts by name, and one for all others.
     CounterByConsumer,
     Gauge,
+    /// A gauge that is moved up and down, not set.
+    GaugeByChange,
     /// Of the whole outbox, sampled by one worker: no other has it.
     SampledGauge,
+    /// One series for each way a batch can go.
     Histogram,
 }
 
-use Kind::{Counter, CounterByConsumer, CounterByTable, Gauge, Histogram, SampledGauge};
+struct Metric {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+}
+
+impl Metric {
+    /// Names say their unit.
+    fn unit(&self) -> Unit {
+        match self.name.rsplit('_').next() {
+            Some("seconds") => Unit::Seconds,
+            Some("bytes") => Unit::Bytes,
+            _ => Unit::Count,
+        }
+    }
+}
 
 /// The consumer of duplicates that the database does not count by name.
 const OTHER_CONSUMERS: &str = "other";
 
-/// The whole list: a test scrapes and finds every one of them.
-const METRICS: &[(&str, Kind, Unit, &str)] = &[
-    (
-        "outboxd_rows_claimed_total",
-        Counter,
-        Unit::Count,
-        "Rows read from the outbox to be published.",
-    ),
-    (
-        "outboxd_rows_published_total",
-        Counter,
-        Unit::Count,
-        "Rows acknowledged by Kafka.",
-    ),
-    (
-        "outboxd_rows_marked_total",
-        Counter,
-        Unit::Count,
-        "Rows marked as published in PostgreSQL.",
-    ),
-    (
-        "outboxd_rows_retried_total",
-        Counter,
-        Unit::Count,
-        "Rows Kafka refused that will be tried again.",
-    ),
-    (
-        "outboxd_rows_deferred_total",
-        Counter,
-        Unit::Count,
-        "Rows not published for no fault of theirs; no attempt counted.",
-    ),
-    (
-        "outboxd_rows_dead_total",
-        Counter,
-        Unit::Count,
-        "Rows given up after their last attempt.",
-    ),
-    (
-        "outboxd_rows_fenced_total",
-        Counter,
-        Unit::Count,
-        "Marks refused because the lease had gone to another worker.",
-    ),
-    (
-        "outboxd_rows_recovered_total",
-        Counter,
-        Unit::Count,
-        "Rows without a key taken over from an expired lease.",
-    ),
-    (
-        "outboxd_possible_duplicates_total",
-        Counter,
-        Unit::Count,
-        "Records sent that may repeat an earlier copy; each carries a header saying so.",
-    ),
-    (
-        "outboxd_rows_forgotten_total",
-        Counter,
-        Unit::Count,
-        "Rows only the safety net found. Anything but 0 is a bug: please report it.",
-    ),
-    (
-        "outboxd_published_rows_lost_total",
-        Counter,
-        Unit::Count,
-        "Rows in Kafka that PostgreSQL has lost, in a failover or in a crash with asynchronous commits.",
-    ),
-    (
-        "outboxd_rows_purged_total",
-        CounterByTable,
-        Unit::Count,
-        "Rows removed by retention.",
-    ),
-    (
-        "outboxd_consumer_duplicates_total",
-        CounterByConsumer,
-        Unit::Count,
-        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over; 32 consumers by name.",
-    ),
-    (
-        "outboxd_consumer_conflicts_total",
-        Counter,
-        Unit::Count,
-        "Message ids consumers met again with another payload, since PostgreSQL last crashed or failed over.",
-    ),
-    (
-        "outboxd_inbox_takeovers_total",
-        Counter,
-        Unit::Count,
-        "Inbox messages claimed again because a lease ran out, since PostgreSQL last crashed or failed over.",
-    ),
-    (
-        "outboxd_lanes_recovered_total",
-        Counter,
-        Unit::Count,
-        "Lanes taken over from a worker that died.",
-    ),
-    (
-        "outboxd_terms_lost_total",
-        Counter,
-        Unit::Count,
-        "Times this worker lost its lease and registered anew.",
-    ),
-    (
-        "outboxd_producer_rebuilds_total",
-        Counter,
-        Unit::Count,
-        "Times a Kafka producer was replaced: after a fatal error, no answer, or a thousand refusals of single records.",
-    ),
-    (
-        "outboxd_lookup_client_rebuilds_total",
-        Counter,
-        Unit::Count,
-        "Times the Kafka client that looks topics up was replaced because it heard nothing.",
-    ),
-    (
-        "outboxd_database_errors_total",
-        Counter,
-        Unit::Count,
-        "Statements that failed.",
-    ),
-    ("outboxd_lanes_owned", Gauge, Unit::Count, "Lanes this worker owns."),
-    ("outboxd_workers_live", Gauge, Unit::Count, "Workers with a live lease."),
-    (
-        "outboxd_publisher_paused",
-        Gauge,
-        Unit::Count,
-        "1 while Kafka does not answer and publishing waits.",
-    ),
-    (
-        "outboxd_in_flight_rows",
-        Gauge,
-        Unit::Count,
-        "Rows being published now.",
-    ),
-    (
-        "outboxd_in_flight_bytes",
-        Gauge,
-        Unit::Bytes,
-        "Bytes being published now.",
-    ),
-    (
-        "outboxd_floor_age_seconds",
-        Gauge,
-        Unit::Seconds,
-        "How long the scan floor has waited for an open transaction.",
-    ),
-    (
-        "outboxd_floor_holder_pid",
-        Gauge,
-        Unit::Count,
-        "Backend of the transaction that the scan floor waits for; 0 where there is none, or it is prepared.",
-    ),
-    (
-        "outboxd_sequence_faulty",
-        Gauge,
-        Unit::Count,
-        "1 while the id sequence has a cache or counts down: scan floors stand still, and rows have no order.",
-    ),
-    (
-        "outboxd_backlog_sampled",
-        Gauge,
-        Unit::Count,
-        "1 where this worker samples the backlog gauges below; unknown is not zero.",
-    ),
-    (
-        "outboxd_backlog_rows",
-        SampledGauge,
-        Unit::Count,
-        "Pending rows, counted up to a bound.",
-    ),
-    (
-        "outboxd_backlog_capped",
-        SampledGauge,
-        Unit::Count,
-        "1 when there are more pending rows than were counted.",
-    ),
-    (
-        "outboxd_oldest_pending_seconds",
-        SampledGauge,
-        Unit::Seconds,
-        "Age of the oldest pending row.",
-    ),
-    (
-        "outboxd_delayed_rows",
-        SampledGauge,
-        Unit::Count,
-        "Rows whose time has not come.",
-    ),
-    (
-        "outboxd_dead_rows",
-        SampledGauge,
-        Unit::Count,
-        "Dead letters waiting for a decision.",
-    ),
-    (
-        "outboxd_held_keys",
-        SampledGauge,
-        Unit::Count,
-        "Keys held back behind a refused row.",
-    ),
-    (
-        "outboxd_parked_topics",
-        SampledGauge,
-        Unit::Count,
-        "Topics that take nothing now.",
-    ),
-    (
-        "outboxd_paused_partitions",
-        SampledGauge,
-        Unit::Count,
-        "Partitions that take nothing now, of topics whose other partitions do.",
-    ),
-    (
-        "outboxd_inbox_unfinished_rows",
-        SampledGauge,
-        Unit::Count,
-        "Inbox messages not yet done, counted up to a bound.",
-    ),
-    (
-        "outboxd_inbox_poison_rows",
-        SampledGauge,
-        Unit::Count,
-        "Inbox messages that failed their last attempt and wait for a person.",
-    ),
-    (
-        "outboxd_vacuum_horizon_age_transactions",
-        SampledGauge,
-        Unit::Count,
-        "How far back the oldest snapshot pins the vacuum horizon.",
-    ),
-    (
-        "outboxd_dead_tuples",
-        SampledGauge,
-        Unit::Count,
-        "Dead tuples in outbox.message.",
-    ),
-    (
-        "outboxd_claim_seconds",
-        Histogram,
-        Unit::Seconds,
-        "Time to claim a batch.",
-    ),
-    (
-        "outboxd_publish_seconds",
-        Histogram,
-        Unit::Seconds,
-        "Time from handing a batch to Kafka until its last answer.",
-    ),
-    (
-        "outboxd_mark_seconds",
-        Histogram,
-        Unit::Seconds,
-        "Time to mark a batch, or two small ones at once.",
-    ),
-    (
-        "outboxd_end_to_end_seconds",
-        Histogram,
-        Unit::Seconds,
-        "Time from INSERT to mark, by the database's clock; one sample per batch: its oldest row.",
-    ),
-    (
-        "outboxd_commands",
-        SampledGauge,
-        Unit::Count,
-        "Idempotent commands that have not succeeded, by operation and state; the busiest operations by name.",
-    ),
-    (
-        "outboxd_commands_granted_total",
-        Counter,
-        Unit::Count,
-        "Attempts of idempotent commands that were granted.",
-    ),
-    (
-        "outboxd_command_replays_total",
-        Counter,
-        Unit::Count,
-        "Claims answered with a stored success.",
-    ),
-    (
-        "outboxd_command_conflicts_total",
-        Counter,
-        Unit::Count,
-        "Claims refused because their key was used for another request.",
-    ),
-    (
-        "outboxd_command_takeovers_total",
-        Counter,
-        Unit::Count,
-        "Attempts of idempotent commands granted over one whose lock had run out.",
-    ),
-    (
-        "outboxd_commands_orphaned_total",
-        Counter,
-        Unit::Count,
-        "Commands nobody ended that this worker has failed for good.",
-    ),
-];
+/// Makes of each line a constant with the metric's name, its entry in the list of all, and the function that records it.
+macro_rules! metrics {
+    ($($vis:vis fn $record:ident($($params:tt)*) => $kind:ident $constant:ident $name:literal, $help:literal;)*) => {
+        $(pub const $constant: &str = $name;)*
+
+        /// The whole list: a test scrapes and finds every one of them.
+        const METRICS: &[Metric] = &[$(Metric { name: $constant, kind: Kind::$kind, help: $help }),*];
+
+        $(
+            #[doc = $help]
+            $vis fn $record($($params)*) {
+                record!($kind $name, $($params)*);
+            }
+        )*
+    };
+}
+
+/// How a kind of metric is recorded.
+macro_rules! record {
+    (Counter $name:literal,) => { counter!($name).increment(1) };
+    (Counter $name:literal, $count:ident: $type:ty) => { counter!($name).increment(amount($count)) };
+    (CounterByTable $name:literal, $table:ident: $label:ty, $count:ident: $type:ty) => {
+        counter!($name, "table" => $table.name()).increment(amount($count))
+    };
+    (CounterByConsumer $name:literal, $consumer:ident: $label:ty, $count:ident: $type:ty) => {
+        counter!($name, "consumer" => $consumer).increment(amount($count))
+    };
+    (GaugeByChange $name:literal, $change:ident: $type:ty) => { gauge!($name).increment($change) };
+    ($kind:ident $name:literal, $operation:ident: $label:ty, $state:ident: $other:ty, $value:ident: $type:ty) => {
+        gauge!($name, "operation" => $operation, "state" => $state).set($value as f64)
+    };
+    (Histogram $name:literal, $stream:ident: $label:ty, $took:ident: $type:ty) => {
+        histogram!($name, "stream" => $stream.label()).record($took)
+    };
+    ($kind:ident $name:literal, $is:ident: bool) => { gauge!($name).set(f64::from(u8::from($is))) };
+    ($kind:ident $name:literal, $age:ident: Duration) => { gauge!($name).set($age.as_secs_f64()) };
+    ($kind:ident $name:literal, $value:ident: $type:ty) => { gauge!($name).set($value as f64) };
+}
+
+/// Counts are never negative; should one be, it counts nothing.
+fn amount(count: impl TryInto<u64>) -> u64 {
+    count.try_into().unwrap_or(0)
+}
+
+metrics! {
+    pub fn rows_claimed(count: usize) => Counter ROWS_CLAIMED "outboxd_rows_claimed_total",
+        "Rows read from the outbox to be published.";
+    pub fn rows_published(count: usize) => Counter ROWS_PUBLISHED "outboxd_rows_published_total",
+        "Rows acknowledged by Kafka.";
+    pub fn rows_marked(count: u64) => Counter ROWS_MARKED "outboxd_rows_marked_total",
+        "Rows marked as published in PostgreSQL.";
+    fn rows_retried(count: usize) => Counter ROWS_RETRIED "outboxd_rows_retried_total",
+        "Rows Kafka refused that will be tried again.";
+    pub fn rows_deferred(count: usize) => Counter ROWS_DEFERRED "outboxd_rows_deferred_total",
+        "Rows not published for no fault of theirs; no attempt counted.";
+    fn rows_dead(count: usize) => Counter ROWS_DEAD "outboxd_rows_dead_total",
+        "Rows given up after their last attempt.";
+    pub fn rows_fenced(count: usize) => Counter ROWS_FENCED "outboxd_rows_fenced_total",
+        "Marks refused because the lease had gone to another worker.";
+    pub fn rows_recovered(count: usize) => Counter ROWS_RECOVERED "outboxd_rows_recovered_total",
+        "Rows without a key taken over from an expired lease.";
+    pub fn possible_duplicates(count: usize) => Counter POSSIBLE_DUPLICATES "outboxd_possible_duplicates_total",
+        "Records sent that may repeat an earlier copy; each carries a header saying so.";
+    pub fn rows_forgotten(count: i64) => Counter ROWS_FORGOTTEN "outboxd_rows_forgotten_total",
+        "Rows only the safety net found. Anything but 0 is a bug: please report it.";
+    pub fn published_rows_lost(count: usize) => Counter PUBLISHED_ROWS_LOST "outboxd_published_rows_lost_total",
+        "Rows in Kafka that PostgreSQL has lost, in a failover or in a crash with asynchronous commits.";
+    pub fn rows_purged(table: Table, count: i64) => CounterByTable ROWS_PURGED "outboxd_rows_purged_total",
+        "Rows removed by retention.";
+    fn consumer_duplicates(consumer: String, count: u64) => CounterByConsumer CONSUMER_DUPLICATES "outboxd_consumer_duplicates_total",
+        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over; 32 consumers by name.";
+    fn consumer_conflicts(count: u64) => Counter CONSUMER_CONFLICTS "outboxd_consumer_conflicts_total",
+        "Message ids consumers met again with another payload, since PostgreSQL last crashed or failed over.";
+    fn inbox_takeovers(count: u64) => Counter INBOX_TAKEOVERS "outboxd_inbox_takeovers_total",
+        "Inbox messages claimed again because a lease ran out, since PostgreSQL last crashed or failed over.";
+    pub fn lanes_recovered(count: usize) => Counter LANES_RECOVERED "outboxd_lanes_recovered_total",
+        "Lanes taken over from a worker that died.";
+    pub fn terms_lost() => Counter TERMS_LOST "outboxd_terms_lost_total",
+        "Times this worker lost its lease and registered anew.";
+    pub fn producer_rebuilt() => Counter PRODUCER_REBUILDS "outboxd_producer_rebuilds_total",
+        "Times a Kafka producer was replaced: after a fatal error, no answer, or a thousand refusals of single records.";
+    pub fn lookup_client_rebuilt() => Counter LOOKUP_CLIENT_REBUILDS "outboxd_lookup_client_rebuilds_total",
+        "Times the Kafka client that looks topics up was replaced because it heard nothing.";
+    pub fn database_error() => Counter DATABASE_ERRORS "outboxd_database_errors_total",
+        "Statements that failed.";
+    pub fn lanes_owned(count: usize) => Gauge LANES_OWNED "outboxd_lanes_owned",
+        "Lanes this worker owns.";
+    pub fn workers_live(count: usize) => Gauge WORKERS_LIVE "outboxd_workers_live",
+        "Workers with a live lease.";
+    pub fn publisher_paused(is_paused: bool) => Gauge PUBLISHER_PAUSED "outboxd_publisher_paused",
+        "1 while Kafka does not answer and publishing waits.";
+    fn in_flight_rows(change: f64) => GaugeByChange IN_FLIGHT_ROWS "outboxd_in_flight_rows",
+        "Rows being published now.";
+    fn in_flight_bytes(change: f64) => GaugeByChange IN_FLIGHT_BYTES "outboxd_in_flight_bytes",
+        "Bytes being published now.";
+    pub fn floor_age(age: Duration) => Gauge FLOOR_AGE_SECONDS "outboxd_floor_age_seconds",
+        "How long the scan floor has waited for an open transaction.";
+    pub fn floor_holder(pid: i32) => Gauge FLOOR_HOLDER_PID "outboxd_floor_holder_pid",
+        "Backend of the transaction that the scan floor waits for; 0 where there is none, or it is prepared.";
+    pub fn sequence_faulty(is_faulty: bool) => Gauge SEQUENCE_FAULTY "outboxd_sequence_faulty",
+        "1 while the id sequence has a cache or counts down: scan floors stand still, and rows have no order.";
+    fn backlog_sampled(is_sampled: bool) => Gauge BACKLOG_SAMPLED "outboxd_backlog_sampled",
+        "1 where this worker samples the backlog gauges below; unknown is not zero.";
+    fn backlog_rows(count: i64) => SampledGauge BACKLOG_ROWS "outboxd_backlog_rows",
+        "Pending rows, counted up to a bound.";
+    fn backlog_capped(is_capped: bool) => SampledGauge BACKLOG_CAPPED "outboxd_backlog_capped",
+        "1 when there are more pending rows than were counted.";
+    fn oldest_pending(seconds: f64) => SampledGauge OLDEST_PENDING_SECONDS "outboxd_oldest_pending_seconds",
+        "Age of the oldest pending row.";
+    fn delayed_rows(count: i64) => SampledGauge DELAYED_ROWS "outboxd_delayed_rows",
+        "Rows whose time has not come.";
+    fn dead_rows(count: i64) => SampledGauge DEAD_ROWS "outboxd_dead_rows",
+        "Dead letters waiting for a decision.";
+    fn held_keys(count: i64) => SampledGauge HELD_KEYS "outboxd_held_keys",
+        "Keys held back behind a refused row.";
+    fn parked_topics(count: i64) => SampledGauge PARKED_TOPICS "outboxd_parked_topics",
+        "Topics that take nothing now.";
+    fn paused_partitions(count: i64) => SampledGauge PAUSED_PARTITIONS "outboxd_paused_partitions",
+        "Partitions that take nothing now, of topics whose other partitions do.";
+    fn inbox_unfinished(count: i64) => SampledGauge INBOX_UNFINISHED_ROWS "outboxd_inbox_unfinished_rows",
+        "Inbox messages not yet done, counted up to a bound.";
+    fn inbox_poison(count: i64) => SampledGauge INBOX_POISON_ROWS "outboxd_inbox_poison_rows",
+        "Inbox messages that failed their last attempt and wait for a person.";
+    fn vacuum_horizon_age(transactions: i64) => SampledGauge VACUUM_HORIZON_AGE_TRANSACTIONS "outboxd_vacuum_horizon_age_transactions",
+        "How far back the oldest snapshot pins the vacuum horizon.";
+    fn dead_tuples(count: i64) => SampledGauge DEAD_TUPLES "outboxd_dead_tuples",
+        "Dead tuples in outbox.message.";
+    pub fn claim_took(stream: Stream, took: Duration) => Histogram CLAIM_SECONDS "outboxd_claim_seconds",
+        "Time to claim a batch.";
+    pub fn publish_took(stream: Stream, took: Duration) => Histogram PUBLISH_SECONDS "outboxd_publish_seconds",
+        "Time from handing a batch to Kafka until its last answer.";
+    pub fn mark_took(stream: Stream, took: Duration) => Histogram MARK_SECONDS "outboxd_mark_seconds",
+        "Time to mark a batch, or two small ones at once.";
+    pub fn end_to_end(stream: Stream, age: Duration) => Histogram END_TO_END_SECONDS "outboxd_end_to_end_seconds",
+        "Time from INSERT to mark, by the database's clock; one sample per batch: its oldest row.";
+    fn commands_in_state(operation: String, state: String, count: i64) => SampledGauge COMMANDS "outboxd_commands",
+        "Idempotent commands that have not succeeded, by operation and state; the busiest operations by name.";
+    fn commands_granted(count: u64) => Counter COMMANDS_GRANTED "outboxd_commands_granted_total",
+        "Attempts of idempotent commands that were granted.";
+    fn command_replays(count: u64) => Counter COMMAND_REPLAYS "outboxd_command_replays_total",
+        "Claims answered with a stored success.";
+    fn command_conflicts(count: u64) => Counter COMMAND_CONFLICTS "outboxd_command_conflicts_total",
+        "Claims refused because their key was used for another request.";
+    fn command_takeovers(count: u64) => Counter COMMAND_TAKEOVERS "outboxd_command_takeovers_total",
+        "Attempts of idempotent commands granted over one whose lock had run out.";
+    pub fn commands_orphaned(count: i64) => Counter COMMANDS_ORPHANED "outboxd_commands_orphaned_total",
+        "Commands nobody ended that this worker has failed for good.";
+}
 
 const BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -352,147 +221,70 @@ pub fn install() -> Result<PrometheusHandle, String> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), BUCKETS)
         .and_then(PrometheusBuilder::install_recorder)
         .map_err(|error| error.to_string())?;
-    for (name, kind, unit, help) in METRICS {
-        match kind {
-            Counter => {
-                describe_counter!(*name, *unit, *help);
-                counter!(*name).absolute(0);
+    METRICS.iter().for_each(register);
+    Ok(handle)
+}
+
+fn register(metric: &Metric) {
+    let Metric { name, kind, help } = *metric;
+    let unit = metric.unit();
+    match kind {
+        Kind::Counter => {
+            describe_counter!(name, unit, help);
+            counter!(name).absolute(0);
+        }
+        Kind::CounterByTable => {
+            describe_counter!(name, unit, help);
+            for table in Table::ALL {
+                counter!(name, "table" => table.name()).absolute(0);
             }
-            CounterByTable => {
-                describe_counter!(*name, *unit, *help);
-                for table in Table::ALL {
-                    counter!(*name, "table" => table.name()).absolute(0);
-                }
-            }
-            CounterByConsumer => {
-                describe_counter!(*name, *unit, *help);
-                counter!(*name, "consumer" => OTHER_CONSUMERS).absolute(0);
-            }
-            Gauge => {
-                describe_gauge!(*name, *unit, *help);
-                gauge!(*name).set(0.0);
-            }
-            SampledGauge => {}
-            Histogram => {
-                describe_histogram!(*name, *unit, *help);
-                for stream in [Stream::Lanes, Stream::Keyless] {
-                    // Registers the series; a histogram without samples shows nothing otherwise.
-                    drop(histogram!(*name, "stream" => stream.label()));
-                }
+        }
+        Kind::CounterByConsumer => {
+            describe_counter!(name, unit, help);
+            counter!(name, "consumer" => OTHER_CONSUMERS).absolute(0);
+        }
+        Kind::Gauge | Kind::GaugeByChange => {
+            describe_gauge!(name, unit, help);
+            gauge!(name).set(0.0);
+        }
+        Kind::SampledGauge => {}
+        Kind::Histogram => {
+            describe_histogram!(name, unit, help);
+            for stream in [Stream::Lanes, Stream::Keyless] {
+                // Registers the series; a histogram without samples shows nothing otherwise.
+                drop(histogram!(name, "stream" => stream.label()));
             }
         }
     }
-    Ok(handle)
 }
 
 /// What a scrape is answered with.
 pub fn render(handle: &PrometheusHandle) -> String {
     handle.run_upkeep();
     let mut text = handle.render();
-    if let Some(sampled) = lock_sampled().as_ref() {
-        text.push_str(&sampled.recorder.handle().render());
-    }
+    text.push_str(&samples::render());
     text
 }
 
 /// The names of all metrics.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    METRICS.iter().map(|(name, ..)| *name)
+    METRICS.iter().map(|metric| metric.name)
 }
 
 /// The names of those that only the worker that samples shows.
 pub fn sampled() -> impl Iterator<Item = &'static str> {
-    let sampled = METRICS.iter().filter(|(_, kind, ..)| matches!(kind, SampledGauge));
-    sampled.map(|(name, ..)| *name)
+    sampled_gauges().map(|metric| metric.name)
 }
 
-pub fn rows_claimed(count: usize) {
-    counter!("outboxd_rows_claimed_total").increment(count as u64);
-}
-
-pub fn rows_published(count: usize) {
-    counter!("outboxd_rows_published_total").increment(count as u64);
-}
-
-pub fn rows_marked(count: u64) {
-    counter!("outboxd_rows_marked_total").increment(count);
+fn sampled_gauges() -> impl Iterator<Item = &'static Metric> {
+    METRICS
+        .iter()
+        .filter(|metric| matches!(metric.kind, Kind::SampledGauge))
 }
 
 pub fn rows_refused(dead: usize, retried: usize) {
-    counter!("outboxd_rows_dead_total").increment(dead as u64);
-    counter!("outboxd_rows_retried_total").increment(retried as u64);
-}
-
-pub fn rows_deferred(count: usize) {
-    counter!("outboxd_rows_deferred_total").increment(count as u64);
-}
-
-pub fn rows_fenced(count: usize) {
-    counter!("outboxd_rows_fenced_total").increment(count as u64);
-}
-
-pub fn rows_recovered(count: usize) {
-    counter!("outboxd_rows_recovered_total").increment(count as u64);
-}
-
-pub fn rows_forgotten(count: i64) {
-    counter!("outboxd_rows_forgotten_total").increment(count.unsigned_abs());
-}
-
-pub fn published_rows_lost(count: usize) {
-    counter!("outboxd_published_rows_lost_total").increment(count as u64);
-}
-
-pub fn rows_purged(table: Table, count: i64) {
-    counter!("outboxd_rows_purged_total", "table" => table.name()).increment(count.unsigned_abs());
-}
-
-pub fn possible_duplicates(count: usize) {
-    counter!("outboxd_possible_duplicates_total").increment(count as u64);
-}
-
-pub fn lanes_recovered(count: usize) {
-    counter!("outboxd_lanes_recovered_total").increment(count as u64);
-}
-
-pub fn terms_lost() {
-    counter!("outboxd_terms_lost_total").increment(1);
-}
-
-pub fn producer_rebuilt() {
-    counter!("outboxd_producer_rebuilds_total").increment(1);
-}
-
-pub fn lookup_client_rebuilt() {
-    counter!("outboxd_lookup_client_rebuilds_total").increment(1);
-}
-
-pub fn database_error() {
-    counter!("outboxd_database_errors_total").increment(1);
-}
-
-pub fn lanes_owned(count: usize) {
-    gauge!("outboxd_lanes_owned").set(count as f64);
-}
-
-pub fn workers_live(count: usize) {
-    gauge!("outboxd_workers_live").set(count as f64);
-}
-
-pub fn publisher_paused(paused: bool) {
-    gauge!("outboxd_publisher_paused").set(f64::from(u8::from(paused)));
-}
-
-pub fn floor_age(age: Duration) {
-    gauge!("outboxd_floor_age_seconds").set(age.as_secs_f64());
-}
-
-pub fn floor_holder(pid: i32) {
-    gauge!("outboxd_floor_holder_pid").set(f64::from(pid));
-}
-
-pub fn sequence_faulty(is_faulty: bool) {
-    gauge!("outboxd_sequence_faulty").set(f64::from(u8::from(is_faulty)));
+    rows_dead(dead);
+    rows_retried(retried);
 }
 
 /// Counts a batch as in flight for as long as it lives.
@@ -507,164 +299,15 @@ impl InFlight {
             rows: rows as f64,
             bytes: bytes as f64,
         };
-        gauge!("outboxd_in_flight_rows").increment(batch.rows);
-        gauge!("outboxd_in_flight_bytes").increment(batch.bytes);
+        in_flight_rows(batch.rows);
+        in_flight_bytes(batch.bytes);
         batch
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        gauge!("outboxd_in_flight_rows").decrement(self.rows);
-        gauge!("outboxd_in_flight_bytes").decrement(self.bytes);
+        in_flight_rows(-self.rows);
+        in_flight_bytes(-self.bytes);
     }
-}
-
-/// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series: it is dropped as a
-/// whole when another worker samples, whose figures would contradict what was true here last.
-struct Sampled {
-    recorder: PrometheusRecorder,
-    /// The operations named so far, and the states each was seen in.
-    operations: BTreeMap<String, BTreeSet<String>>,
-}
-
-/// `None` before the first sample, and where another worker samples.
-static SAMPLED: Mutex<Option<Sampled>> = Mutex::new(None);
-
-fn lock_sampled() -> MutexGuard<'static, Option<Sampled>> {
-    SAMPLED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Sampled {
-    fn new() -> Self {
-        let recorder = PrometheusBuilder::new().build_recorder();
-        metrics::with_local_recorder(&recorder, || {
-            for (name, _, unit, help) in METRICS.iter().filter(|(_, kind, ..)| matches!(kind, SampledGauge)) {
-                describe_gauge!(*name, *unit, *help);
-            }
-        });
-        Sampled {
-            recorder,
-            operations: BTreeMap::new(),
-        }
-    }
-
-    /// Every gauge that `set` sets becomes one of the sampled ones.
-    fn record(&self, set: impl FnOnce()) {
-        metrics::with_local_recorder(&self.recorder, set);
-    }
-}
-
-/// Another worker samples: the gauges are there, and here no more.
-pub fn not_sampled() {
-    gauge!("outboxd_backlog_sampled").set(0.0);
-    *lock_sampled() = None;
-}
-
-pub fn backlog(sample: &crate::outbox::Sample) {
-    gauge!("outboxd_backlog_sampled").set(1.0);
-    lock_sampled().get_or_insert_with(Sampled::new).record(|| {
-        gauge!("outboxd_backlog_rows").set(sample.pending as f64);
-        gauge!("outboxd_backlog_capped").set(f64::from(u8::from(sample.capped)));
-        gauge!("outboxd_oldest_pending_seconds").set(sample.oldest_seconds);
-        gauge!("outboxd_delayed_rows").set(sample.delayed as f64);
-        gauge!("outboxd_dead_rows").set(sample.dead as f64);
-        gauge!("outboxd_held_keys").set(sample.held_keys as f64);
-        gauge!("outboxd_parked_topics").set(sample.parked_topics as f64);
-        gauge!("outboxd_paused_partitions").set(sample.paused_partitions as f64);
-        gauge!("outboxd_vacuum_horizon_age_transactions").set(sample.horizon_age as f64);
-        gauge!("outboxd_dead_tuples").set(sample.dead_tuples as f64);
-    });
-}
-
-/// Operations that have series of their own: the first so many that were busy. Others are counted together, or a client that
-/// puts an id into its operations would make series without end.
-pub const OPERATIONS_MAX: usize = 20;
-
-pub fn commands(counted: &[Commands]) {
-    let mut sampled = lock_sampled();
-    let sampled = sampled.get_or_insert_with(Sampled::new);
-    let named = &mut sampled.operations;
-    let mut counts: BTreeMap<(String, String), i64> = BTreeMap::new();
-    for (operation, states) in named.iter() {
-        counts.extend(states.iter().map(|state| ((operation.clone(), state.clone()), 0)));
-    }
-    for commands in counted {
-        let is_named = named.contains_key(&commands.operation) || named.len() < OPERATIONS_MAX;
-        let operation = if is_named { commands.operation.as_str() } else { "other" };
-        named
-            .entry(operation.to_owned())
-            .or_default()
-            .insert(commands.state.clone());
-        *counts
-            .entry((operation.to_owned(), commands.state.clone()))
-            .or_default() += commands.count;
-    }
-    sampled.record(|| {
-        for ((operation, state), count) in counts {
-            gauge!("outboxd_commands", "operation" => operation, "state" => state).set(count as f64);
-        }
-    });
-}
-
-/// What is new since the last sample of this worker. What came before its first one is not its to count.
-pub fn counted(before: Option<&Counted>, now: &Counted) {
-    let Some(before) = before else { return };
-    for (name, before, now) in [
-        ("outboxd_commands_granted_total", before.granted, now.granted),
-        ("outboxd_command_replays_total", before.replayed, now.replayed),
-        ("outboxd_command_conflicts_total", before.conflicted, now.conflicted),
-        ("outboxd_command_takeovers_total", before.taken_over, now.taken_over),
-        (
-            "outboxd_inbox_takeovers_total",
-            before.inbox_taken_over,
-            now.inbox_taken_over,
-        ),
-        (
-            "outboxd_consumer_conflicts_total",
-            before.payload_conflicts,
-            now.payload_conflicts,
-        ),
-    ] {
-        counter!(name).increment(grown(before, now));
-    }
-    for (consumer, duplicates) in &now.duplicates {
-        // A consumer that was not there before began at zero.
-        let before = before.duplicates.get(consumer).copied().unwrap_or(0);
-        let name = consumer.as_deref().unwrap_or(OTHER_CONSUMERS).to_owned();
-        counter!("outboxd_consumer_duplicates_total", "consumer" => name).increment(grown(before, *duplicates));
-    }
-}
-
-/// A count that is lower than before began again at zero.
-fn grown(before: i64, now: i64) -> u64 {
-    let since = if now < before { 0 } else { before };
-    u64::try_from(now - since).unwrap_or(0)
-}
-
-pub fn commands_orphaned(count: i64) {
-    counter!("outboxd_commands_orphaned_total").increment(count.unsigned_abs());
-}
-
-pub fn inbox(sample: &InboxSample) {
-    lock_sampled().get_or_insert_with(Sampled::new).record(|| {
-        gauge!("outboxd_inbox_unfinished_rows").set(sample.unfinished as f64);
-        gauge!("outboxd_inbox_poison_rows").set(sample.poison as f64);
-    });
-}
-
-pub fn claim_took(stream: Stream, took: Duration) {
-    histogram!("outboxd_claim_seconds", "stream" => stream.label()).record(took);
-}
-
-pub fn publish_took(stream: Stream, took: Duration) {
-    histogram!("outboxd_publish_seconds", "stream" => stream.label()).record(took);
-}
-
-pub fn mark_took(stream: Stream, took: Duration) {
-    histogram!("outboxd_mark_seconds", "stream" => stream.label()).record(took);
-}
-
-pub fn end_to_end(stream: Stream, age: Duration) {
-    histogram!("outboxd_end_to_end_seconds", "stream" => stream.label()).record(age);
 }

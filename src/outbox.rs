@@ -30,7 +30,7 @@ pub use holder::Holder;
 pub use lease::{Peer, Renewal};
 pub use mark::{KeylessSettlement, Settlement};
 pub use predecessor::Predecessor;
-pub use sweep::{Commands, Counted, HistoryDays, InboxSample, Purge, Purged, Retention, Sample, Table};
+pub use sweep::{HistoryDays, Purge, Purged};
 
 use param::Params;
 use session::{Session, Transaction};

@@ -21,6 +21,7 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use uuid::Uuid;
 
 use crate::consumer::{self, Consumer, Extent};
+use crate::domain::retention::RETENTION_MIN;
 use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use super::Failure;
 use super::progress::bar;
 use crate::config::{DatabaseArgs, Problems, RetentionArgs};
-use crate::outbox::{HistoryDays, OnPublished, Outbox, Purge, Purged, Retention, Table, pool};
+use crate::domain::retention::{Retention, Table};
+use crate::outbox::{HistoryDays, OnPublished, Outbox, Purge, Purged, pool};
 
 #[derive(Args, Debug)]
 pub struct PurgeArgs {

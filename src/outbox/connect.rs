@@ -234,7 +234,7 @@ fn hold_lock(key: i64) -> Hook {
     })
 }
 
-/// One plain connection, without the daemon's session settings: for migrations and for the demo.
+/// One plain connection, without the daemon's session settings: for migrations.
 pub async fn connect(database: &Database) -> Result<Client> {
     let tls = tls(database)?;
     let config = with_patience(database.config.clone());

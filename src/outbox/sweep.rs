@@ -1,41 +1,11 @@
 //! What maintenance does: retention, the safety net, samples.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::param::Params;
 use super::{OnPublished, Outbox, Result};
-
-/// How long what is finished stays, by what it is.
-#[derive(Clone, Copy, Debug)]
-pub struct Retention {
-    pub published: Duration,
-    pub processed: Duration,
-    pub inbox: Duration,
-}
-
-/// What retention removes rows of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Table {
-    Message,
-    Processed,
-    Inbox,
-    Idempotency,
-}
-
-impl Table {
-    pub const ALL: [Table; 4] = [Table::Message, Table::Processed, Table::Inbox, Table::Idempotency];
-
-    /// Its name in the schema.
-    pub fn name(self) -> &'static str {
-        match self {
-            Table::Message => "message",
-            Table::Processed => "processed_message",
-            Table::Inbox => "inbox_message",
-            Table::Idempotency => "idempotency_request",
-        }
-    }
-}
+use crate::domain::retention::{Retention, Table};
+use crate::domain::sample::{Commands, Counted, InboxSample, Sample};
 
 /// A purge under way: where it stands. The tables of consumers have an index by age and need no cursor.
 #[derive(Debug)]
@@ -63,49 +33,6 @@ pub struct HistoryDays {
     pub dropped: i32,
     /// Left for the next time: somebody reads them, as a backup does.
     pub locked: i32,
-}
-
-/// The inbox as sampled.
-#[derive(Clone, Copy, Debug)]
-pub struct InboxSample {
-    pub unfinished: i64,
-    pub poison: i64,
-}
-
-/// The backlog as sampled.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    pub pending: i64,
-    pub capped: bool,
-    pub oldest_seconds: f64,
-    pub dead: i64,
-    pub delayed: i64,
-    pub held_keys: i64,
-    pub parked_topics: i64,
-    pub paused_partitions: i64,
-    pub horizon_age: i64,
-    pub dead_tuples: i64,
-}
-
-/// Counts that only grow, until a crash of the server sets them back to zero.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    pub granted: i64,
-    pub replayed: i64,
-    pub conflicted: i64,
-    pub taken_over: i64,
-    /// By consumer; without a name those of all others.
-    pub duplicates: BTreeMap<Option<String>, i64>,
-    pub payload_conflicts: i64,
-    pub inbox_taken_over: i64,
-}
-
-/// Commands of one operation in one state.
-#[derive(Clone, Debug)]
-pub struct Commands {
-    pub operation: String,
-    pub state: String,
-    pub count: i64,
 }
 
 impl Outbox {

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
+pub use rdkafka::ClientConfig;
 use rdkafka::config::FromClientConfig;
+use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
+use rdkafka::producer::BaseProducer;
 
 use super::{OVERRUN, record_lifetime};
 
@@ -68,17 +70,48 @@ const REFUSED: &[(&str, &str)] = &[
     ("delivery.report.only.error", "every row needs its report"),
 ];
 
+/// The properties that the user adds to ours, and what is wrong with them.
+pub fn parse(given: &[String]) -> (Vec<(String, String)>, Vec<String>) {
+    let (mut own, mut problems) = (Vec::new(), Vec::new());
+    for property in given
+        .iter()
+        .map(|property| property.trim())
+        .filter(|property| !property.is_empty())
+    {
+        // The value may be a secret: only the name is ever repeated.
+        let Some((name, value)) = property.split_once('=') else {
+            problems.push("--kafka-property needs the form name=value".to_owned());
+            continue;
+        };
+        match refusal(name) {
+            Some(reason) => problems.push(format!("--kafka-property {name} is not yours to set: {reason}")),
+            None => own.push((name.to_owned(), value.to_owned())),
+        }
+    }
+    (own, problems)
+}
+
 /// Why the property is not the user's to set, if so.
-pub fn refusal(name: &str) -> Option<&'static str> {
+fn refusal(name: &str) -> Option<&'static str> {
     REFUSED
         .iter()
         .find(|(refused, _)| *refused == name)
         .map(|(_, reason)| *reason)
 }
 
+/// What a producer says against its settings, if anything.
+pub fn problem_of_producer(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
+    problem::<BaseProducer>(config, own)
+}
+
+/// What a consumer says against its settings, if anything.
+pub fn problem_of_consumer(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
+    problem::<BaseConsumer>(config, own)
+}
+
 /// What a client says against its settings, if anything; `own` are the user's among them. Some it reads only when it is made, such as
 /// certificates and the SASL mechanism, so one is made and thrown away, unless all settings are ours.
-pub fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
+fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     let error = match config.create_native_config() {
         Err(error) => error,
         Ok(_) if own.is_empty() => return None,
@@ -203,7 +236,7 @@ mod tests {
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .collect();
         let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own);
-        problem::<rdkafka::producer::BaseProducer>(&config, &own)
+        problem_of_producer(&config, &own)
     }
 
     #[test]

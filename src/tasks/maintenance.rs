@@ -7,12 +7,11 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use super::Shutdown;
+use crate::domain::retention::{Retention, Table};
+use crate::domain::sample::Counted;
 use crate::lanes::Lanes;
 use crate::metrics;
-use crate::outbox::{Counted, OnPublished, Outbox, Purge, Result, Retention, Table};
-
-/// No row is removed sooner after it was published.
-pub const RETENTION_MIN: Duration = Duration::from_secs(3600);
+use crate::outbox::{OnPublished, Outbox, Purge, Result};
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
 /// Commands, inbox, duplicates: less urgent than the backlog, and not everybody has any.

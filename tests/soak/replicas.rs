@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use outboxd::config::{RunArgs, pool_size};
+use outboxd::config::RunArgs;
+use outboxd::daemon::pool_size;
 use outboxd::http::ask;
 
 use crate::life::{Counters, Life};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use outboxd::cli::Failure;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -9,8 +10,6 @@ use rdkafka::error::KafkaError;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::RDKafkaErrorCode;
-
-use crate::cli::Failure;
 
 pub const PARTITIONS: i32 = 6;
 const PATIENCE: Duration = Duration::from_secs(10);

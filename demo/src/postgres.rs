@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::display::say;
-use crate::cli::Failure;
-use crate::outbox::{Database, Pooler, connect};
+use outboxd::cli::Failure;
+use outboxd::outbox::{Database, Pooler, connect};
+
+use crate::display::say;
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -212,7 +213,7 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            say(&format!("outboxd: cannot remove {}: {error}", self.0.display()));
+            say(&format!("outboxd-demo: cannot remove {}: {error}", self.0.display()));
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use outboxd::cli::Failure;
+use outboxd::message::POSSIBLE_DUPLICATE;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaResult;
 use rdkafka::message::Headers as _;
@@ -10,11 +12,9 @@ use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::application::read;
-use super::broker::{Broker, PARTITIONS};
-use super::ledger::Ledger;
-use crate::cli::Failure;
-use crate::message::POSSIBLE_DUPLICATE;
+use crate::application::read;
+use crate::broker::{Broker, PARTITIONS};
+use crate::ledger::Ledger;
 
 const POLL: Duration = Duration::from_millis(50);
 /// How long the last records may take, once nothing more is sent.

@@ -3,11 +3,11 @@
 use std::process::Stdio;
 use std::sync::Arc;
 
+use outboxd::cli::Failure;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 
-use super::display::Display;
-use crate::cli::Failure;
+use crate::display::Display;
 
 /// What every worker is told.
 pub struct Setup {
@@ -45,7 +45,11 @@ impl Workers {
         let mut process = self
             .command(&name)
             .and_then(|mut command| command.spawn())
-            .map_err(|error| Failure::Broken(format!("cannot start a worker: {error}")))?;
+            .map_err(|error| {
+                Failure::Broken(format!(
+                    "cannot start a worker, the outboxd beside this program: {error}"
+                ))
+            })?;
         if let Some(stderr) = process.stderr.take() {
             tokio::spawn(relate(name.clone(), stderr, self.setup.display.clone()));
         }
@@ -58,7 +62,8 @@ impl Workers {
     }
 
     fn command(&self, name: &str) -> std::io::Result<Command> {
-        let mut command = Command::new(std::env::current_exe()?);
+        // Both are built into the same directory.
+        let mut command = Command::new(std::env::current_exe()?.with_file_name("outboxd"));
         // The viewer's own settings are for the viewer's own relay.
         for (variable, _) in std::env::vars_os() {
             if variable.to_string_lossy().starts_with("OUTBOXD_") {

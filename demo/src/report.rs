@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::ledger::{Latency, Tally};
+use crate::ledger::{Latency, Tally};
 
 pub fn render(tally: &Tally) -> String {
     let mut out = String::new();

@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use outboxd::cli::Failure;
+use outboxd::outbox;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use super::DemoArgs;
-use super::display::Display;
-use super::ledger::Ledger;
-use super::stage::Stage;
-use super::workers::Workers;
-use crate::cli::Failure;
-use crate::outbox;
+use crate::DemoArgs;
+use crate::display::Display;
+use crate::ledger::Ledger;
+use crate::stage::Stage;
+use crate::workers::Workers;
 
 const TICK: Duration = Duration::from_millis(200);
 /// How long the workers may take to share the lanes before the first order.

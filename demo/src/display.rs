@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
+use outboxd::cli::progress::bar;
 
-use super::ledger::Progress;
-use super::report::grouped;
-use crate::cli::progress::bar;
+use crate::ledger::Progress;
+use crate::report::grouped;
 
 const LINE_EVERY: Duration = Duration::from_secs(2);
 

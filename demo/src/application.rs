@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use outboxd::outbox::{Database, Result, connect};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Statement};
 
-use super::ledger::{Id, Ledger};
-use crate::outbox::{Database, Result, connect};
+use crate::ledger::{Id, Ledger};
 
 const WRITERS: u32 = 4;
 const CUSTOMERS_PER_WRITER: u32 = 40;

@@ -3,18 +3,18 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use outboxd::cli::Failure;
+use outboxd::config::Problems;
+use outboxd::outbox::{self, Database, Pooler, connect, migrate};
 use tokio_postgres::Client;
 
-use super::DemoArgs;
-use super::application::Application;
-use super::broker::{Broker, OwnTopic};
-use super::display::{Display, say};
-use super::ledger::Ledger;
-use super::postgres::Postgres;
-use super::workers::Setup;
-use crate::cli::Failure;
-use crate::config::Problems;
-use crate::outbox::{self, Database, Pooler, connect, migrate};
+use crate::DemoArgs;
+use crate::application::Application;
+use crate::broker::{Broker, OwnTopic};
+use crate::display::{Display, say};
+use crate::ledger::Ledger;
+use crate::postgres::Postgres;
+use crate::workers::Setup;
 
 /// The servers. Those that are ours stop when this is dropped.
 pub struct Stage {
@@ -119,12 +119,12 @@ impl Leftovers {
         if let Some((database, schema)) = &self.schema
             && let Err(error) = drop_schema(database, schema).await
         {
-            say(&format!("outboxd: left behind: the schema {schema}: {error}"));
+            say(&format!("outboxd-demo: left behind: the schema {schema}: {error}"));
         }
         if let Some(topic) = &self.topic
             && let Err(error) = topic.delete().await
         {
-            say(&format!("outboxd: left behind: {error}"));
+            say(&format!("outboxd-demo: left behind: {error}"));
         }
     }
 }

@@ -1,0 +1,178 @@
+//! What `outboxd status` advises: the next step for each thing that is not as it should be.
+
+use super::render::{age, plain};
+use crate::message::Partition;
+use crate::outbox::Holder;
+use crate::outbox::status::{HoldStatus, OpenWriter, Status};
+
+/// The next step for each thing that is not as it should be.
+pub fn advice(status: &Status, schema: &str) -> Vec<String> {
+    let mut advice = Vec::new();
+    let live = status.workers.iter().filter(|w| w.lease_left_seconds > 0.0).count();
+    if live == 0 {
+        advice.push("No relay is running: start `outboxd run`, or look at why its pods do not.".to_owned());
+    } else if status.free_lanes > 0 {
+        advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
+    }
+    if let Some(hold) = status.holds.iter().find(|hold| hold.unit.is_empty()) {
+        advice.push(format!(
+            "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",
+            plain(&hold.topic),
+            plain(&hold.reason)
+        ));
+    }
+    let paused = |hold: &HoldStatus| Partition::of_unit(&hold.unit);
+    if let Some((hold, partition)) = status.holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
+        advice.push(format!(
+            "Partition {} of topic {} takes nothing ({}): see to its leader and its in-sync replicas; it is tried again by itself, and \
+             rows of the topic's other partitions go on.",
+            partition.number,
+            plain(&hold.topic),
+            plain(&hold.reason)
+        ));
+    }
+    if status
+        .holds
+        .iter()
+        .any(|hold| !hold.unit.is_empty() && paused(hold).is_none() && hold.retry_in_seconds.is_some())
+    {
+        advice.push(
+            "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
+                .to_owned(),
+        );
+    }
+    let waits_for_you = |hold: &&HoldStatus| hold.retry_in_seconds.is_none() && paused(hold).is_none();
+    if let Some(hold) = status.holds.iter().find(waits_for_you) {
+        advice.push(format!(
+            "Topic {} waits behind a dead letter: SELECT {schema}.release_hold({}) leaves it dead and lets the rows behind it flow; \
+             redrive and discard do so, too.",
+            plain(&hold.topic),
+            hold_arguments(hold),
+        ));
+    }
+    if status.backlog.dead > 0 {
+        let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
+        let ids = ids.join(", ");
+        advice.push(format!(
+            "Dead letters: once the cause is fixed, SELECT {schema}.redrive(ARRAY[{ids}]) sends them again; \
+             SELECT {schema}.discard(ARRAY[{ids}]) removes them for good."
+        ));
+    }
+    advice.extend(status.open_writer.as_ref().and_then(about_writer));
+    if advice.is_empty() {
+        advice.push("Nothing: all is well.".to_owned());
+    }
+    advice
+}
+
+/// A hold as `release_hold` is told of it.
+fn hold_arguments(hold: &HoldStatus) -> String {
+    let topic = literal(&hold.topic);
+    match hold.unit.split_at_checked(2) {
+        Some(("k:", key)) => format!("{topic}, {}", literal(key)),
+        Some(("p:", partition)) => format!("{topic}, partition => {}", literal(partition)),
+        _ => topic,
+    }
+}
+
+/// Every writer is open for a moment; nothing is said of those.
+fn about_writer(writer: &OpenWriter) -> Option<String> {
+    const LONG: f64 = 60.0;
+    const MANY: i64 = 1_000;
+    let (who, what_to_do) = match &writer.holder {
+        Holder::Session { pid, application } => {
+            let name = if application.is_empty() { "unnamed" } else { application };
+            (
+                format!("pid {pid}, {}", plain(name)),
+                format!("commit it, or SELECT pg_terminate_backend({pid})."),
+            )
+        }
+        Holder::Prepared { gid } => (
+            "prepared, so no session's".to_owned(),
+            format!("COMMIT PREPARED {gid}, or ROLLBACK PREPARED {gid}.", gid = literal(gid)),
+        ),
+    };
+    match writer.age_seconds {
+        Some(seconds) => (seconds > LONG).then(|| {
+            let open = age(seconds);
+            format!("A transaction has been open for {open} after writing to the outbox ({who}): {what_to_do}")
+        }),
+        None => (writer.later_transactions >= MANY).then(|| {
+            format!(
+                "A transaction has written to the outbox and is open, though {} began to write after it ({who}; since when, only a login with \
+                 pg_read_all_stats sees). If it is forgotten: {what_to_do}",
+                writer.later_transactions
+            )
+        }),
+    }
+}
+
+/// An SQL string that can be pasted, with escapes where the text itself may not reach the terminal raw.
+fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if !text.contains(char::is_control) {
+        return format!("'{quoted}'");
+    }
+    let mut escaped = String::new();
+    for c in quoted.replace('\\', r"\\").chars() {
+        if c.is_control() {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
+        }
+    }
+    format!("E'{escaped}'")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::render::tests::session;
+    use super::*;
+
+    #[test]
+    fn a_writer_that_stays_open_is_named_also_to_who_may_not_see_since_when() {
+        let named = |age_seconds, later_transactions| {
+            about_writer(&OpenWriter {
+                holder: session("billing"),
+                age_seconds,
+                later_transactions,
+            })
+        };
+        let shown = named(Some(61.0), 0).expect("open for long");
+        assert!(
+            shown.contains("open for 1m") && shown.contains("pg_terminate_backend(42)"),
+            "{shown}"
+        );
+        let hidden = named(None, 1_000).expect("open for long, it seems");
+        assert!(
+            hidden.contains("billing") && hidden.contains("pg_read_all_stats"),
+            "{hidden}"
+        );
+        assert_eq!(
+            (named(Some(59.0), 5_000), named(None, 999)),
+            (None, None),
+            "every writer is open for a moment"
+        );
+    }
+
+    #[test]
+    fn a_transaction_left_prepared_is_ended_by_its_name() {
+        let shown = about_writer(&OpenWriter {
+            holder: Holder::Prepared { gid: "o'brien".into() },
+            age_seconds: Some(61.0),
+            later_transactions: 0,
+        });
+        let shown = shown.expect("open for long");
+        assert!(
+            shown.contains("COMMIT PREPARED 'o''brien'") && shown.contains("ROLLBACK PREPARED 'o''brien'"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn a_held_key_is_named_by_a_literal_that_can_be_pasted() {
+        assert_eq!(literal("k:o'brien"), "'k:o''brien'");
+        assert_eq!(literal(r"k:a\b"), r"'k:a\b'");
+        assert_eq!(literal("k:a\\b\n"), r"E'k:a\\b\u000a'");
+    }
+}

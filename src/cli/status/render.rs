@@ -1,0 +1,318 @@
+//! What `outboxd status` shows, as text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::advice::advice;
+use crate::message::Partition;
+use crate::outbox::status::{HoldStatus, Status};
+
+pub fn render(status: &Status, schema: &str) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_status(&mut out, status, schema);
+    out
+}
+
+fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Result {
+    let backlog = &status.backlog;
+    let more = if backlog.capped { "at least " } else { "" };
+    writeln!(
+        out,
+        "Backlog   {more}{} pending, oldest {}",
+        backlog.pending,
+        age(backlog.oldest_seconds)
+    )?;
+    writeln!(out, "Delayed   {}", backlog.delayed)?;
+    writeln!(out, "Dead      {}", backlog.dead)?;
+    writeln!(
+        out,
+        "Held      {} key(s), {} topic(s) parked, {} partition(s) paused",
+        backlog.held_keys, backlog.parked_topics, backlog.paused_partitions
+    )?;
+    writeln!(out)?;
+    write_workers(out, status)?;
+    write_holds(out, &status.holds)?;
+    write_dead(out, status)?;
+    writeln!(out, "\nWhat to do")?;
+    for advice in advice(status, schema) {
+        writeln!(out, "  - {advice}")?;
+    }
+    Ok(())
+}
+
+fn write_workers(out: &mut String, status: &Status) -> std::fmt::Result {
+    writeln!(out, "Workers   {}", status.workers.len())?;
+    for worker in &status.workers {
+        let lease = if worker.lease_left_seconds > 0.0 {
+            format!("lease {}", age(worker.lease_left_seconds))
+        } else {
+            "EXPIRED".to_owned()
+        };
+        writeln!(
+            out,
+            "  {:<24} {:>2} lanes  {lease}, up {}, v{}",
+            plain(&worker.name),
+            worker.lanes.len(),
+            age(worker.age_seconds),
+            plain(&worker.version)
+        )?;
+    }
+    if status.free_lanes > 0 {
+        writeln!(out, "  {} lanes have no live owner", status.free_lanes)?;
+    }
+    Ok(())
+}
+
+fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
+    if !holds.is_empty() {
+        writeln!(out, "\nHeld back")?;
+    }
+    for hold in holds {
+        let topic = plain(&hold.topic);
+        let what = match (hold.unit.split_at_checked(2), Partition::of_unit(&hold.unit)) {
+            (Some(("k:", key)), _) => format!("{topic} key {key:?}"),
+            (Some(("p:", partition)), _) => format!("{topic} partition {}", plain(partition)),
+            (_, Some(paused)) => format!("{topic} partition {} paused ({} lanes)", paused.number, hold.lanes),
+            _ => format!("{topic} (whole topic, {} lanes)", hold.lanes),
+        };
+        let next = hold.retry_in_seconds.map_or("waits for you".to_owned(), |seconds| {
+            format!("next try in {}", age(seconds))
+        });
+        let tried = match hold.failures {
+            0 => "not tried yet".to_owned(),
+            failures => format!("tried {failures}×"),
+        };
+        writeln!(
+            out,
+            "  {what}: {}, {tried}, held {}, {next}",
+            plain(&hold.reason),
+            age(hold.age_seconds)
+        )?;
+    }
+    Ok(())
+}
+
+fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
+    if !status.dead.is_empty() {
+        writeln!(out, "\nDead letters (newest)")?;
+    }
+    for dead in &status.dead {
+        let key = plain(dead.key.as_deref().unwrap_or("-"));
+        let reason = plain(dead.reason.as_deref().unwrap_or("no reason recorded"));
+        writeln!(
+            out,
+            "  id {} {} key {key}: {reason} ({} ago)",
+            dead.id,
+            plain(&dead.topic),
+            age(dead.age_seconds)
+        )?;
+    }
+    Ok(())
+}
+
+/// Whoever writes a key or a broker's message must not write to the operator's terminal.
+pub fn plain(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+pub fn age(seconds: f64) -> String {
+    let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
+    let rounded = if whole < Duration::from_secs(10) {
+        Duration::from_millis(whole.as_millis() as u64)
+    } else {
+        Duration::from_secs(whole.as_secs())
+    };
+    humantime::format_duration(rounded).to_string()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::outbox::Holder;
+    use crate::outbox::status::{Backlog, DeadStatus, OpenWriter, WorkerStatus};
+    use proptest::prelude::*;
+
+    fn quiet() -> Status {
+        Status {
+            backlog: Backlog {
+                pending: 0,
+                capped: false,
+                oldest_seconds: 0.0,
+                delayed: 0,
+                dead: 0,
+                held_keys: 0,
+                parked_topics: 0,
+                paused_partitions: 0,
+            },
+            workers: Vec::new(),
+            free_lanes: 0,
+            holds: Vec::new(),
+            dead: Vec::new(),
+            open_writer: None,
+        }
+    }
+
+    pub fn session(application: &str) -> Holder {
+        Holder::Session {
+            pid: 42,
+            application: application.into(),
+        }
+    }
+
+    #[test]
+    fn without_a_relay_the_first_advice_is_to_start_one() {
+        assert!(render(&quiet(), "outbox").contains("No relay is running"));
+    }
+
+    #[test]
+    fn a_parked_topic_and_a_dead_letter_say_what_to_do() {
+        let mut status = quiet();
+        status.backlog.dead = 1;
+        status.dead.push(DeadStatus {
+            id: 7,
+            topic: "orders".into(),
+            key: None,
+            attempts: 5,
+            reason: Some("too large".into()),
+            age_seconds: 61.0,
+        });
+        status.holds.push(HoldStatus {
+            topic: "gone".into(),
+            unit: String::new(),
+            lanes: 2,
+            failures: 3,
+            reason: "unknown topic".into(),
+            head_id: None,
+            age_seconds: 5.0,
+            retry_in_seconds: Some(1.0),
+        });
+        status.holds.push(HoldStatus {
+            topic: "busy".into(),
+            unit: "k:7".into(),
+            lanes: 1,
+            failures: 0,
+            reason: "its turn has not come".into(),
+            head_id: Some(7),
+            age_seconds: 1.0,
+            retry_in_seconds: Some(0.0),
+        });
+        status.holds.push(HoldStatus {
+            topic: "lame".into(),
+            unit: "s:3/12".into(),
+            lanes: 64,
+            failures: 1,
+            reason: "no leader".into(),
+            head_id: None,
+            age_seconds: 2.0,
+            retry_in_seconds: Some(1.0),
+        });
+        let text = render(&status, "outbox");
+        assert!(text.contains("lame partition 3 paused (64 lanes): no leader"), "{text}");
+        assert!(
+            text.contains("Partition 3 of topic lame takes nothing (no leader)"),
+            "{text}"
+        );
+        assert!(text.contains("unknown topic, tried 3×, held 5s"), "{text}");
+        assert!(text.contains("its turn has not come, not tried yet, held 1s"), "{text}");
+        assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
+        assert!(text.contains("Topic gone takes nothing"), "{text}");
+        assert!(text.contains("SELECT outbox.redrive(ARRAY[7]) sends"), "{text}");
+        assert!(text.contains("SELECT outbox.discard(ARRAY[7]) removes"), "{text}");
+    }
+
+    /// A status with this text wherever somebody else chooses the text.
+    fn saying(text: &str, holder: Holder) -> Status {
+        let mut status = quiet();
+        status.workers.push(WorkerStatus {
+            name: text.into(),
+            id: text.into(),
+            version: text.into(),
+            lanes: vec![0],
+            lease_left_seconds: 1.0,
+            age_seconds: 1.0,
+        });
+        let units = [
+            (format!("k:{text}"), None),
+            (format!("p:{text}"), Some(1.0)),
+            (String::new(), Some(1.0)),
+        ];
+        status.holds.extend(units.map(|(unit, retry_in_seconds)| HoldStatus {
+            topic: text.into(),
+            unit,
+            lanes: 1,
+            failures: 1,
+            reason: text.into(),
+            head_id: Some(1),
+            age_seconds: 1.0,
+            retry_in_seconds,
+        }));
+        status.dead.push(DeadStatus {
+            id: 1,
+            topic: text.into(),
+            key: Some(text.into()),
+            attempts: 1,
+            reason: Some(text.into()),
+            age_seconds: 1.0,
+        });
+        status.open_writer = Some(OpenWriter {
+            holder,
+            age_seconds: Some(100.0),
+            later_transactions: 0,
+        });
+        status
+    }
+
+    #[test]
+    fn a_hold_that_waits_for_an_operator_is_named_as_the_function_takes_it() {
+        for (unit, arguments) in [
+            ("k:o'brien", "'orders', 'o''brien'"),
+            ("p:3", "'orders', partition => '3'"),
+            ("", "'orders'"),
+        ] {
+            let mut status = quiet();
+            status.holds.push(HoldStatus {
+                topic: "orders".into(),
+                unit: unit.into(),
+                lanes: 1,
+                failures: 1,
+                reason: "too large".into(),
+                head_id: Some(7),
+                age_seconds: 5.0,
+                retry_in_seconds: None,
+            });
+            let text = render(&status, "outbox");
+            let call = format!("SELECT outbox.release_hold({arguments}) ");
+            assert!(text.contains(&call), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_of_others_reaches_the_terminal_raw(text: String, control in "[\x00-\x1f\x7f-\u{9f}]{0,4}") {
+            let text = format!("{text}{control}");
+            let lines = render(&saying("x", session("x")), "outbox").lines().count();
+            for holder in [session(&text), Holder::Prepared { gid: text.clone() }] {
+                let shown = render(&saying(&text, holder), "outbox");
+                prop_assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", shown);
+                prop_assert_eq!(shown.lines().count(), lines);
+            }
+        }
+
+        #[test]
+        fn any_status_is_json_that_says_the_same(text: String) {
+            let json = serde_json::to_string_pretty(&saying(&text, session(&text))).expect("serialises");
+            let value: serde_json::Value = serde_json::from_str(&json).expect("parses");
+            prop_assert_eq!(&value["dead"][0]["reason"], &serde_json::Value::from(text.as_str()));
+            prop_assert_eq!(&value["workers"][0]["name"], &serde_json::Value::from(text.as_str()));
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The daemon: starts the tasks, and stops them in two phases. First no new work is taken and what is in flight is finished; then the
+//! lanes are given back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::health::Health;
+use crate::http;
+use crate::jitter::jittered;
+use crate::lanes::{Lanes, RecentlyPublished};
+use crate::outbox::{self, Outbox, connect, migrate};
+use crate::pace::Pace;
+use crate::publisher::Publisher;
+use crate::relay::{Company, MARK_MARGIN, Relay};
+use crate::tasks::Shutdown;
+use crate::tasks::lease::LeaseTask;
+use crate::tasks::loss_check::LossCheck;
+use crate::tasks::maintenance::MaintenanceTask;
+use crate::tasks::watermark::WatermarkTask;
+use crate::wakeup::Watch;
+use crate::{hold, metrics};
+
+/// The longest a statement may take, however long the lease.
+const PATIENCE_MAX: Duration = Duration::from_secs(25);
+
+/// Why the daemon could not start, or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Database(#[from] outbox::Error),
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// Runs the daemon until `stop`, then drains; `now` cuts the drain short.
+pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken) -> Result<(), Error> {
+    let recorder = metrics::install().map_err(Error::Broken)?;
+    let health = Arc::new(Health::default());
+    let http_stop = CancellationToken::new();
+    let listener = TcpListener::bind(config.http_listen)
+        .await
+        .map_err(|error| Error::Unavailable(format!("cannot listen on {}: {error}", config.http_listen)))?;
+    let address = listener
+        .local_addr()
+        .map_err(|error| Error::Broken(error.to_string()))?;
+    info!(version = env!("CARGO_PKG_VERSION"), http = %address, "outboxd starts");
+    let server = tokio::spawn(http::serve(listener, health.clone(), recorder, http_stop.clone()));
+    let done = tokio::select! {
+        done = start_and_run(&config, &health, &stop, &now) => done,
+        () = now.cancelled() => Err(Error::Broken("stopped at once, by a second signal".to_owned())),
+    };
+    http_stop.cancel();
+    // A scrape under way must not hold up the exit.
+    let _ = tokio::time::timeout(Duration::from_millis(500), server).await;
+    done
+}
+
+async fn start_and_run(
+    config: &Config,
+    health: &Arc<Health>,
+    stop: &CancellationToken,
+    now: &CancellationToken,
+) -> Result<(), Error> {
+    let relay = Arc::new(relay(config)?);
+    tokio::select! {
+        verified = verify(config, &relay.outbox) => verified?,
+        () = stop.cancelled() => return Ok(()),
+    }
+    health.verified();
+    let shutdown = Shutdown::default();
+    let lease = Arc::new(LeaseTask {
+        lanes: relay.lanes.clone(),
+        outbox: relay.outbox.clone(),
+        published: relay.published.clone(),
+        health: health.clone(),
+        settings: config.lease.clone(),
+    });
+    let mut tasks = spawn(config, &relay, health, &shutdown);
+    let mut lease_task = spawn_lease(&lease, &shutdown);
+    let broken = tokio::select! {
+        () = stop.cancelled() => None,
+        // No task ends by itself: whichever does has panicked.
+        ended = tasks.join_next() => Some(describe_end(ended)),
+        ended = lease_task.join_next() => Some(describe_end(ended)),
+    };
+    health.draining();
+    info!(grace = ?config.shutdown_grace, "draining: finishing what is in flight");
+    shutdown.draining.cancel();
+    relay.lanes.wake_all();
+    let deadline = Instant::now() + config.shutdown_grace;
+    finish(&mut tasks, deadline, now).await;
+    mark_what_is_free(&relay).await;
+    shutdown.stop.cancel();
+    leave(&lease, deadline).await;
+    lease_task.shutdown().await;
+    info!("stopped");
+    match broken {
+        Some(why) => Err(Error::Broken(why)),
+        None => Ok(()),
+    }
+}
+
+fn relay(config: &Config) -> Result<Relay, Error> {
+    let lanes = Arc::new(Lanes::default());
+    let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
+        .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
+    Ok(Relay {
+        outbox: Arc::new(open(config)?),
+        publisher,
+        lanes,
+        published: Arc::new(RecentlyPublished::default()),
+        settings: config.relay.clone(),
+        pace: Pace::new(config.relay.bytes_per_task()),
+        watch: Watch::new(config.poll_interval_max),
+        company: Company::default(),
+    })
+}
+
+/// Connections the daemon needs at once: its tasks, one each for lease, watermark and maintenance, and what retries holds.
+pub fn pool_size(config: &Config) -> usize {
+    config.relay.tasks + 3 + hold::CONNECTIONS
+}
+
+fn open(config: &Config) -> Result<Outbox, Error> {
+    // An answer that comes after the lease is of no use to anybody.
+    let patience = config.lease.duration.min(PATIENCE_MAX);
+    let pool = outbox::pool_of_worker(&config.database, pool_size(config), patience)?;
+    let outbox = Outbox::new(pool, &config.schema, config.on_published, patience);
+    Ok(outbox.with_messages_of(&config.schema, config.message_bytes_max))
+}
+
+/// Waits for a database that cannot be reached; gives up on one that is permanently wrong.
+async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Error> {
+    let mut failures = 0u32;
+    loop {
+        let verified = async {
+            if config.migrate {
+                let mut client = connect(&config.database).await?;
+                migrate::apply(&mut client, &config.schema).await?;
+            }
+            outbox.verify().await
+        };
+        match verified.await {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() != outbox::Kind::Passing => return Err(error.into()),
+            Err(error) => {
+                failures += 1;
+                warn!(%error, attempt = failures, "cannot reach the database yet; trying again");
+                let wait = Duration::from_millis(200) * failures.min(25);
+                tokio::time::sleep(jittered(wait)).await;
+            }
+        }
+    }
+}
+
+fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, shutdown: &Shutdown) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for _ in 0..config.relay.tasks {
+        let (r, h, s) = (relay.clone(), health.clone(), shutdown.clone());
+        tasks.spawn(async move { r.work(&h, &s.draining).await });
+    }
+    let (r, s) = (relay.clone(), shutdown.clone());
+    tasks.spawn(async move { r.retry_holds(&s.draining).await });
+    let (r, s) = (relay.clone(), shutdown.clone());
+    tasks.spawn(async move { r.mark_unmarked(&s.draining).await });
+    let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
+    let (watermark, s) = (WatermarkTask { lanes, outbox }, shutdown.clone());
+    tasks.spawn(async move { watermark.run(&s).await });
+    let (published, outbox) = (relay.published.clone(), relay.outbox.clone());
+    let (loss_check, s) = (LossCheck { published, outbox }, shutdown.clone());
+    tasks.spawn(async move { loss_check.run(&s).await });
+    let maintenance = MaintenanceTask {
+        lanes: relay.lanes.clone(),
+        outbox: relay.outbox.clone(),
+        settings: config.maintenance,
+    };
+    let s = shutdown.clone();
+    tasks.spawn(async move { maintenance.run(&s).await });
+    tasks
+}
+
+/// Apart from the others: the lease is kept until they are done.
+fn spawn_lease(lease: &Arc<LeaseTask>, shutdown: &Shutdown) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let (lease, shutdown) = (lease.clone(), shutdown.clone());
+    tasks.spawn(async move { lease.run(&shutdown).await });
+    tasks
+}
+
+/// The first phase of a stop: no new work, and what is held is finished, marks and all.
+async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationToken) {
+    let all_done = async { while tasks.join_next().await.is_some() {} };
+    tokio::select! {
+        () = all_done => return,
+        () = tokio::time::sleep_until(deadline.into()) => warn!("the grace period ended with batches in flight"),
+        () = now.cancelled() => {}
+    }
+    tasks.shutdown().await;
+}
+
+/// Once more before the lanes go: what Kafka has and is not marked, a successor sends again. Nobody waits long for that.
+async fn mark_what_is_free(relay: &Relay) {
+    let _ = tokio::time::timeout(MARK_MARGIN, relay.mark_free()).await;
+}
+
+/// The second phase: the lanes are given back.
+async fn leave(lease: &LeaseTask, deadline: Instant) {
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_secs(1));
+    match tokio::time::timeout(left, lease.leave()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => warn!(%error, "could not give the lanes back; they are taken over when the lease ends"),
+        Err(_) => warn!("no time to give the lanes back; they are taken over when the lease ends"),
+    }
+}
+
+fn describe_end(ended: Option<Result<(), tokio::task::JoinError>>) -> String {
+    match ended {
+        Some(Err(error)) if error.is_panic() => {
+            format!("a worker task panicked ({error}); stopping, so that it is restarted whole. This is a bug")
+        }
+        _ => "a worker task ended by itself. This is a bug".to_owned(),
+    }
+}

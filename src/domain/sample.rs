@@ -1,0 +1,46 @@
+//! What is counted in the database from time to time, for metrics and `outboxd status`.
+
+use std::collections::BTreeMap;
+
+/// The inbox as sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct InboxSample {
+    pub unfinished: i64,
+    pub poison: i64,
+}
+
+/// The backlog as sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub pending: i64,
+    pub capped: bool,
+    pub oldest_seconds: f64,
+    pub dead: i64,
+    pub delayed: i64,
+    pub held_keys: i64,
+    pub parked_topics: i64,
+    pub paused_partitions: i64,
+    pub horizon_age: i64,
+    pub dead_tuples: i64,
+}
+
+/// Counts that only grow, until a crash of the server sets them back to zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub granted: i64,
+    pub replayed: i64,
+    pub conflicted: i64,
+    pub taken_over: i64,
+    /// By consumer; without a name those of all others.
+    pub duplicates: BTreeMap<Option<String>, i64>,
+    pub payload_conflicts: i64,
+    pub inbox_taken_over: i64,
+}
+
+/// Commands of one operation in one state.
+#[derive(Clone, Debug)]
+pub struct Commands {
+    pub operation: String,
+    pub state: String,
+    pub count: i64,
+}
