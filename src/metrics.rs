@@ -296,7 +296,7 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "outboxd_mark_seconds",
         Histogram,
         Unit::Seconds,
-        "Time to mark a batch, or two small ones at once.",
+        "Time to mark a batch.",
     ),
     (
         "outboxd_end_to_end_seconds",

@@ -1,7 +1,6 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
 mod batch;
-mod company;
 mod locked;
 mod look;
 
@@ -17,8 +16,6 @@ use self::batch::{
     ByLane, discarded, flag_suspects, in_doubt, in_order, put_acknowledged_back, see_keyless, see_lane,
     take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
 };
-pub use self::company::Company;
-use self::company::Marks;
 use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::floor::Settled;
@@ -42,6 +39,14 @@ pub struct Settings {
     pub batch_deadline: Duration,
     pub lease: Duration,
     pub policy: Policy,
+}
+
+/// Published rows to be marked, the lanes they stand in, with their epochs, and the records of what was in flight.
+#[derive(Debug)]
+struct Marks {
+    lanes: Vec<(i16, i64)>,
+    ids: Vec<i64>,
+    records: Vec<Record>,
 }
 
 /// Time between the last answer and the end of the lease that a mark may need.
@@ -79,7 +84,6 @@ pub struct Relay {
     pub settings: Settings,
     pub pace: Pace,
     pub watch: Watch,
-    pub company: Company,
 }
 
 /// While Kafka is away, a loop turns this often all the same.
@@ -149,7 +153,7 @@ impl Relay {
         let began = Instant::now();
         match self.claim_lanes(checkout, held).await {
             Ok(Some(claim)) => {
-                self.relay_claim(&checkout.term, checkout.settled, held, claim, began, false)
+                self.relay_claim(&checkout.term, checkout.settled, held, claim, began)
                     .await
             }
             Ok(None) => held.iter().map(|h| discarded(h.lane)).collect(),
@@ -160,7 +164,7 @@ impl Relay {
         }
     }
 
-    /// Publishes and marks what was claimed of these lanes; the mark may wait for company.
+    /// Publishes and marks what was claimed of these lanes.
     async fn relay_claim(
         &self,
         term: &Term,
@@ -168,7 +172,6 @@ impl Relay {
         held: &[Held],
         claim: Claim,
         began: Instant,
-        may_wait: bool,
     ) -> Vec<Seen> {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let (slow, took) = (self.is_slow(began), began.elapsed());
@@ -197,10 +200,7 @@ impl Relay {
                 ids: verdict.published.clone(),
                 records,
             };
-            if !self
-                .settle_lanes(term, held, &rows, &mut verdict, marks, may_wait)
-                .await
-            {
+            if !self.settle_lanes(term, held, &rows, &mut verdict, marks).await {
                 return Vec::new();
             }
         }
@@ -276,27 +276,13 @@ impl Relay {
         rows: &[Row],
         verdict: &mut Verdict,
         mut marks: Marks,
-        may_wait: bool,
     ) -> bool {
         failpoint::hit("after_publish").await;
         if marks.ids.is_empty() && marks.records.is_empty() {
             // All of it waits for its mark still, as is written already.
             return true;
         }
-        // While somebody keeps watch: else the next batch is this task's to find.
-        let waits = may_wait && verdict.is_clean() && self.watch.is_kept();
-        if waits && self.company.wait(term.worker, marks.clone()).await {
-            self.lanes.settled_records(&marks.records);
-            self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
-            return true;
-        }
         let began = Instant::now();
-        if verdict.is_clean() && self.mark_in_company(term, &marks).await {
-            metrics::mark_took(Stream::Lanes, began.elapsed());
-            self.lanes.settled_records(&marks.records);
-            self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
-            return true;
-        }
         let written = self.write_lanes(term, held, rows, verdict, &mut marks).await;
         metrics::mark_took(Stream::Lanes, began.elapsed());
         match written {
@@ -374,35 +360,6 @@ impl Relay {
             self.lanes.suspects_stored(term.worker, suspects);
         }
         Ok(kept.then_some(verdict.published.len() as u64))
-    }
-
-    /// Marks rows together with those that wait for it, in one try. False: none do, or it went wrong, and each is on its own.
-    async fn mark_in_company(&self, term: &Term, marks: &Marks) -> bool {
-        let Some(waiting) = self.company.take(term.worker) else {
-            return false;
-        };
-        let mut both = marks.clone();
-        both.extend(&waiting.marks);
-        match self
-            .outbox
-            .mark_lanes(term, &both.lanes, &both.ids, &both.records)
-            .await
-        {
-            Ok(marked) if marked == both.ids.len() as u64 => {
-                waiting.marked();
-                true
-            }
-            Ok(marked) => {
-                // Whose they were, nobody knows: each finds out for itself, and its own count misses these.
-                metrics::rows_marked(marked);
-                false
-            }
-            Err(error) => {
-                metrics::database_error();
-                debug!(%error, "cannot mark two batches at once");
-                false
-            }
-        }
     }
 
     /// Marks rows; `None`: the lanes are no longer ours.

@@ -19,7 +19,7 @@ use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::Publisher;
-use crate::relay::{Company, MARK_MARGIN, Relay};
+use crate::relay::{MARK_MARGIN, Relay};
 use crate::wakeup::Watch;
 use crate::{horizon, janitor, metrics};
 
@@ -72,7 +72,6 @@ async fn start_and_run(
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
         watch: Watch::new(config.poll_interval_max),
-        company: Company::default(),
     });
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,

@@ -382,73 +382,20 @@ async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes(
     world.assert_promises_kept(&topic, &[&relay]).await;
 }
 
-/// Writers of a few keys each, so that something comes between any two looks, and never in many lanes.
-fn thin_trickle(world: &World, topic: &str) -> [Trickle; 3] {
-    [0, 1, 2].map(|writer| {
-        let own_keys = format!(
-            "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, 'w{writer}-' || $2::bigint % 3, '1')"
-        );
-        Trickle::writing(world, topic, &own_keys)
-    })
-}
-
-/// Until some marks were taken along with others.
-async fn marks_in_company(relay: &Relay) {
-    let count = |of| relay.metric(&format!("outboxd_{of}_seconds_count"));
-    eventually(SOON, "marks of two batches at once", async || {
-        (count("publish")? > count("mark")? + 20.0).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn under_a_trickle_one_mark_takes_the_one_before_along() {
-    let world = World::new().await;
-    let topic = world.topic("orders", 4, &[]).await;
-    let relay = world.relay().start_ready().await;
-    let load = thin_trickle(&world, &topic);
-    marks_in_company(&relay).await;
-    load.into_iter().for_each(Trickle::stop);
-    world.drained(SOON).await;
-    world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
-    let marked = relay.metric("outboxd_rows_marked_total");
-    assert_eq!(marked, relay.metric("outboxd_rows_published_total"), "each is counted");
-}
-
-#[tokio::test]
-async fn what_waits_to_be_marked_when_its_process_ends_is_sent_again_at_most_and_says_so() {
-    let world = World::new().await;
-    let topic = world.topic("orders", 4, &[]).await;
-    let load = thin_trickle(&world, &topic);
-    let mut killed = world.relay().start_ready().await;
-    marks_in_company(&killed).await;
-    killed.kill();
-    let mut stopped = world.relay().start_ready().await;
-    marks_in_company(&stopped).await;
-    stopped.stop();
-    load.into_iter().for_each(Trickle::stop);
-    let last = world.relay().start_ready().await;
-    world.drained(SOON).await;
-    world.history(&topic).await.assert_repeats_at_most(100);
-    assert_eq!(last.metric("outboxd_rows_forgotten_total"), Some(0.0));
-}
-
-/// Then the count of two batches is short, and so is that of one of them alone: nobody's lease was lost.
+/// The count of their batch is short, and the lease is asked for: it was not lost.
 #[tokio::test]
 async fn rows_removed_before_their_mark_are_missed_by_nobody_and_the_others_are_counted() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let relay = world.relay().start_ready().await;
-    let load = thin_trickle(&world, &topic);
-    marks_in_company(&relay).await;
+    let load = Trickle::start(&world, &topic);
     let remove =
         "DELETE FROM outbox.message WHERE id IN (SELECT max(id) FROM outbox.message WHERE published_at IS NULL)";
     let mut removed = 0;
     while removed < 50 {
         removed += world.db.execute(remove, &[]).await.expect(remove);
     }
-    load.into_iter().for_each(Trickle::stop);
+    load.stop();
     world.drained(SOON).await;
     let count = |what| relay.metric(&format!("outboxd_rows_{what}_total")).expect("a count");
     let unmarked = count("published") - count("marked");
