@@ -17,7 +17,7 @@ use crate::lanes::{Lanes, RecentlyPublished};
 use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
 use crate::publisher::Publisher;
-use crate::relay::{Company, MARK_MARGIN, Relay};
+use crate::relay::{MARK_MARGIN, Relay};
 use crate::tasks::Shutdown;
 use crate::tasks::lease::LeaseTask;
 use crate::tasks::loss_check::LossCheck;
@@ -120,7 +120,6 @@ fn relay(config: &Config) -> Result<Relay, Error> {
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
         watch: Watch::new(config.poll_interval_max),
-        company: Company::default(),
     })
 }
 

@@ -118,8 +118,6 @@ struct Inner {
     highest_seen: i64,
     /// See [`Lookout::highest_walked`].
     highest_walked: i64,
-    /// The last look found rows, and none without a lane.
-    lanes_alone: bool,
     horizon_wanted: bool,
     /// As it was at the last look at the writers.
     sequence: Option<Sequence>,

@@ -194,7 +194,7 @@ metrics! {
     pub fn publish_took(stream: Stream, took: Duration) => Histogram PUBLISH_SECONDS "outboxd_publish_seconds",
         "Time from handing a batch to Kafka until its last answer.";
     pub fn mark_took(stream: Stream, took: Duration) => Histogram MARK_SECONDS "outboxd_mark_seconds",
-        "Time to mark a batch, or two small ones at once.";
+        "Time to mark a batch.";
     pub fn end_to_end(stream: Stream, age: Duration) => Histogram END_TO_END_SECONDS "outboxd_end_to_end_seconds",
         "Time from INSERT to mark, by the database's clock; one sample per batch: its oldest row.";
     fn commands_in_state(operation: String, state: String, count: i64) => SampledGauge COMMANDS "outboxd_commands",

@@ -74,7 +74,6 @@ statements!(
     forget_records,
     forget_workers,
     give_up,
-    glance,
     held_topics,
     history_expire,
     history_prepare,

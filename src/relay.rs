@@ -1,7 +1,6 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
 mod batch;
-mod company;
 mod locked;
 mod look;
 
@@ -17,8 +16,6 @@ use self::batch::{
     ByLane, discarded, flag_suspects, in_doubt, in_order, put_acknowledged_back, see_keyless, see_lane,
     take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
 };
-pub use self::company::Company;
-use self::company::Marks;
 use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::floor::Settled;
@@ -79,7 +76,43 @@ pub struct Relay {
     pub settings: Settings,
     pub pace: Pace,
     pub watch: Watch,
-    pub company: Company,
+}
+
+/// Rows of checked-out lanes, from their claim until what became of them is written.
+struct LaneBatch<'a> {
+    term: &'a Term,
+    held: &'a [Held],
+    rows: Vec<Row>,
+    /// The lanes that its rows stand in, with their epochs.
+    lanes: Vec<(i16, i64)>,
+    /// Says that they are in flight. `None`: none of them is sent.
+    record: Option<Record>,
+}
+
+/// The same of rows without a lane.
+struct KeylessBatch<'a> {
+    term: &'a Term,
+    held: &'a HeldKeyless,
+    /// The number of their claim.
+    claim: i64,
+    rows: Vec<Row>,
+    dropped: Vec<Dropped>,
+}
+
+/// A batch of either kind, to be written: see [`Relay::settle`].
+#[derive(Clone, Copy)]
+enum Batch<'a> {
+    Lanes(&'a LaneBatch<'a>),
+    Keyless(&'a KeylessBatch<'a>),
+}
+
+impl<'a> Batch<'a> {
+    fn parts(self) -> (Stream, &'a Term, &'a [Row]) {
+        match self {
+            Batch::Lanes(batch) => (Stream::Lanes, batch.term, &batch.rows),
+            Batch::Keyless(batch) => (Stream::Keyless, batch.term, &batch.rows),
+        }
+    }
 }
 
 /// While Kafka is away, a loop turns this often all the same.
@@ -149,7 +182,7 @@ impl Relay {
         let began = Instant::now();
         match self.claim_lanes(checkout, held).await {
             Ok(Some(claim)) => {
-                self.relay_claim(&checkout.term, checkout.settled, held, claim, began, false)
+                self.relay_claim(&checkout.term, checkout.settled, held, claim, began)
                     .await
             }
             Ok(None) => held.iter().map(|h| discarded(h.lane)).collect(),
@@ -160,7 +193,7 @@ impl Relay {
         }
     }
 
-    /// Publishes and marks what was claimed of these lanes; the mark may wait for company.
+    /// Publishes and marks what was claimed of these lanes.
     async fn relay_claim(
         &self,
         term: &Term,
@@ -168,7 +201,6 @@ impl Relay {
         held: &[Held],
         claim: Claim,
         began: Instant,
-        may_wait: bool,
     ) -> Vec<Seen> {
         metrics::claim_took(Stream::Lanes, began.elapsed());
         let (slow, took) = (self.is_slow(began), began.elapsed());
@@ -178,33 +210,22 @@ impl Relay {
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         metrics::rows_claimed(rows.len());
-        let mut verdict = Verdict::default();
-        if !rows.is_empty() {
-            let lanes = with_epochs(held, &rows);
-            let acknowledged = take_acknowledged(&mut rows, held);
-            let records = match self.record_batch(term, &lanes, &rows).await {
-                Ok(Some(records)) => records,
-                Ok(None) => return self.lease_lost(term),
-                Err(error) => {
-                    self.claim_failed(&error);
-                    return held.iter().map(|h| unseen(h.lane)).collect();
-                }
-            };
-            verdict = self.publish(Stream::Lanes, &rows, self.lease_end(term)).await;
-            put_acknowledged_back(&mut rows, acknowledged, &mut verdict);
-            let marks = Marks {
-                lanes,
-                ids: verdict.published.clone(),
-                records,
-            };
-            if !self
-                .settle_lanes(term, held, &rows, &mut verdict, marks, may_wait)
-                .await
-            {
-                return Vec::new();
+        let mut batch = LaneBatch {
+            term,
+            held,
+            lanes: with_epochs(held, &rows),
+            rows,
+            record: None,
+        };
+        let verdict = match self.relay_batch(&mut batch).await {
+            Ok(Some(verdict)) => verdict,
+            Ok(None) => return Vec::new(),
+            Err(error) => {
+                self.claim_failed(&error);
+                return held.iter().map(|h| unseen(h.lane)).collect();
             }
-        }
-        let rows = ByLane::new(&rows);
+        };
+        let rows = ByLane::new(&batch.rows);
         held.iter()
             .map(|held| {
                 let mut seen = see_lane(held, &rows, &cuts, settled, &verdict);
@@ -215,6 +236,26 @@ impl Relay {
                 seen
             })
             .collect()
+    }
+
+    /// Publishes a batch and writes what became of it. `None`: its lanes are not ours any more.
+    async fn relay_batch(&self, batch: &mut LaneBatch<'_>) -> Result<Option<Verdict>> {
+        if batch.rows.is_empty() {
+            return Ok(Some(Verdict::default()));
+        }
+        let acknowledged = take_acknowledged(&mut batch.rows, batch.held);
+        if !batch.rows.is_empty() {
+            batch.record = self.record(batch.term, &batch.lanes, &batch.rows).await?;
+            if batch.record.is_none() {
+                self.lease_lost(batch.term);
+                return Ok(None);
+            }
+        }
+        let lease_end = self.lease_end(batch.term);
+        let mut verdict = self.publish(Stream::Lanes, &batch.rows, lease_end).await;
+        put_acknowledged_back(&mut batch.rows, acknowledged, &mut verdict);
+        let is_written = self.settle_lanes(batch, &mut verdict).await;
+        Ok(is_written.then_some(verdict))
     }
 
     /// `None`: a transaction ended on whose being in progress the soft floor rests. It may have committed a row below
@@ -239,14 +280,6 @@ impl Relay {
         Ok(ended.is_empty())
     }
 
-    /// The record of a batch, unless nothing of it is to be sent. `None`: the lanes are not ours any more.
-    async fn record_batch(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Vec<Record>>> {
-        if rows.is_empty() {
-            return Ok(Some(Vec::new()));
-        }
-        Ok(self.record(term, lanes, rows).await?.map(|record| vec![record]))
-    }
-
     /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any more.
     pub(crate) async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
         let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
@@ -260,155 +293,66 @@ impl Relay {
     }
 
     /// Nothing was sent: whoever has the lanes now does that.
-    fn lease_lost(&self, term: &Term) -> Vec<Seen> {
+    fn lease_lost(&self, term: &Term) {
         warn!("the lease had gone to another worker, or was over: sent nothing of what was claimed");
         if self.lanes.end_term(term.worker) {
             metrics::terms_lost();
         }
-        Vec::new()
     }
 
     /// Writes the verdict. False: fenced, and the term is over.
-    async fn settle_lanes(
-        &self,
-        term: &Term,
-        held: &[Held],
-        rows: &[Row],
-        verdict: &mut Verdict,
-        mut marks: Marks,
-        may_wait: bool,
-    ) -> bool {
+    async fn settle_lanes(&self, batch: &LaneBatch<'_>, verdict: &mut Verdict) -> bool {
         failpoint::hit("after_publish").await;
-        if marks.ids.is_empty() && marks.records.is_empty() {
+        if verdict.published.is_empty() && batch.record.is_none() {
             // All of it waits for its mark still, as is written already.
             return true;
         }
-        // While somebody keeps watch: else the next batch is this task's to find.
-        let waits = may_wait && verdict.is_clean() && self.watch.is_kept();
-        if waits && self.company.wait(term.worker, marks.clone()).await {
-            self.lanes.settled_records(&marks.records);
-            self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
-            return true;
+        if self.settle(Batch::Lanes(batch), verdict).await.is_none() {
+            self.fenced(batch.term, verdict.published.len());
+            return false;
         }
-        let began = Instant::now();
-        if verdict.is_clean() && self.mark_in_company(term, &marks).await {
-            metrics::mark_took(Stream::Lanes, began.elapsed());
-            self.lanes.settled_records(&marks.records);
-            self.marked(Stream::Lanes, rows, marks.ids.len() as u64);
-            return true;
-        }
-        let written = self.write_lanes(term, held, rows, verdict, &mut marks).await;
-        metrics::mark_took(Stream::Lanes, began.elapsed());
-        match written {
-            Some(count) => {
-                self.lanes.settled_records(&marks.records);
-                self.marked(Stream::Lanes, rows, count);
-                true
-            }
-            None => {
-                self.fenced(term, verdict.published.len());
-                false
-            }
-        }
+        self.lanes.settled_records(batch.record.as_slice());
+        true
     }
 
-    /// Writes the verdict; where somebody else has locked rows of the batch, without those. `None`: fenced.
-    async fn write_lanes(
-        &self,
-        term: &Term,
-        held: &[Held],
-        rows: &[Row],
-        verdict: &mut Verdict,
-        marks: &mut Marks,
-    ) -> Option<u64> {
-        loop {
-            self.remember_doubts(term, rows, verdict);
-            let (judged, marking) = (&*verdict, &*marks);
-            let write = || async move {
-                if judged.refused.is_empty() && judged.holds.is_empty() && judged.unknown.is_empty() {
-                    return self.mark_lanes(term, marking).await;
-                }
-                self.write_verdict(term, held, rows, judged, marking).await
-            };
-            let written = self.unless_locked(term, write).await;
-            if !matches!(written, Some(None)) {
-                verdict.refused.iter().for_each(report_refusal);
-            }
-            if let Some(count) = written? {
-                return Some(count);
-            }
-            self.leave_locked(term, verdict).await?;
-            marks.ids.clone_from(&verdict.published);
+    /// Writes the verdict, once. `None`: fenced.
+    async fn write_lanes(&self, batch: &LaneBatch<'_>, verdict: &Verdict) -> Result<Option<u64>> {
+        let unknown = unknown_by_lane(&batch.rows, verdict);
+        self.remember_doubts(batch.term, &unknown, verdict);
+        if verdict.refused.is_empty() && verdict.holds.is_empty() && verdict.unknown.is_empty() {
+            return self.mark_lanes(batch, &verdict.published).await;
         }
-    }
-
-    /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
-    fn remember_doubts(&self, term: &Term, rows: &[Row], verdict: &Verdict) {
-        for (lane, id) in unknown_by_lane(rows, verdict) {
-            self.lanes.remember_unknown(lane, id);
-            if verdict.unmarked.contains(&id) {
-                self.lanes.remember_acknowledged(term.worker, lane, id);
-            }
-        }
-    }
-
-    /// What became of a batch that was not all acknowledged, in one transaction. `None`: fenced.
-    async fn write_verdict(
-        &self,
-        term: &Term,
-        held: &[Held],
-        rows: &[Row],
-        verdict: &Verdict,
-        marks: &Marks,
-    ) -> Result<Option<u64>> {
-        let suspects = self.lanes.suspects_to_store(&unknown_by_lane(rows, verdict));
+        let suspects = self.lanes.suspects_to_store(&unknown);
         let settlement = Settlement {
-            published: &marks.ids,
+            published: &verdict.published,
             refused: &verdict.refused,
-            holds: &with_floors(&verdict.holds, held),
-            records: &marks.records,
+            holds: &with_floors(&verdict.holds, batch.held),
+            records: batch.record.as_slice(),
             suspects: &suspects,
         };
-        let kept = self.outbox.settle_lanes(term, &marks.lanes, &settlement).await?;
+        let kept = self.outbox.settle_lanes(batch.term, &batch.lanes, &settlement).await?;
         if kept {
-            self.lanes.suspects_stored(term.worker, suspects);
+            self.lanes.suspects_stored(batch.term.worker, suspects);
         }
         Ok(kept.then_some(verdict.published.len() as u64))
     }
 
-    /// Marks rows together with those that wait for it, in one try. False: none do, or it went wrong, and each is on its own.
-    async fn mark_in_company(&self, term: &Term, marks: &Marks) -> bool {
-        let Some(waiting) = self.company.take(term.worker) else {
-            return false;
-        };
-        let mut both = marks.clone();
-        both.extend(&waiting.marks);
-        match self
-            .outbox
-            .mark_lanes(term, &both.lanes, &both.ids, &both.records)
-            .await
-        {
-            Ok(marked) if marked == both.ids.len() as u64 => {
-                waiting.marked();
-                true
-            }
-            Ok(marked) => {
-                // Whose they were, nobody knows: each finds out for itself, and its own count misses these.
-                metrics::rows_marked(marked);
-                false
-            }
-            Err(error) => {
-                metrics::database_error();
-                debug!(%error, "cannot mark two batches at once");
-                false
+    /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
+    fn remember_doubts(&self, term: &Term, unknown: &[(i16, i64)], verdict: &Verdict) {
+        for (lane, id) in unknown {
+            self.lanes.remember_unknown(*lane, *id);
+            if verdict.unmarked.contains(id) {
+                self.lanes.remember_acknowledged(term.worker, *lane, *id);
             }
         }
     }
 
-    /// Marks rows; `None`: the lanes are no longer ours.
-    async fn mark_lanes(&self, term: &Term, marks: &Marks) -> Result<Option<u64>> {
-        let Marks { lanes, ids, records } = marks;
-        let marked = self.outbox.mark_lanes(term, lanes, ids, records).await?;
+    /// Marks rows of a batch; `None`: its lanes are no longer ours.
+    async fn mark_lanes(&self, batch: &LaneBatch<'_>, ids: &[i64]) -> Result<Option<u64>> {
+        let LaneBatch {
+            term, lanes, record, ..
+        } = batch;
+        let marked = self.outbox.mark_lanes(term, lanes, ids, record.as_slice()).await?;
         if marked == ids.len() as u64 {
             return Ok(Some(marked));
         }
@@ -434,14 +378,13 @@ impl Relay {
         };
         let took = began.elapsed();
         metrics::claim_took(Stream::Keyless, took);
-        let Some((number, claim)) = claimed else {
+        let Some((claim, Claim { mut rows, dropped })) = claimed else {
             return Seen {
                 took,
                 ..see_keyless(held, &[], &[], &Verdict::default())
             };
         };
         let slow = self.is_slow(began);
-        let mut rows = claim.rows;
         rows.sort_unstable_by_key(|row| row.id);
         metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
         for row in &mut rows {
@@ -450,11 +393,16 @@ impl Relay {
         metrics::rows_claimed(rows.len());
         failpoint::hit("after_claim_keyless").await;
         let mut verdict = self.publish(Stream::Keyless, &rows, lease_end).await;
-        let dropped = claim.dropped;
+        let batch = KeylessBatch {
+            term,
+            held,
+            claim,
+            rows,
+            dropped,
+        };
         // Also where its rows were gone when they were read: the record goes.
-        self.settle_keyless(term, number, held.floor, &rows, &dropped, &mut verdict)
-            .await;
-        let mut seen = see_keyless(held, &rows, &dropped, &verdict);
+        self.settle_keyless(&batch, &mut verdict).await;
+        let mut seen = see_keyless(held, &batch.rows, &batch.dropped, &verdict);
         (seen.slow, seen.took) = (slow, took);
         seen
     }
@@ -482,21 +430,11 @@ impl Relay {
         Ok(Some((number, claim)))
     }
 
-    async fn settle_keyless(
-        &self,
-        term: &Term,
-        claim: i64,
-        floor: i64,
-        rows: &[Row],
-        dropped: &[Dropped],
-        verdict: &mut Verdict,
-    ) {
+    async fn settle_keyless(&self, batch: &KeylessBatch<'_>, verdict: &mut Verdict) {
         failpoint::hit("after_publish_keyless").await;
-        let began = Instant::now();
-        let marked = self.write_keyless(term, claim, floor, rows, dropped, verdict).await;
-        metrics::mark_took(Stream::Keyless, began.elapsed());
-        let Some(count) = marked else { return };
-        self.marked(Stream::Keyless, rows, count);
+        let Some(count) = self.settle(Batch::Keyless(batch), verdict).await else {
+            return;
+        };
         let fenced = verdict.published.len().saturating_sub(count as usize);
         if fenced > 0 {
             warn!(
@@ -507,50 +445,60 @@ impl Relay {
         }
     }
 
-    /// The same as [`Relay::write_lanes`]. Rows that Kafka has and that cannot be marked yet stay claimed.
-    async fn write_keyless(
-        &self,
-        term: &Term,
-        claim: i64,
-        floor: i64,
-        rows: &[Row],
-        dropped: &[Dropped],
-        verdict: &mut Verdict,
-    ) -> Option<u64> {
-        let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
+    /// Writes the verdict, once, and answers how many rows it marked. Rows that Kafka has and that cannot be marked yet stay claimed.
+    async fn write_keyless(&self, batch: &KeylessBatch<'_>, verdict: &Verdict) -> Result<u64> {
+        let KeylessBatch { term, claim, .. } = *batch;
+        if verdict.is_clean() && batch.dropped.is_empty() {
+            return self.outbox.mark_keyless(term, claim, &verdict.published).await;
+        }
+        let holds = verdict.holds.iter().map(|hold| (hold.clone(), batch.held.floor));
+        let settled = KeylessSettlement {
+            published: &verdict.published,
+            unmarked: &verdict.unmarked,
+            refused: &verdict.refused,
+            suspect: &in_doubt(&batch.rows, &batch.dropped, verdict),
+            holds: &holds.collect::<Vec<_>>(),
+        };
+        let (ids, claimed) = (verdict.unmarked.clone(), Instant::now());
+        let lease = self.settings.lease;
+        let marked = self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        self.remember_unmarked(term, Unmarked { claim, ids, claimed });
+        Ok(marked)
+    }
+
+    // ── both ───────────────────────────────────────────────────────────────────────────────────
+
+    /// Writes the verdict on a batch. Answers how many rows were marked; `None`: fenced, or the term is over.
+    async fn settle(&self, batch: Batch<'_>, verdict: &mut Verdict) -> Option<u64> {
+        let (stream, term, rows) = batch.parts();
+        let began = Instant::now();
+        let written = self.write_unlocked(batch, term, verdict).await;
+        metrics::mark_took(stream, began.elapsed());
+        let count = written?;
+        self.marked(stream, rows, count);
+        Some(count)
+    }
+
+    /// Where somebody else has locked rows of the batch, the verdict is written without those.
+    async fn write_unlocked(&self, batch: Batch<'_>, term: &Term, verdict: &mut Verdict) -> Option<u64> {
         loop {
-            let (judged, suspect) = (&*verdict, in_doubt(rows, dropped, verdict));
-            let settled = KeylessSettlement {
-                published: &judged.published,
-                unmarked: &judged.unmarked,
-                refused: &judged.refused,
-                suspect: &suspect,
-                holds: &holds,
-            };
-            let claimed = Instant::now();
+            let judged = &*verdict;
             let write = || async {
-                let marked = if judged.is_clean() && dropped.is_empty() {
-                    self.outbox.mark_keyless(term, claim, settled.published).await?
-                } else {
-                    let lease = self.settings.lease;
-                    self.outbox.settle_keyless(term, claim, &settled, lease).await?
-                };
-                Ok(Some(marked))
+                match batch {
+                    Batch::Lanes(batch) => self.write_lanes(batch, judged).await,
+                    Batch::Keyless(batch) => self.write_keyless(batch, judged).await.map(Some),
+                }
             };
             let written = self.unless_locked(term, write).await;
             if !matches!(written, Some(None)) {
                 judged.refused.iter().for_each(report_refusal);
             }
             if let Some(count) = written? {
-                let ids = judged.unmarked.clone();
-                self.remember_unmarked(term, Unmarked { claim, ids, claimed });
                 return Some(count);
             }
             self.leave_locked(term, verdict).await?;
         }
     }
-
-    // ── both ───────────────────────────────────────────────────────────────────────────────────
 
     /// When the lease ends, as far as we know now: it may have been renewed since the checkout.
     fn lease_end(&self, term: &Term) -> BootInstant {

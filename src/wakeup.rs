@@ -14,7 +14,7 @@ use tokio::time::sleep_until;
 use crate::jitter::jittered;
 
 /// The shortest wait between two looks. With less, steady commits are found in ever smaller batches, and each batch costs
-/// PostgreSQL a look and most of them a mark.
+/// PostgreSQL a look and a mark.
 const POLL_MIN: Duration = Duration::from_micros(4500);
 /// After a look that was cut short every lane is claimed from: not every few milliseconds.
 const AFTER_BLIND_LOOK: Duration = Duration::from_millis(20);
@@ -73,11 +73,6 @@ impl Watch {
     pub fn due(&self) -> Option<Turn<'_>> {
         let pace = self.pace.try_lock().ok().filter(|pace| pace.due <= Instant::now())?;
         Some(self.turn_of(pace))
-    }
-
-    /// Does somebody look, or wait to?
-    pub fn is_kept(&self) -> bool {
-        self.pace.try_lock().is_err()
     }
 
     /// Waits until it is time for the next look, and nobody else is at it.
@@ -147,9 +142,9 @@ mod tests {
     async fn one_looks_at_a_time_and_not_before_it_is_time() {
         let watch = Watch::new(Duration::from_secs(1));
         let turn = watch.due().expect("the first look is due at once");
-        assert!(watch.due().is_none() && watch.is_kept(), "somebody is at it");
+        assert!(watch.due().is_none(), "somebody is at it");
         turn.over(Look::Failed);
-        assert!(!watch.is_kept());
+        assert!(watch.pace.try_lock().is_ok(), "nobody is at it");
         assert!(watch.due().is_none(), "it was just looked");
         watch.turn().await.over(Look::Nothing);
     }

@@ -47,8 +47,6 @@ pub(super) struct Lane {
     pub(super) acknowledged: HashSet<i64>,
     pub(super) not_before: Instant,
     pub(super) served: u64,
-    /// When a look last asked for those of its rows that are due.
-    pub(super) due_asked: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -68,8 +66,6 @@ pub(super) struct Keyless {
     pub(super) resume: i64,
     /// See [`super::Lanes::keyless_lag`].
     pub(super) lag: usize,
-    /// See [`Lane::due_asked`].
-    pub(super) due_asked: Option<Instant>,
     /// What is left of claims whose rows could not all be marked.
     pub(super) unmarked: Vec<Unmarked>,
 }
@@ -96,7 +92,6 @@ impl From<&Taken> for Lane {
             acknowledged: HashSet::new(),
             not_before: Instant::now(),
             served: 0,
-            due_asked: None,
         }
     }
 }

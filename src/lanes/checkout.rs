@@ -90,8 +90,6 @@ pub struct Lookout {
     pub has_holds: bool,
     /// See [`Lanes::claims_from`].
     pub claims_from: i64,
-    /// Is it also asked what is due, what is held and who has claimed rows without a lane?
-    pub in_full: bool,
     /// The highest id that looks have walked over, those of other lanes and those held included.
     pub highest_walked: i64,
     /// Of the floor of the rows without a lane, where the look starts no higher than that.
@@ -101,8 +99,6 @@ pub struct Lookout {
 /// What a look shows beside the rows of its lanes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overview {
-    /// Its lanes have rows.
-    pub found: bool,
     /// The highest row walked over.
     pub highest: Option<i64>,
     /// Every id above what was settled and up to [`Lookout::highest_walked`] is there.
@@ -138,9 +134,6 @@ pub struct Seen {
     /// Look again only after this long.
     pub pause: Option<Duration>,
 }
-
-/// What is due is asked for at least so often, as long as there are looks.
-const DUE_WITHIN: Duration = Duration::from_millis(100);
 
 /// How much one checkout may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -201,15 +194,12 @@ impl Lanes {
         let settled = inner.horizon.settled();
         // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
         let keyless = (!inner.keyless.ready).then_some((inner.keyless.floor, inner.keyless.stored.epoch));
-        let is_asked = |at: Option<Instant>| at.is_some_and(|at| now - at < DUE_WITHIN);
-        let mut due_is_asked = is_asked(inner.keyless.due_asked);
         let Inner { lanes, horizon, .. } = &mut *inner;
         let lanes: Vec<Held> = lanes
             .iter_mut()
             .filter(|(_, lane)| !lane.ready && lane.is_free(now))
             .map(|(number, lane)| {
                 lane.busy = true;
-                due_is_asked &= is_asked(lane.due_asked);
                 Held {
                     // A look has a bound of its own.
                     upto: None,
@@ -221,10 +211,6 @@ impl Lanes {
         let start = keyless.map_or(lowest, |(floor, _)| lowest.min(floor.start(horizon)));
         let holders = horizon.holders_below(start);
         let has_holds = inner.keyless.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty());
-        let in_full = has_holds || !inner.lanes_alone || !due_is_asked;
-        if in_full {
-            inner.ask_due(&lanes, now);
-        }
         self.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Lookout {
             term,
@@ -234,7 +220,6 @@ impl Lanes {
             most: appetite.rows,
             has_holds,
             lanes,
-            in_full,
             claims_from: inner.keyless.claims_from,
             highest_walked: inner.highest_walked.min(inner.horizon.highest_drawn()),
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
@@ -262,7 +247,6 @@ impl Lanes {
             };
             inner.keyless.raise_floor(epoch, sight);
         }
-        inner.lanes_alone = overview.found && overview.lowest_keyless.is_none();
         settled
     }
 
@@ -313,16 +297,6 @@ impl Lanes {
 }
 
 impl Inner {
-    /// A look is about to ask what is due of these lanes, and of the rows without one.
-    fn ask_due(&mut self, lanes: &[Held], now: Instant) {
-        self.keyless.due_asked = Some(now);
-        for held in lanes {
-            if let Some(lane) = self.lanes.get_mut(&held.lane) {
-                lane.due_asked = Some(now);
-            }
-        }
-    }
-
     fn checkout_lanes(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
         let mut ready: Vec<_> = self
             .lanes
@@ -395,7 +369,6 @@ mod tests {
             (lookout.start, settled.hard)
         };
         let seen = |highest, gapless, lowest_keyless| Overview {
-            found: false,
             highest: Some(highest),
             gapless,
             lowest_keyless,
@@ -431,82 +404,5 @@ mod tests {
             (0, 0),
             "of another term"
         );
-    }
-
-    /// What a look shows that found rows of its lanes, or not.
-    fn found(found: bool, lowest_keyless: Option<i64>) -> Overview {
-        Overview {
-            found,
-            lowest_keyless,
-            ..Overview::default()
-        }
-    }
-
-    /// Looks, finds this, and answers whether it was asked in full. What it asks for will not have been long ago, however slow the test.
-    fn look(lanes: &Lanes, overview: Overview) -> bool {
-        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-        let settled = lanes.looked(&lookout, &overview);
-        let seen = lookout.lanes.iter().map(|held| all_done(held.lane, settled));
-        lanes.checkin(&lookout.term, seen.collect());
-        let mut inner = lanes.lock();
-        let Inner {
-            keyless, lanes: book, ..
-        } = &mut *inner;
-        let asked = book.values_mut().map(|lane| &mut lane.due_asked);
-        for at in asked.chain([&mut keyless.due_asked]).flatten() {
-            *at = Instant::now() + Duration::from_secs(3600);
-        }
-        lookout.in_full
-    }
-
-    /// It was never asked what is due of this lane, or of the rows without one.
-    fn forget_due(lanes: &Lanes, lane: i16) {
-        let mut inner = lanes.lock();
-        if lane == KEYLESS {
-            inner.keyless.due_asked = None;
-        } else {
-            inner.lanes.get_mut(&lane).expect("ours").due_asked = None;
-        }
-    }
-
-    #[test]
-    fn looks_in_passing_come_between_those_in_full_while_rows_of_lanes_alone_keep_coming() {
-        let (lanes, term) = idle_at(50, 1);
-        assert!(look(&lanes, found(true, None)), "the first");
-        assert!(!look(&lanes, found(true, None)));
-        assert!(!look(&lanes, found(true, Some(55))));
-        assert!(look(&lanes, found(true, Some(55))), "whose is it?");
-        assert!(look(&lanes, found(true, None)));
-        assert!(!look(&lanes, found(false, None)));
-        assert!(look(&lanes, found(true, None)), "nothing came");
-        lanes.lock().keyless.stored.has_holds = true;
-        assert!(look(&lanes, found(true, None)), "a topic is parked");
-        lanes.lock().keyless.stored.has_holds = false;
-        assert!(!look(&lanes, found(true, None)));
-        let mut inner = lanes.lock();
-        let lane = inner.lanes.get_mut(&0).expect("ours");
-        lane.held_topics = Arc::new(BTreeSet::from(["sick".to_owned()]));
-        drop(inner);
-        assert!(look(&lanes, found(true, None)), "a key is held");
-        lanes.begin_term(term, KeylessStored::default());
-        assert!(!lanes.lock().lanes_alone, "another term knows nothing");
-    }
-
-    #[test]
-    fn what_is_due_is_asked_for_in_time_of_every_lane_and_of_the_rows_without_one() {
-        let (lanes, term) = idle_at(50, 2);
-        assert!(look(&lanes, found(true, None)));
-        forget_due(&lanes, KEYLESS);
-        assert!(look(&lanes, found(true, None)), "of the rows without a lane");
-        assert!(!look(&lanes, found(true, None)));
-        forget_due(&lanes, 1);
-        let (_, held) = lanes.checkout_one(1, Duration::ZERO).expect("idle");
-        assert!(!look(&lanes, found(true, None)), "it is busy");
-        lanes.put_back(&term, &[held]);
-        assert!(look(&lanes, found(true, None)), "of the lane that was busy");
-        assert!(!look(&lanes, found(true, None)));
-        let long_ago = Instant::now() - 2 * DUE_WITHIN;
-        lanes.lock().lanes.get_mut(&0).expect("ours").due_asked = Some(long_ago);
-        assert!(look(&lanes, found(true, None)), "it was long ago");
     }
 }

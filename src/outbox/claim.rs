@@ -145,7 +145,6 @@ fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
             gapless: row.try_get("gapless")?,
             lowest_keyless: row.try_get("lowest_keyless")?,
             highest: row.try_get("highest")?,
-            ..Overview::default()
         },
         ..Found::default()
     })
@@ -156,7 +155,7 @@ impl Outbox {
     pub async fn look(&self, lookout: &Lookout, walk: usize, bytes: usize) -> Result<Found> {
         let lanes: Vec<i16> = lookout.lanes.iter().map(|held| held.lane).collect();
         let (walk, most) = (walk as i64, lookout.most as i64);
-        let in_full: Params<'_> = &[
+        let params: Params<'_> = &[
             &lookout.start,
             &lanes,
             &walk,
@@ -167,20 +166,6 @@ impl Outbox {
             &lookout.settled.hard,
             &lookout.highest_walked,
         ];
-        let in_passing: Params<'_> = &[
-            &lookout.start,
-            &lanes,
-            &walk,
-            &most,
-            &lookout.term.incarnation,
-            &lookout.settled.hard,
-            &lookout.highest_walked,
-        ];
-        let (sql, params) = if lookout.in_full {
-            (&self.statements.look, in_full)
-        } else {
-            (&self.statements.glance, in_passing)
-        };
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
             let mut kept = Kept::within(bytes);
@@ -195,11 +180,10 @@ impl Outbox {
             }
             let mut found = found.ok_or(ANOTHER_SERVER)?;
             found.claim = kept.claim;
-            found.overview.found = !found.claim.is_empty();
             Ok(found)
         };
         let mut found = self
-            .on_connection(async |session| session.run(sql, params, keep).await)
+            .on_connection(async |session| session.run(&self.statements.look, params, keep).await)
             .await?;
         self.explain(&mut found.claim).await?;
         Ok(found)

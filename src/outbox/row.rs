@@ -19,7 +19,7 @@ impl<'a> FromSql<'a> for RawText<'a> {
     }
 }
 
-/// A row of `claim_lanes.sql`, `look.sql` or `glance.sql`: the column behind those all share says whether it was delayed.
+/// A row of `claim_lanes.sql` or `look.sql`: the column behind those all share says whether it was delayed.
 pub fn of_lane(row: &tokio_postgres::Row) -> Result<Row> {
     let mut claimed = head(row)?;
     claimed.delayed = row.try_get(16)?;

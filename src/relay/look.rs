@@ -21,13 +21,6 @@ struct Sighted {
     settled: Settled,
     lanes: Vec<Held>,
     claim: Claim,
-    in_full: bool,
-}
-
-/// Are rows spread thinly over our lanes? One whose mark waits is claimed from later, so hardly a row may come there meanwhile; a hot key
-/// would wait for itself.
-fn is_thin(rows: usize, lanes: usize, owned: usize) -> bool {
-    lanes >= 3 && rows == lanes && 6 * lanes <= owned
 }
 
 impl Relay {
@@ -35,18 +28,15 @@ impl Relay {
     pub(super) async fn look(&self, turn: Turn<'_>) {
         let began = Instant::now();
         let Some(sighted) = self.sighted(turn).await else {
-            // Whose marks wait for the next batch would wait in vain.
-            return self.company.dismiss();
+            return;
         };
         let Sighted {
             term,
             settled,
             lanes,
             claim,
-            in_full,
         } = sighted;
-        let may_wait = !in_full && is_thin(claim.rows.len(), lanes.len(), self.lanes.owned());
-        let seen = self.relay_claim(&term, settled, &lanes, claim, began, may_wait).await;
+        let seen = self.relay_claim(&term, settled, &lanes, claim, began).await;
         self.lanes.checkin(&term, seen);
     }
 
@@ -102,7 +92,6 @@ impl Relay {
             settled,
             lanes,
             claim: found.claim,
-            in_full: lookout.in_full,
         })
     }
 

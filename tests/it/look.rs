@@ -9,7 +9,6 @@ use crate::support::*;
 
 const HERE: &str = "SELECT incarnation FROM outbox.server";
 const LOOK: &str = include_str!("../../src/outbox/look.sql");
-const GLANCE: &str = include_str!("../../src/outbox/glance.sql");
 
 /// What a look answers: the ids with whether each was delayed, whether there are rows without a lane, whether it was cut.
 #[derive(Debug, Default, PartialEq)]
@@ -61,15 +60,6 @@ impl Look {
         world.db.query(&text, &params).await.expect("answered")
     }
 
-    /// The same in passing.
-    async fn glance_rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
-        let text = GLANCE.replace("$5", &format!("({incarnation})"));
-        let text = text.replace("$6", &format!("{}::bigint", self.settled));
-        let text = text.replace("$7", &format!("{}::bigint", self.highest_walked));
-        let params: [&(dyn ToSql + Sync); 4] = [&self.start, &self.lanes, &self.walk, &self.most];
-        world.db.query(&text, &params).await.expect("answered")
-    }
-
     /// `None`: no answer at all.
     async fn at(&self, world: &World, incarnation: &str) -> Option<Answer> {
         answer(&self.rows(world, incarnation).await)
@@ -77,14 +67,6 @@ impl Look {
 
     async fn answer(&self, world: &World) -> Answer {
         self.at(world, HERE).await.expect("an answer")
-    }
-
-    /// What a look and a glance answer alike.
-    async fn answer_of_both(&self, world: &World) -> Answer {
-        let (look, glance) = (self.rows(world, HERE).await, self.glance_rows(world, HERE).await);
-        assert_eq!(answer(&glance), answer(&look));
-        assert_eq!(overview(&glance), overview(&look));
-        answer(&look).expect("an answer")
     }
 
     async fn overview(&self, world: &World) -> Overview {
@@ -155,25 +137,19 @@ fn fresh(ids: &[i64]) -> Answer {
 #[tokio::test]
 async fn a_look_takes_along_what_is_pending_above_its_start_in_the_lanes_it_asks_for() {
     let (world, [first, second, third]) = three_rows().await;
-    assert_eq!(
-        Look::default().answer_of_both(&world).await,
-        fresh(&[first, second, third])
-    );
+    assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
     let above = Look {
         start: first,
         ..Look::default()
     };
-    assert_eq!(above.answer_of_both(&world).await, fresh(&[second, third]));
-    assert_eq!(
-        in_lane_of(&world, "b").await.answer_of_both(&world).await,
-        fresh(&[second])
-    );
+    assert_eq!(above.answer(&world).await, fresh(&[second, third]));
+    assert_eq!(in_lane_of(&world, "b").await.answer(&world).await, fresh(&[second]));
     world
         .execute(&format!(
             "UPDATE outbox.message SET published_at = now() WHERE id = {second}"
         ))
         .await;
-    assert_eq!(Look::default().answer_of_both(&world).await, fresh(&[first, third]));
+    assert_eq!(Look::default().answer(&world).await, fresh(&[first, third]));
 }
 
 #[tokio::test]
@@ -187,12 +163,12 @@ async fn a_look_that_sees_more_than_it_takes_answers_only_that() {
         most: 2,
         ..Look::default()
     };
-    assert_eq!(few.answer_of_both(&world).await, cut);
+    assert_eq!(few.answer(&world).await, cut);
     let short = Look {
         walk: 3,
         ..Look::default()
     };
-    assert_eq!(short.answer_of_both(&world).await, cut, "there may be more behind");
+    assert_eq!(short.answer(&world).await, cut, "there may be more behind");
     world
         .execute("UPDATE outbox.message SET available_at = now() - interval '1 s'")
         .await;
@@ -243,8 +219,6 @@ async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a
 async fn a_look_at_another_server_than_the_term_began_on_has_no_answer() {
     let (world, _) = three_rows().await;
     assert_eq!(Look::default().at(&world, "SELECT now()").await, None);
-    let glance = Look::default().glance_rows(&world, "SELECT now()").await;
-    assert!(glance.is_empty());
 }
 
 #[tokio::test]
@@ -278,9 +252,7 @@ async fn a_look_says_whether_it_saw_every_id_up_to_the_highest_known() {
             highest_walked,
             ..Look::default()
         };
-        let (full, passing) = (look.rows(&world, HERE).await, look.glance_rows(&world, HERE).await);
-        assert_eq!(overview(&passing), overview(&full));
-        overview(&full).gapless
+        look.overview(&world).await.gapless
     };
     assert!(gapless(first - 1, third).await);
     assert!(gapless(first, first).await, "nothing is nothing");
@@ -344,20 +316,6 @@ async fn a_look_names_the_lowest_row_without_a_lane_whoever_has_claimed_it() {
     assert_eq!(lowest().await, None);
 }
 
-#[tokio::test]
-async fn a_glance_leaves_what_is_delayed_and_names_rows_without_a_lane_but_not_whose_they_are() {
-    let (world, [first, second, third]) = three_rows().await;
-    let delay = |id, when| format!("UPDATE outbox.message SET available_at = now() {when} WHERE id = {id}");
-    world.execute(&delay(first, "- interval '1 s'")).await;
-    world.execute(&delay(second, "+ interval '1 hour'")).await;
-    let without_lane = world.insert("orders", &[(None, vec![4])]).await[0];
-    world.abandon_pending().await;
-    world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
-    let glance = Look::default().glance_rows(&world, HERE).await;
-    assert_eq!(answer(&glance), Some(fresh(&[third])));
-    assert_eq!(overview(&glance).lowest_keyless, Some(without_lane));
-}
-
 /// A single writer leaves no gaps for longer than its own commit takes. Without looks that settle what they see, every hundred ids
 /// somebody has to ask who writes.
 #[tokio::test]
@@ -382,73 +340,20 @@ async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes(
     world.assert_promises_kept(&topic, &[&relay]).await;
 }
 
-/// Writers of a few keys each, so that something comes between any two looks, and never in many lanes.
-fn thin_trickle(world: &World, topic: &str) -> [Trickle; 3] {
-    [0, 1, 2].map(|writer| {
-        let own_keys = format!(
-            "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, 'w{writer}-' || $2::bigint % 3, '1')"
-        );
-        Trickle::writing(world, topic, &own_keys)
-    })
-}
-
-/// Until some marks were taken along with others.
-async fn marks_in_company(relay: &Relay) {
-    let count = |of| relay.metric(&format!("outboxd_{of}_seconds_count"));
-    eventually(SOON, "marks of two batches at once", async || {
-        (count("publish")? > count("mark")? + 20.0).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn under_a_trickle_one_mark_takes_the_one_before_along() {
-    let world = World::new().await;
-    let topic = world.topic("orders", 4, &[]).await;
-    let relay = world.relay().start_ready().await;
-    let load = thin_trickle(&world, &topic);
-    marks_in_company(&relay).await;
-    load.into_iter().for_each(Trickle::stop);
-    world.drained(SOON).await;
-    world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
-    let marked = relay.metric("outboxd_rows_marked_total");
-    assert_eq!(marked, relay.metric("outboxd_rows_published_total"), "each is counted");
-}
-
-#[tokio::test]
-async fn what_waits_to_be_marked_when_its_process_ends_is_sent_again_at_most_and_says_so() {
-    let world = World::new().await;
-    let topic = world.topic("orders", 4, &[]).await;
-    let load = thin_trickle(&world, &topic);
-    let mut killed = world.relay().start_ready().await;
-    marks_in_company(&killed).await;
-    killed.kill();
-    let mut stopped = world.relay().start_ready().await;
-    marks_in_company(&stopped).await;
-    stopped.stop();
-    load.into_iter().for_each(Trickle::stop);
-    let last = world.relay().start_ready().await;
-    world.drained(SOON).await;
-    world.history(&topic).await.assert_repeats_at_most(100);
-    assert_eq!(last.metric("outboxd_rows_forgotten_total"), Some(0.0));
-}
-
-/// Then the count of two batches is short, and so is that of one of them alone: nobody's lease was lost.
+/// The count of their batch is short, and the lease is asked for: it was not lost.
 #[tokio::test]
 async fn rows_removed_before_their_mark_are_missed_by_nobody_and_the_others_are_counted() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let relay = world.relay().start_ready().await;
-    let load = thin_trickle(&world, &topic);
-    marks_in_company(&relay).await;
+    let load = Trickle::start(&world, &topic);
     let remove =
         "DELETE FROM outbox.message WHERE id IN (SELECT max(id) FROM outbox.message WHERE published_at IS NULL)";
     let mut removed = 0;
     while removed < 50 {
         removed += world.db.execute(remove, &[]).await.expect(remove);
     }
-    load.into_iter().for_each(Trickle::stop);
+    load.stop();
     world.drained(SOON).await;
     let count = |what| relay.metric(&format!("outboxd_rows_{what}_total")).expect("a count");
     let unmarked = count("published") - count("marked");
