@@ -12,7 +12,6 @@ mod horizon;
 mod in_flight;
 pub mod keeper;
 mod keyless;
-mod portion;
 mod predecessor;
 mod ranges;
 pub mod share;

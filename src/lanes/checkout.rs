@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::portion::{Pack, sight};
 use super::{Inner, Lanes, Ranges, Term};
 use crate::floor::{Settled, Sight};
 use crate::message::KEYLESS;
@@ -312,6 +311,12 @@ impl Lanes {
     }
 }
 
+/// How many rows each lane of a batch may claim: an equal part, and at least one. A lane that asks for fewer leaves room in the batch. No
+/// other lane gets that room, because a lane asks for few rows only until it fills a claim: it doubles what it asks for each time.
+fn claim_quota(rows: usize, lanes: usize) -> usize {
+    (rows / lanes).max(1)
+}
+
 impl Inner {
     /// A look is about to ask what is due of these lanes, and of the rows without one.
     fn ask_due(&mut self, lanes: &[Held], now: Instant) {
@@ -333,23 +338,19 @@ impl Inner {
         if ready.is_empty() {
             return None;
         }
-        // Longest unserved first; leave some for the other tasks.
+        // The least recently served lanes come first. The rest is left to the other tasks.
         ready.sort_unstable();
         ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
-        let lanes: Vec<_> = ready.iter().map(|(_, number)| &self.lanes[number]).collect();
-        let all = self.lanes.values().filter(|lane| lane.ready).collect();
-        let sight = sight(appetite.rows, appetite.tasks, self.lanes.len());
-        let portions = Pack::of(all, sight).portions(appetite.rows, &lanes);
+        let quota = claim_quota(appetite.rows, ready.len());
         self.served += 1;
         let served = self.served;
         let held = ready
             .iter()
-            .zip(portions)
-            .filter_map(|((_, number), most)| {
+            .filter_map(|(_, number)| {
                 let lane = self.lanes.get_mut(number)?;
                 lane.busy = true;
                 lane.served = served;
-                Some(lane.held(*number, most, &self.horizon))
+                Some(lane.held(*number, lane.window.min(quota), &self.horizon))
             })
             .collect();
         Some(Work::Lanes(held))
@@ -381,7 +382,7 @@ mod tests {
 
     use super::*;
     use crate::lanes::KeylessStored;
-    use crate::lanes::tests::{APPETITE, all_done, idle_at};
+    use crate::lanes::tests::{APPETITE, all_done, idle_at, owning};
 
     #[test]
     fn a_look_without_a_gap_moves_the_horizon_and_the_floor_of_the_rows_without_a_lane() {
@@ -431,6 +432,38 @@ mod tests {
             (0, 0),
             "of another term"
         );
+    }
+
+    /// Checks lanes out that ask for so many rows each; how many each may claim.
+    fn claimed(rows: usize, windows: &[usize]) -> Vec<usize> {
+        let (lanes, _) = owning(windows.len() as i16);
+        let mut inner = lanes.lock();
+        inner.keyless.ready = false;
+        for (lane, window) in inner.lanes.values_mut().zip(windows) {
+            lane.window = *window;
+        }
+        drop(inner);
+        let limits = Appetite {
+            rows,
+            tasks: 1,
+            ..APPETITE
+        };
+        match lanes.checkout(&limits).expect("all are ready").work {
+            Work::Lanes(held) => held.iter().map(|held| held.most).collect(),
+            Work::Keyless(_) => panic!("unordered rows are not ready"),
+        }
+    }
+
+    #[test]
+    fn the_lanes_of_a_batch_claim_equal_parts_and_no_more_than_they_ask_for() {
+        assert_eq!(claimed(1000, &[1 << 16; 4]), [250; 4]);
+        assert_eq!(
+            claimed(1000, &[1 << 16; 3]),
+            [333; 3],
+            "no batch is larger than it may be"
+        );
+        assert_eq!(claimed(800, &[100, 1500]), [100, 400]);
+        assert_eq!(claimed(1, &[50, 60]), [1, 1], "each lane moves on");
     }
 
     /// What a look shows that found rows of its lanes, or not.
