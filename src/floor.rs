@@ -9,9 +9,6 @@
 //! the highest one read nor above what is known of any open writer: a claim that starts after that sees whatever
 //! became of it.
 //!
-//! There is a cheaper proof where rows are kept: a look that sees every id above what is settled, without a gap up to some id,
-//! has seen what became of each. It asks nobody. A gap, and be it of a row rolled back, leaves the rest to the writers' locks.
-//!
 //! A writer left open after its INSERT would stop every floor for as long as it likes, and claims would read again and
 //! again what has been published since. So the horizon has a *soft* part, in memory only: ids that only such holders
 //! could still commit. Nothing of theirs is visible while they are in progress, so a claim may start at the soft floor if
@@ -59,8 +56,6 @@ pub struct Horizon {
     open: BTreeMap<String, OpenWriter>,
     /// What the end of holders did to soft floors, oldest first, each deeper than the next.
     falls: Vec<Fall>,
-    /// The sequence was restarted: there may be rows above all ids that it has drawn since.
-    is_restarted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,38 +95,10 @@ pub struct Settled {
     pub generation: u64,
 }
 
-impl Settled {
-    /// After a look that started at `start` and saw every id from `hard` up to `id`: settled is what it saw, unless it started above
-    /// what was settled before.
-    pub fn seen(self, start: i64, id: i64) -> Self {
-        if start > self.hard || id <= self.hard {
-            return self;
-        }
-        Settled {
-            hard: id,
-            soft: self.soft.max(id),
-            ..self
-        }
-    }
-}
-
 impl Horizon {
-    /// Of a sequence that was restarted.
-    pub fn restarted() -> Self {
-        Horizon {
-            is_restarted: true,
-            ..Horizon::default()
-        }
-    }
-
-    /// Up to here a row that is seen tells what became of its id, and nobody will draw that again.
-    pub fn highest_drawn(&self) -> i64 {
-        if self.is_restarted { self.highest_id } else { i64::MAX }
-    }
-
-    /// No id was ever known to be drawn above this.
-    pub fn highest_known(&self) -> i64 {
-        self.highest_id.max(self.settled.soft)
+    /// The highest id that is known to be drawn.
+    pub fn highest_id(&self) -> i64 {
+        self.highest_id
     }
 
     pub fn settled(&self) -> Settled {
@@ -171,12 +138,6 @@ impl Horizon {
         let ended = known.iter().filter(|(name, _)| !writers.contains_key(*name));
         self.fall(ended.map(|(_, writer)| *writer).collect());
         self.settle();
-    }
-
-    /// Every id up to here was seen: see [`Settled::seen`].
-    pub fn settle_up_to(&mut self, id: i64) {
-        self.settled.hard = self.settled.hard.max(id);
-        self.settled.soft = self.settled.soft.max(self.settled.hard);
     }
 
     /// Patience is lost: whoever was open when it was lost before is going to stay, and from now on the soft horizon moves
@@ -227,7 +188,7 @@ impl Horizon {
         };
         let (hard, soft) = (from(false), from(true));
         self.settled.hard = self.settled.hard.max(hard);
-        self.settled.soft = self.settled.soft.max(soft).max(self.settled.hard);
+        self.settled.soft = self.settled.soft.max(soft);
     }
 }
 
@@ -354,19 +315,6 @@ mod tests {
     }
 
     #[test]
-    fn after_a_restart_rows_above_all_ids_drawn_since_tell_nothing() {
-        let mut horizon = Horizon::default();
-        horizon.look(7, &Writers::new());
-        assert_eq!((horizon.highest_drawn(), horizon.highest_known()), (i64::MAX, 7));
-        horizon.settle_up_to(9);
-        assert_eq!(horizon.highest_known(), 9);
-        let mut horizon = Horizon::restarted();
-        assert_eq!(horizon.highest_drawn(), 0);
-        horizon.look(7, &Writers::new());
-        assert_eq!((horizon.highest_drawn(), hard(&horizon)), (7, 7));
-    }
-
-    #[test]
     fn without_writers_a_look_settles_at_once() {
         let mut horizon = Horizon::default();
         horizon.look(7, &Writers::new());
@@ -389,24 +337,6 @@ mod tests {
         horizon.look(400, &writers(&["c"]));
         assert_eq!(horizon.settled(), settled(300, 300, 1));
         assert!(horizon.holders().is_empty());
-    }
-
-    #[test]
-    fn a_look_settles_what_it_saw_unless_it_started_above_what_was_settled() {
-        let before = settled(50, 70, 1);
-        let seen = |start, id| before.seen(start, id);
-        assert_eq!(seen(51, 90), before, "nobody knows of 51");
-        assert_eq!(seen(20, 50), before, "nothing new");
-        assert_eq!(seen(50, 60), settled(60, 70, 1));
-        assert_eq!(seen(20, 90), settled(90, 90, 1));
-        let mut horizon = Horizon::default();
-        horizon.look(100, &writers(&["a"]));
-        horizon.settle_up_to(40);
-        assert_eq!(horizon.settled(), Settled::default().seen(0, 40));
-        horizon.settle_up_to(30);
-        assert_eq!(hard(&horizon), 40, "never backwards");
-        horizon.look(110, &writers(&["b"]));
-        assert_eq!(hard(&horizon), 100, "what is known of the writers still counts");
     }
 
     /// One that stays open, and a job beside it that came after the look at 200.
@@ -608,9 +538,7 @@ mod tests {
     struct SmallWorld {
         drawn: i64,
         open: BTreeMap<u8, Transaction>,
-        committed: BTreeSet<i64>,
         pending: BTreeSet<i64>,
-        highest_seen: i64,
         horizon: Horizon,
         floors: [Floor; 2],
         batches: [Batch; 2],
@@ -636,23 +564,8 @@ mod tests {
 
         fn end(&mut self, session: u8, commit: bool) {
             if let Some(transaction) = self.open.remove(&session).filter(|_| commit) {
-                self.committed.extend(&transaction.ids);
                 self.pending.extend(transaction.ids);
             }
-        }
-
-        /// What is settled by a look that sees every row from here on, published or not.
-        fn look_at_all_from(&mut self, start: i64, settled: Settled) -> Settled {
-            let seen = self
-                .committed
-                .iter()
-                .filter(|id| **id > settled.hard && **id <= self.highest_seen);
-            if seen.count() as i64 != self.highest_seen - settled.hard {
-                return settled;
-            }
-            let settled = settled.seen(start, self.highest_seen);
-            self.horizon.settle_up_to(settled.hard);
-            settled
         }
 
         /// The next step of the lane's batch. Answers what was overlooked by a claim that counts.
@@ -695,18 +608,12 @@ mod tests {
             None
         }
 
-        fn read(&mut self, lane: usize, limit: usize, start: i64, settled: Settled, holders: Vec<i64>) -> Batch {
+        fn read(&self, lane: usize, limit: usize, start: i64, settled: Settled, holders: Vec<i64>) -> Batch {
             let of_lane = |id: &&i64| **id % 2 == lane as i64;
             let overlooked = self.pending.iter().filter(of_lane).find(|id| **id <= start).copied();
             let above = self.pending.iter().filter(of_lane).filter(|id| **id > start);
             let claimed: Vec<i64> = above.copied().take(limit).collect();
             let cut_at = (claimed.len() == limit).then(|| claimed[limit - 1]);
-            let settled = if cut_at.is_none() && holders.is_empty() {
-                self.look_at_all_from(start, settled)
-            } else {
-                settled
-            };
-            self.highest_seen = self.highest_seen.max(claimed.last().copied().unwrap_or(0));
             Batch::Read {
                 holders,
                 overlooked,

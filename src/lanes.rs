@@ -18,7 +18,7 @@ pub mod share;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -115,8 +115,6 @@ struct Inner {
     keyless: Keyless,
     horizon: Horizon,
     highest_seen: i64,
-    /// See [`Lookout::highest_walked`].
-    highest_walked: i64,
     /// The last look found rows, and none without a lane.
     lanes_alone: bool,
     horizon_wanted: bool,
@@ -135,7 +133,6 @@ pub struct Lanes {
     /// Checkouts under way, whatever their term.
     outstanding: AtomicUsize,
     /// The id sequence was restarted in the life of this process, and stored floors are yet to be built anew.
-    restarted: AtomicBool,
     floors_void: AtomicBool,
     in_flight: Mutex<InFlight>,
     pub clock: Arc<Clock>,
@@ -184,9 +181,6 @@ impl Lanes {
             term: Some(term),
             ..Inner::default()
         };
-        if self.restarted.load(Ordering::Acquire) {
-            inner.horizon = Horizon::restarted();
-        }
         inner.keyless = Keyless {
             stored: keyless,
             floor: Floor::at(keyless.floor),

@@ -218,7 +218,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::floor::{Settled, Sight};
+    use crate::floor::{Settled, Sight, Writers};
 
     /// With no holder that has ended.
     fn horizon() -> Horizon {
@@ -454,7 +454,7 @@ mod tests {
             generation: 0,
         };
         let mut horizon = horizon();
-        horizon.settle_up_to(deep.hard);
+        horizon.look(deep.hard, &Writers::new());
         let mut lane = busy_lane();
         lane.window = 512;
         let upto = lane.held(0, 40, &horizon).upto.expect("it is long");

@@ -91,8 +91,6 @@ pub struct Lookout {
     pub claims_from: i64,
     /// Is it also asked what is due, what is held and who has claimed rows without a lane?
     pub in_full: bool,
-    /// The highest id that looks have walked over, those of other lanes and those held included.
-    pub highest_walked: i64,
     /// Of the floor of the rows without a lane, where the look starts no higher than that.
     pub keyless_epoch: Option<i64>,
 }
@@ -102,10 +100,6 @@ pub struct Lookout {
 pub struct Overview {
     /// Its lanes have rows.
     pub found: bool,
-    /// The highest row walked over.
-    pub highest: Option<i64>,
-    /// Every id above what was settled and up to [`Lookout::highest_walked`] is there.
-    pub gapless: bool,
     /// Of those without a lane that are neither published nor dead nor held nor delayed, whoever has claimed them.
     pub lowest_keyless: Option<i64>,
 }
@@ -235,34 +229,24 @@ impl Lanes {
             lanes,
             in_full,
             claims_from: inner.keyless.claims_from,
-            highest_walked: inner.highest_walked.min(inner.horizon.highest_drawn()),
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
         })
     }
 
-    /// What a look was answered that was not cut short. Answers the horizon for the floors of its lanes: it may be higher than before the
-    /// look.
-    pub fn looked(&self, lookout: &Lookout, overview: &Overview) -> Settled {
-        let settled = if overview.gapless {
-            lookout.settled.seen(lookout.start, lookout.highest_walked)
-        } else {
-            lookout.settled
-        };
+    /// What a look was answered that was not cut short.
+    pub fn looked(&self, lookout: &Lookout, overview: &Overview) {
         let mut inner = self.lock();
         if inner.term.is_none_or(|term| term.worker != lookout.term.worker) {
-            return settled;
+            return;
         }
-        inner.highest_walked = inner.highest_walked.max(overview.highest.unwrap_or(0));
-        inner.horizon.settle_up_to(settled.hard);
         if let Some(epoch) = lookout.keyless_epoch {
             let sight = Sight {
                 lowest_left: overview.lowest_keyless,
-                ..Sight::of_everything(settled)
+                ..Sight::of_everything(lookout.settled)
             };
             inner.keyless.raise_floor(epoch, sight);
         }
         inner.lanes_alone = overview.found && overview.lowest_keyless.is_none();
-        settled
     }
 
     /// Give a checkout back with what was learned.
@@ -381,57 +365,48 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::floor::Writers;
     use crate::lanes::KeylessStored;
     use crate::lanes::tests::{APPETITE, all_done, idle_at, owning};
 
     #[test]
-    fn a_look_without_a_gap_moves_the_horizon_and_the_floor_of_the_rows_without_a_lane() {
+    fn a_look_raises_the_floor_of_the_rows_without_a_lane_where_it_asks_for_them() {
         let (lanes, term) = idle_at(50, 1);
         let keyless_floor = || lanes.keyless_floor().0.hard();
         lanes.lock().keyless.ready = false;
         let look = |overview: Overview| {
             let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-            let settled = lanes.looked(&lookout, &overview);
-            lanes.checkin(&term, vec![all_done(0, settled)]);
-            (lookout.start, settled.hard)
+            lanes.looked(&lookout, &overview);
+            lanes.checkin(&term, vec![all_done(0, lookout.settled)]);
+            lookout.start
         };
-        let seen = |highest, gapless, lowest_keyless| Overview {
-            found: false,
-            highest: Some(highest),
-            gapless,
-            lowest_keyless,
-        };
-        assert_eq!(look(seen(60, false, Some(20))), (0, 50));
+        assert_eq!(look(found(false, Some(20))), 0);
         assert_eq!(keyless_floor(), 19);
-        assert_eq!(
-            look(seen(70, true, None)),
-            (19, 60),
-            "up to the highest that was known before"
-        );
-        assert_eq!((lanes.settled().hard, keyless_floor()), (60, 60));
-        assert_eq!(look(seen(70, false, None)), (60, 60), "a gap");
+        assert_eq!(look(found(false, None)), 19);
+        assert_eq!(keyless_floor(), 50);
+        lanes.with_horizon(term.worker, |horizon| horizon.look(60, &Writers::new()));
         lanes.lock().keyless.ready = true;
-        assert_eq!(look(seen(70, true, None)), (60, 70));
-        assert_eq!(keyless_floor(), 60, "it did not look for those");
+        assert_eq!(look(found(false, None)), 50);
+        assert_eq!(keyless_floor(), 50, "the poll did not ask for those");
         lanes.lock().keyless.ready = false;
         let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
         lanes.keyless_floor_read(term.worker, 5, 1);
-        lanes.looked(&lookout, &seen(70, true, None));
-        assert_eq!(keyless_floor(), 5, "somebody has lowered it meanwhile");
-        lanes.begin_term(term, KeylessStored::default());
+        lanes.looked(&lookout, &found(false, None));
+        assert_eq!(keyless_floor(), 5, "another worker has lowered it in the meantime");
+        lanes.put_back(&term, &lookout.lanes);
+        lanes.lock().keyless.ready = false;
+        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
         let other = Lookout {
             term: Term {
                 worker: Uuid::from_u128(2),
                 ..term
             },
-            ..lookout
+            ..lookout.clone()
         };
-        lanes.looked(&other, &seen(80, true, None));
-        assert_eq!(
-            (lanes.settled().hard, lanes.lock().highest_walked),
-            (0, 0),
-            "of another term"
-        );
+        lanes.looked(&other, &found(false, None));
+        assert_eq!(keyless_floor(), 5, "the poll of another term raises nothing");
+        lanes.looked(&lookout, &found(false, None));
+        assert_eq!(keyless_floor(), 60);
     }
 
     /// Checks lanes out that ask for so many rows each; how many each may claim.
@@ -468,18 +443,14 @@ mod tests {
 
     /// What a look shows that found rows of its lanes, or not.
     fn found(found: bool, lowest_keyless: Option<i64>) -> Overview {
-        Overview {
-            found,
-            lowest_keyless,
-            ..Overview::default()
-        }
+        Overview { found, lowest_keyless }
     }
 
     /// Looks, finds this, and answers whether it was asked in full. What it asks for will not have been long ago, however slow the test.
     fn look(lanes: &Lanes, overview: Overview) -> bool {
         let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-        let settled = lanes.looked(&lookout, &overview);
-        let seen = lookout.lanes.iter().map(|held| all_done(held.lane, settled));
+        lanes.looked(&lookout, &overview);
+        let seen = lookout.lanes.iter().map(|held| all_done(held.lane, lookout.settled));
         lanes.checkin(&lookout.term, seen.collect());
         let mut inner = lanes.lock();
         let Inner {

@@ -142,9 +142,7 @@ fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
         keyless: row.try_get("keyless")?,
         cut: row.try_get("cut")?,
         overview: Overview {
-            gapless: row.try_get("gapless")?,
             lowest_keyless: row.try_get("lowest_keyless")?,
-            highest: row.try_get("highest")?,
             ..Overview::default()
         },
         ..Found::default()
@@ -164,18 +162,8 @@ impl Outbox {
             &most,
             &lookout.term.incarnation,
             &lookout.claims_from,
-            &lookout.settled.hard,
-            &lookout.highest_walked,
         ];
-        let in_passing: Params<'_> = &[
-            &lookout.start,
-            &lanes,
-            &walk,
-            &most,
-            &lookout.term.incarnation,
-            &lookout.settled.hard,
-            &lookout.highest_walked,
-        ];
+        let in_passing: Params<'_> = &[&lookout.start, &lanes, &walk, &most, &lookout.term.incarnation];
         let (sql, params) = if lookout.in_full {
             (&self.statements.look, in_full)
         } else {

@@ -83,7 +83,8 @@ impl Relay {
             turn.over(Look::Blind);
             return None;
         }
-        let settled = self.lanes.looked(&lookout, &found.overview);
+        self.lanes.looked(&lookout, &found.overview);
+        let settled = lookout.settled;
         let is_empty = found.claim.is_empty();
         turn.over(if is_empty && !found.keyless {
             Look::Nothing
