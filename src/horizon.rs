@@ -1,4 +1,4 @@
-//! The task that moves the horizon: see `floor` for the rules. The gap between floor and tail triggers it, because every claim reads that
+//! The task that moves the horizon: see `domain::watermark` for the rules. The gap between floor and tail triggers it, because every claim reads that
 //! gap again. The floor of the rows without a lane follows here, too.
 //!
 //! While rows come in, the task asks the database who writes for every [`GAP_WORTH`] ids, or every [`GAP_SOME`] if they come more slowly.
@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use crate::floor::{Horizon, Sequence, Sight};
+use crate::domain::floor::Sight;
+use crate::domain::watermark::{Horizon, Sequence};
 use crate::jitter::jittered;
 use crate::lanes::{KeylessToRaise, Lanes, Term};
 use crate::metrics;

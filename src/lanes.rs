@@ -27,7 +27,8 @@ use uuid::Uuid;
 
 use crate::boottime::BootInstant;
 use crate::clock::Clock;
-use crate::floor::{Floor, Horizon, Sequence};
+use crate::domain::floor::Floor;
+use crate::domain::watermark::{Horizon, Sequence};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 use in_flight::InFlight;
@@ -470,7 +471,8 @@ impl Lanes {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::floor::{Settled, Sight, Writers};
+    use crate::domain::floor::Sight;
+    use crate::domain::watermark::{Settled, Writers};
 
     pub(crate) const APPETITE: Appetite = Appetite {
         rows: 1000,

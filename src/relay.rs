@@ -20,8 +20,8 @@ use self::batch::{
 pub use self::company::Company;
 use self::company::Marks;
 use crate::boottime::BootInstant;
+use crate::domain::watermark::Settled;
 use crate::failpoint;
-use crate::floor::Settled;
 use crate::health::{Health, Loop};
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
 use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::walk::Walk;
 use super::{Held, KeylessStored, Ranges, Seen, Taken, Unmarked};
-use crate::floor::{Floor, Horizon};
+use crate::domain::floor::Floor;
+use crate::domain::watermark::Horizon;
 
 /// The fewest rows asked of a lane that is believed to have some.
 pub(super) const WINDOW_MIN: usize = 32;
@@ -218,7 +219,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::floor::{Settled, Sight, Writers};
+    use crate::domain::floor::Sight;
+    use crate::domain::watermark::{Settled, Writers};
 
     /// With no holder that has ended.
     fn horizon() -> Horizon {

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Inner, Lanes, Ranges, Term};
-use crate::floor::{Settled, Sight};
+use crate::domain::floor::Sight;
+use crate::domain::watermark::Settled;
 use crate::message::KEYLESS;
 
 /// One lane of a checkout.
@@ -365,7 +366,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::floor::Writers;
+    use crate::domain::watermark::Writers;
     use crate::lanes::KeylessStored;
     use crate::lanes::tests::{APPETITE, all_done, idle_at, owning};
 

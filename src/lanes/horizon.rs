@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 use super::Lanes;
-use crate::floor::{Horizon, Settled};
+use crate::domain::watermark::{Horizon, Settled};
 use crate::outbox::Writing;
 
 impl Lanes {

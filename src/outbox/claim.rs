@@ -6,7 +6,7 @@ use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, StoredHold, row};
-use crate::floor::{Sequence, Writers};
+use crate::domain::watermark::{Sequence, Writers};
 use crate::lanes::{Held, Lookout, Overview, Term};
 use crate::message::Row;
 
@@ -314,7 +314,7 @@ impl Outbox {
         Ok(row.withheld.is_some())
     }
 
-    /// The highest id drawn, and then who was writing. In this order: see `floor`.
+    /// The highest id drawn, and then who was writing. In this order: see `domain::watermark`.
     pub async fn writers(&self, term: &Term) -> Result<Writing> {
         let highest = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
         let now = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;

@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::batch::{discarded, nothing_there, with_rows};
 use super::{Relay, before_claim};
-use crate::floor::Settled;
+use crate::domain::watermark::Settled;
 use crate::lanes::{Held, Lookout, Term};
 use crate::metrics;
 use crate::outbox::{Claim, Found, Result};

@@ -1,6 +1,7 @@
 //! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/relay.rs`, the release of `src/hold.rs`.
 
-use outboxd::floor::{Floor, Horizon, Settled, Sight, Writers};
+use outboxd::domain::floor::{Floor, Sight};
+use outboxd::domain::watermark::{Horizon, Settled, Writers};
 
 use super::writer::Writer;
 use super::{Hold, State};
