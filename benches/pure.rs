@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use outboxd::boottime::BootInstant;
-use outboxd::floor::Sight;
+use outboxd::domain::floor::Sight;
 use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Ranges, Seen, Taken, Term, Work};
 use outboxd::message::{Body, KEYLESS, Outcome, Row};
 use outboxd::publisher::headers;

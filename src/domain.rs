@@ -2,3 +2,5 @@
 
 pub mod retention;
 pub mod sample;
+pub mod floor;
+pub mod watermark;

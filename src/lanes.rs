@@ -11,14 +11,13 @@ mod checkout;
 mod horizon;
 mod in_flight;
 mod keyless;
-mod portion;
 mod ranges;
 mod recently_published;
 pub mod share;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,7 +26,8 @@ use uuid::Uuid;
 
 use crate::boottime::BootInstant;
 use crate::clock::Clock;
-use crate::floor::{Floor, Horizon, Sequence};
+use crate::domain::floor::Floor;
+use crate::domain::watermark::{Horizon, Sequence};
 use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 use in_flight::InFlight;
@@ -116,8 +116,6 @@ struct Inner {
     keyless: Keyless,
     horizon: Horizon,
     highest_seen: i64,
-    /// See [`Lookout::highest_walked`].
-    highest_walked: i64,
     horizon_wanted: bool,
     /// As it was at the last look at the writers.
     sequence: Option<Sequence>,
@@ -134,7 +132,6 @@ pub struct Lanes {
     /// Checkouts under way, whatever their term.
     outstanding: AtomicUsize,
     /// The id sequence was restarted in the life of this process, and stored floors are yet to be built anew.
-    restarted: AtomicBool,
     floors_void: AtomicBool,
     in_flight: Mutex<InFlight>,
     pub clock: Arc<Clock>,
@@ -183,9 +180,6 @@ impl Lanes {
             term: Some(term),
             ..Inner::default()
         };
-        if self.restarted.load(Ordering::Acquire) {
-            inner.horizon = Horizon::restarted();
-        }
         inner.keyless = Keyless {
             stored: keyless,
             floor: Floor::at(keyless.floor),
@@ -475,7 +469,8 @@ impl Lanes {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::floor::{Settled, Sight, Writers};
+    use crate::domain::floor::Sight;
+    use crate::domain::watermark::{Settled, Writers};
 
     pub(crate) const APPETITE: Appetite = Appetite {
         rows: 1000,

@@ -1,7 +1,7 @@
 //! `outboxd` carries committed rows of a PostgreSQL outbox table to Kafka.
 //!
 //! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
-//! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`hold`]
+//! [`lanes`] decides which keyed rows are ours, [`domain::floor`] where a claim starts to look, [`hold`]
 //! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`tasks::maintenance`] what
 //! is removed. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
 //! sends to Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
@@ -17,7 +17,6 @@ pub mod verdict;
 
 pub mod boottime;
 pub mod clock;
-pub mod floor;
 pub mod identity;
 pub mod jitter;
 pub mod lanes;

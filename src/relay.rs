@@ -17,8 +17,8 @@ use self::batch::{
     take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
 };
 use crate::boottime::BootInstant;
+use crate::domain::watermark::Settled;
 use crate::failpoint;
-use crate::floor::Settled;
 use crate::health::{Health, Loop};
 use crate::lanes::RecentlyPublished;
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};

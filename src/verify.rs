@@ -25,7 +25,6 @@ use crate::domain::retention::RETENTION_MIN;
 use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};
-use crate::tasks::maintenance::RETENTION_MIN;
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
 use findings::Findings;
 use judge::{Circumstances, Judge, Partition, SLACK, Topic};

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::walk::Walk;
 use super::{Held, KeylessStored, Ranges, Seen, Taken, Unmarked};
-use crate::floor::{Floor, Horizon};
+use crate::domain::floor::Floor;
+use crate::domain::watermark::Horizon;
 
 /// The fewest rows asked of a lane that is believed to have some.
 pub(super) const WINDOW_MIN: usize = 32;
@@ -23,8 +24,6 @@ pub(super) struct Lane {
     pub(super) stored_floor: i64,
     /// How many rows the next claim asks for: doubles while claims come back full.
     pub(super) window: usize,
-    /// Where the last claim that left rows behind was cut off; the floor before the first.
-    pub(super) reached: i64,
     pub(super) walk: Walk,
     pub(super) ready: bool,
     pub(super) busy: bool,
@@ -77,7 +76,6 @@ impl From<&Taken> for Lane {
             floor: Floor::at(taken.floor),
             stored_floor: taken.floor,
             window: WINDOW_MIN,
-            reached: taken.floor,
             walk: Walk::default(),
             ready: true,
             busy: false,
@@ -177,7 +175,6 @@ impl Lane {
         }
         self.floor.advance(sight);
         self.window = next_window(self.window, seen);
-        self.reached = sight.cut_at.unwrap_or(self.reached);
         if seen.walked {
             self.walk.cut(seen.rows == 0, seen.took, sight.lowest_left.is_some());
         } else if sight.lowest_left.is_none() {
@@ -217,7 +214,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::floor::{Settled, Sight};
+    use crate::domain::floor::Sight;
+    use crate::domain::watermark::{Settled, Writers};
 
     /// With no holder that has ended.
     fn horizon() -> Horizon {
@@ -446,31 +444,6 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_has_come_as_far_as_its_last_claim_that_was_cut_off() {
-        let mut lane = busy_lane();
-        assert_eq!(lane.reached, 10, "its floor");
-        let mut reached_after = |cut_at| {
-            let sight = Sight {
-                cut_at,
-                ..Sight::of_everything(SETTLED)
-            };
-            let seen = Seen {
-                sight: Some(sight),
-                // A delayed row may lie far ahead.
-                highest_id: 900,
-                ..Seen::default()
-            };
-            lane.checkin(&seen, Instant::now());
-            lane.reached
-        };
-        assert_eq!(reached_after(Some(40)), 40);
-        assert_eq!(reached_after(None), 40, "there was nothing more");
-        assert_eq!(reached_after(Some(20)), 20, "back to what a hold has released");
-        lane.checkin(&Seen::default(), Instant::now());
-        assert_eq!(lane.reached, 20, "a claim that failed");
-    }
-
-    #[test]
     fn a_lane_that_was_cut_short_goes_on_from_there_with_the_same_window() {
         let deep = Settled {
             hard: 10_000_000,
@@ -478,7 +451,7 @@ mod tests {
             generation: 0,
         };
         let mut horizon = horizon();
-        horizon.settle_up_to(deep.hard);
+        horizon.look(deep.hard, &Writers::new());
         let mut lane = busy_lane();
         lane.window = 512;
         let upto = lane.held(0, 40, &horizon).upto.expect("it is long");

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::portion::{Pack, sight};
 use super::{Inner, Lanes, Ranges, Term};
-use crate::floor::{Settled, Sight};
+use crate::domain::floor::Sight;
+use crate::domain::watermark::Settled;
 use crate::message::KEYLESS;
 
 /// One lane of a checkout.
@@ -90,8 +90,6 @@ pub struct Lookout {
     pub has_holds: bool,
     /// See [`Lanes::claims_from`].
     pub claims_from: i64,
-    /// The highest id that looks have walked over, those of other lanes and those held included.
-    pub highest_walked: i64,
     /// Of the floor of the rows without a lane, where the look starts no higher than that.
     pub keyless_epoch: Option<i64>,
 }
@@ -99,10 +97,6 @@ pub struct Lookout {
 /// What a look shows beside the rows of its lanes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overview {
-    /// The highest row walked over.
-    pub highest: Option<i64>,
-    /// Every id above what was settled and up to [`Lookout::highest_walked`] is there.
-    pub gapless: bool,
     /// Of those without a lane that are neither published nor dead nor held nor delayed, whoever has claimed them.
     pub lowest_keyless: Option<i64>,
 }
@@ -221,33 +215,23 @@ impl Lanes {
             has_holds,
             lanes,
             claims_from: inner.keyless.claims_from,
-            highest_walked: inner.highest_walked.min(inner.horizon.highest_drawn()),
             keyless_epoch: keyless.map(|(_, epoch)| epoch),
         })
     }
 
-    /// What a look was answered that was not cut short. Answers the horizon for the floors of its lanes: it may be higher than before the
-    /// look.
-    pub fn looked(&self, lookout: &Lookout, overview: &Overview) -> Settled {
-        let settled = if overview.gapless {
-            lookout.settled.seen(lookout.start, lookout.highest_walked)
-        } else {
-            lookout.settled
-        };
+    /// What a look was answered that was not cut short.
+    pub fn looked(&self, lookout: &Lookout, overview: &Overview) {
         let mut inner = self.lock();
         if inner.term.is_none_or(|term| term.worker != lookout.term.worker) {
-            return settled;
+            return;
         }
-        inner.highest_walked = inner.highest_walked.max(overview.highest.unwrap_or(0));
-        inner.horizon.settle_up_to(settled.hard);
         if let Some(epoch) = lookout.keyless_epoch {
             let sight = Sight {
                 lowest_left: overview.lowest_keyless,
-                ..Sight::of_everything(settled)
+                ..Sight::of_everything(lookout.settled)
             };
             inner.keyless.raise_floor(epoch, sight);
         }
-        settled
     }
 
     /// Give a checkout back with what was learned.
@@ -296,6 +280,12 @@ impl Lanes {
     }
 }
 
+/// How many rows each lane of a batch may claim: an equal part, and at least one. A lane that asks for fewer leaves room in the batch. No
+/// other lane gets that room, because a lane asks for few rows only until it fills a claim: it doubles what it asks for each time.
+fn claim_quota(rows: usize, lanes: usize) -> usize {
+    (rows / lanes).max(1)
+}
+
 impl Inner {
     fn checkout_lanes(&mut self, now: Instant, appetite: &Appetite) -> Option<Work> {
         let mut ready: Vec<_> = self
@@ -307,23 +297,19 @@ impl Inner {
         if ready.is_empty() {
             return None;
         }
-        // Longest unserved first; leave some for the other tasks.
+        // The least recently served lanes come first. The rest is left to the other tasks.
         ready.sort_unstable();
         ready.truncate(self.lanes.len().div_ceil(appetite.tasks));
-        let lanes: Vec<_> = ready.iter().map(|(_, number)| &self.lanes[number]).collect();
-        let all = self.lanes.values().filter(|lane| lane.ready).collect();
-        let sight = sight(appetite.rows, appetite.tasks, self.lanes.len());
-        let portions = Pack::of(all, sight).portions(appetite.rows, &lanes);
+        let quota = claim_quota(appetite.rows, ready.len());
         self.served += 1;
         let served = self.served;
         let held = ready
             .iter()
-            .zip(portions)
-            .filter_map(|((_, number), most)| {
+            .filter_map(|(_, number)| {
                 let lane = self.lanes.get_mut(number)?;
                 lane.busy = true;
                 lane.served = served;
-                Some(lane.held(*number, most, &self.horizon))
+                Some(lane.held(*number, lane.window.min(quota), &self.horizon))
             })
             .collect();
         Some(Work::Lanes(held))
@@ -354,55 +340,83 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::lanes::KeylessStored;
-    use crate::lanes::tests::{APPETITE, all_done, idle_at};
+    use crate::domain::watermark::Writers;
+    use crate::lanes::tests::{APPETITE, all_done, idle_at, owning};
 
     #[test]
-    fn a_look_without_a_gap_moves_the_horizon_and_the_floor_of_the_rows_without_a_lane() {
+    fn a_look_raises_the_floor_of_the_rows_without_a_lane_where_it_asks_for_them() {
         let (lanes, term) = idle_at(50, 1);
         let keyless_floor = || lanes.keyless_floor().0.hard();
         lanes.lock().keyless.ready = false;
         let look = |overview: Overview| {
             let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
-            let settled = lanes.looked(&lookout, &overview);
-            lanes.checkin(&term, vec![all_done(0, settled)]);
-            (lookout.start, settled.hard)
+            lanes.looked(&lookout, &overview);
+            lanes.checkin(&term, vec![all_done(0, lookout.settled)]);
+            lookout.start
         };
-        let seen = |highest, gapless, lowest_keyless| Overview {
-            highest: Some(highest),
-            gapless,
-            lowest_keyless,
-        };
-        assert_eq!(look(seen(60, false, Some(20))), (0, 50));
+        assert_eq!(look(found(Some(20))), 0);
         assert_eq!(keyless_floor(), 19);
-        assert_eq!(
-            look(seen(70, true, None)),
-            (19, 60),
-            "up to the highest that was known before"
-        );
-        assert_eq!((lanes.settled().hard, keyless_floor()), (60, 60));
-        assert_eq!(look(seen(70, false, None)), (60, 60), "a gap");
+        assert_eq!(look(found(None)), 19);
+        assert_eq!(keyless_floor(), 50);
+        lanes.with_horizon(term.worker, |horizon| horizon.look(60, &Writers::new()));
         lanes.lock().keyless.ready = true;
-        assert_eq!(look(seen(70, true, None)), (60, 70));
-        assert_eq!(keyless_floor(), 60, "it did not look for those");
+        assert_eq!(look(found(None)), 50);
+        assert_eq!(keyless_floor(), 50, "the poll did not ask for those");
         lanes.lock().keyless.ready = false;
         let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
         lanes.keyless_floor_read(term.worker, 5, 1);
-        lanes.looked(&lookout, &seen(70, true, None));
-        assert_eq!(keyless_floor(), 5, "somebody has lowered it meanwhile");
-        lanes.begin_term(term, KeylessStored::default());
+        lanes.looked(&lookout, &found(None));
+        assert_eq!(keyless_floor(), 5, "another worker has lowered it in the meantime");
+        lanes.put_back(&term, &lookout.lanes);
+        lanes.lock().keyless.ready = false;
+        let lookout = lanes.checkout_idle(&APPETITE).expect("an idle lane");
         let other = Lookout {
             term: Term {
                 worker: Uuid::from_u128(2),
                 ..term
             },
-            ..lookout
+            ..lookout.clone()
         };
-        lanes.looked(&other, &seen(80, true, None));
+        lanes.looked(&other, &found(None));
+        assert_eq!(keyless_floor(), 5, "the poll of another term raises nothing");
+        lanes.looked(&lookout, &found(None));
+        assert_eq!(keyless_floor(), 60);
+    }
+
+    /// A poll that found this row as the lowest without a lane.
+    fn found(lowest_keyless: Option<i64>) -> Overview {
+        Overview { lowest_keyless }
+    }
+
+    /// Checks lanes out that ask for so many rows each; how many each may claim.
+    fn claimed(rows: usize, windows: &[usize]) -> Vec<usize> {
+        let (lanes, _) = owning(windows.len() as i16);
+        let mut inner = lanes.lock();
+        inner.keyless.ready = false;
+        for (lane, window) in inner.lanes.values_mut().zip(windows) {
+            lane.window = *window;
+        }
+        drop(inner);
+        let limits = Appetite {
+            rows,
+            tasks: 1,
+            ..APPETITE
+        };
+        match lanes.checkout(&limits).expect("all are ready").work {
+            Work::Lanes(held) => held.iter().map(|held| held.most).collect(),
+            Work::Keyless(_) => panic!("unordered rows are not ready"),
+        }
+    }
+
+    #[test]
+    fn the_lanes_of_a_batch_claim_equal_parts_and_no_more_than_they_ask_for() {
+        assert_eq!(claimed(1000, &[1 << 16; 4]), [250; 4]);
         assert_eq!(
-            (lanes.settled().hard, lanes.lock().highest_walked),
-            (0, 0),
-            "of another term"
+            claimed(1000, &[1 << 16; 3]),
+            [333; 3],
+            "no batch is larger than it may be"
         );
+        assert_eq!(claimed(800, &[100, 1500]), [100, 400]);
+        assert_eq!(claimed(1, &[50, 60]), [1, 1], "each lane moves on");
     }
 }

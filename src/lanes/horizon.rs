@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 use super::Lanes;
-use crate::floor::{Horizon, Settled};
+use crate::domain::watermark::{Horizon, Settled};
 use crate::outbox::Writing;
 
 impl Lanes {
@@ -38,7 +38,7 @@ impl Lanes {
         let inner = self.lock();
         let floors = inner.lanes.values().map(|lane| lane.floor.hard());
         let highest = floors.fold(inner.keyless.floor.hard(), i64::max);
-        highest.max(inner.horizon.highest_known())
+        highest.max(inner.horizon.highest_id())
     }
 
     /// Ids are drawn like this. True: not any more from where they were, and the term is over. What has been seen of ids so far means
@@ -53,7 +53,6 @@ impl Lanes {
             writing.highest_id < highest_known || last.is_some_and(|last| writing.sequence.is_restart_of(&last));
         drop(inner);
         if is_restarted {
-            self.restarted.store(true, Ordering::Release);
             self.floors_void.store(true, Ordering::Release);
             self.end_term(worker);
         }

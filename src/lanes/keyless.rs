@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use super::Lanes;
 use super::book::Keyless;
-use crate::floor::{Floor, Settled, Sight};
+use crate::domain::floor::{Floor, Sight};
+use crate::domain::watermark::Settled;
 
 /// The stored state of the rows without a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

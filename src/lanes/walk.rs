@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::floor::Settled;
+use crate::domain::watermark::Settled;
 
 /// So many ids one statement walks, to begin with. Of all lanes together they are hardly more, since an id is of one lane: some 0.2 s where
 /// all of them are published, and more rows than a batch takes where all are pending.

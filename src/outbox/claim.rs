@@ -6,7 +6,7 @@ use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, StoredHold, row};
-use crate::floor::{Sequence, Writers};
+use crate::domain::watermark::{Sequence, Writers};
 use crate::lanes::{Held, Lookout, Overview, Term};
 use crate::message::Row;
 
@@ -142,9 +142,7 @@ fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
         keyless: row.try_get("keyless")?,
         cut: row.try_get("cut")?,
         overview: Overview {
-            gapless: row.try_get("gapless")?,
             lowest_keyless: row.try_get("lowest_keyless")?,
-            highest: row.try_get("highest")?,
         },
         ..Found::default()
     })
@@ -163,8 +161,6 @@ impl Outbox {
             &most,
             &lookout.term.incarnation,
             &lookout.claims_from,
-            &lookout.settled.hard,
-            &lookout.highest_walked,
         ];
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
@@ -310,7 +306,7 @@ impl Outbox {
         Ok(row.withheld.is_some())
     }
 
-    /// The highest id drawn, and then who was writing. In this order: see `floor`.
+    /// The highest id drawn, and then who was writing. In this order: see `domain::watermark`.
     pub async fn writers(&self, term: &Term) -> Result<Writing> {
         let highest = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
         let now = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;

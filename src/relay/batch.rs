@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::breather;
-use crate::floor::{Settled, Sight};
+use crate::domain::floor::Sight;
+use crate::domain::watermark::Settled;
 use crate::lanes::{Held, HeldKeyless, Seen};
 use crate::message::{KEYLESS, LANE_COUNT, Row};
 use crate::outbox::{Claim, Dropped};

@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::batch::{discarded, nothing_there, with_rows};
 use super::{Relay, before_claim};
-use crate::floor::Settled;
+use crate::domain::watermark::Settled;
 use crate::lanes::{Held, Lookout, Term};
 use crate::metrics;
 use crate::outbox::{Claim, Found, Result};
@@ -73,7 +73,8 @@ impl Relay {
             turn.over(Look::Blind);
             return None;
         }
-        let settled = self.lanes.looked(&lookout, &found.overview);
+        self.lanes.looked(&lookout, &found.overview);
+        let settled = lookout.settled;
         let is_empty = found.claim.is_empty();
         turn.over(if is_empty && !found.keyless {
             Look::Nothing

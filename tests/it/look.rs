@@ -1,6 +1,6 @@
 //! The statements that look for rows and take along what they find, as shipped.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -21,9 +21,7 @@ struct Answer {
 /// What it answers beside them.
 #[derive(Debug, PartialEq)]
 struct Overview {
-    highest: Option<i64>,
     lowest_keyless: Option<i64>,
-    gapless: bool,
 }
 
 struct Look {
@@ -32,8 +30,6 @@ struct Look {
     walk: i64,
     has_holds: bool,
     most: i64,
-    settled: i64,
-    highest_walked: i64,
 }
 
 impl Default for Look {
@@ -44,8 +40,6 @@ impl Default for Look {
             walk: 1000,
             has_holds: false,
             most: 100,
-            settled: 0,
-            highest_walked: 0,
         }
     }
 }
@@ -54,8 +48,6 @@ impl Look {
     async fn rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
         let text = LOOK.replace("$6", &format!("({incarnation})"));
         let text = text.replace("$7", "0");
-        let text = text.replace("$8", &format!("{}::bigint", self.settled));
-        let text = text.replace("$9", &format!("{}::bigint", self.highest_walked));
         let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
         world.db.query(&text, &params).await.expect("answered")
     }
@@ -90,9 +82,7 @@ fn answer(rows: &[Row]) -> Option<Answer> {
 fn overview(rows: &[Row]) -> Overview {
     let first = rows.first().expect("an answer");
     Overview {
-        highest: first.get("highest"),
         lowest_keyless: first.get("lowest_keyless"),
-        gapless: first.get("gapless"),
     }
 }
 
@@ -200,8 +190,6 @@ async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a
         ..in_lane_of(&world, "b").await
     };
     assert_eq!(held_alone.answer(&world).await, fresh(&[]));
-    let highest = held_alone.overview(&world).await.highest;
-    assert_eq!(highest, Some(third), "walked over all the same");
     assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
     let delay = |id, when| format!("UPDATE outbox.message SET available_at = now() {when} WHERE id = {id}");
     world.execute(&delay(first, "+ interval '1 hour'")).await;
@@ -244,41 +232,6 @@ async fn a_look_passes_over_rows_without_a_lane_that_are_claimed_until_the_lease
 }
 
 #[tokio::test]
-async fn a_look_says_whether_it_saw_every_id_up_to_the_highest_known() {
-    let (world, [first, second, third]) = three_rows().await;
-    let gapless = async |settled, highest_walked| {
-        let look = Look {
-            settled,
-            highest_walked,
-            ..Look::default()
-        };
-        look.overview(&world).await.gapless
-    };
-    assert!(gapless(first - 1, third).await);
-    assert!(gapless(first, first).await, "nothing is nothing");
-    assert!(!gapless(first - 1, third + 1).await, "that one may come yet");
-    world
-        .execute("UPDATE outbox.message SET published_at = now(), available_at = NULL")
-        .await;
-    assert!(gapless(first - 1, third).await, "published ones are seen as well");
-    world
-        .execute(&format!(
-            "UPDATE outbox.message SET published_at = NULL, available_at = now() - interval '1 s' WHERE id = {third}"
-        ))
-        .await;
-    assert!(gapless(first - 1, third).await);
-    assert!(
-        !gapless(first - 1, third + 1).await,
-        "what is due is walked twice and counts once"
-    );
-    world
-        .execute(&format!("DELETE FROM outbox.message WHERE id = {second}"))
-        .await;
-    assert!(!gapless(first - 1, third).await, "it might be uncommitted");
-    assert!(gapless(second, third).await, "the gap is settled");
-}
-
-#[tokio::test]
 async fn a_look_names_the_lowest_row_without_a_lane_whoever_has_claimed_it() {
     let (world, _) = three_rows().await;
     let lowest = async || Look::default().overview(&world).await.lowest_keyless;
@@ -316,10 +269,10 @@ async fn a_look_names_the_lowest_row_without_a_lane_whoever_has_claimed_it() {
     assert_eq!(lowest().await, None);
 }
 
-/// A single writer leaves no gaps for longer than its own commit takes. Without looks that settle what they see, every hundred ids
-/// somebody has to ask who writes.
+/// A hundred ids, or half a second, are reason to ask. One question settles at least what was drawn before the last one, so there are two for
+/// each reason where a writer is always under way.
 #[tokio::test]
-async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes() {
+async fn under_a_trickle_the_database_is_asked_who_writes_a_few_times_for_every_hundred_rows() {
     const ROWS: usize = 2_000;
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
@@ -331,11 +284,12 @@ async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes(
         world.until(&published).await;
     };
     published(100).await;
-    let before = proxy.heard("pg_locks");
+    let (before, began) = (proxy.heard("pg_locks"), Instant::now());
     published(100 + ROWS).await;
     let asked = proxy.heard("pg_locks") - before;
     load.stop();
-    assert!(asked < ROWS / 150, "asked {asked} times who writes");
+    let most = ROWS / 25 + 4 * began.elapsed().as_secs() as usize;
+    assert!((2..most).contains(&asked), "asked {asked} times who writes");
     world.drained(SOON).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
 }

@@ -7,7 +7,7 @@
 mod relay;
 mod writer;
 
-use outboxd::floor::Horizon;
+use outboxd::domain::watermark::Horizon;
 use stateright::{Model, Property};
 
 use crate::check::goes_on;

@@ -97,7 +97,6 @@ fn without_a_rule_a_promise_breaks() {
         (WritersAreLockHolders, floor::LOSS, 1),
         (HighestIdFirst, floor::LOSS, 1),
         (SettledBeforeTheClaim, floor::LOSS, 1),
-        (SeenUpToAGap, floor::LOSS, 1),
         (SoftClaimsAreProven, floor::ORDER, 1),
         (SoftFloorsFall, floor::LOSS, 1),
         (FloorStaysBelowTheLeft, floor::LOSS, 1),

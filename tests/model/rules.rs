@@ -40,8 +40,6 @@ pub enum Rule {
     HighestIdFirst,
     /// A floor moves by what was settled before the claim; otherwise, by what is settled when it is checked in.
     SettledBeforeTheClaim,
-    /// A look settles the ids it saw up to the first gap; otherwise, up to the highest.
-    SeenUpToAGap,
     /// A claim from the soft floor counts only if none of those it rests on had ended.
     SoftClaimsAreProven,
     /// Soft floors fall when a holder ends.

@@ -1,8 +1,7 @@
 //! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/relay.rs`, the release of `src/hold.rs`.
 
-use std::collections::BTreeSet;
-
-use outboxd::floor::{Floor, Horizon, Settled, Sight, Writers};
+use outboxd::domain::floor::{Floor, Sight};
+use outboxd::domain::watermark::{Horizon, Settled, Writers};
 
 use super::writer::Writer;
 use super::{Hold, State};
@@ -226,22 +225,16 @@ impl State {
     }
 
     fn claim(&mut self, rules: &Rules) -> bool {
-        let before = self.horizon().settled();
+        let settled = self.horizon().settled();
         let is_held = self.is_held(rules);
         let start = self.relay.floor.start(self.horizon());
         let mut rows: Vec<_> = self.pending().filter(|(_, id)| *id > start && !is_held).collect();
         rows.sort_unstable_by_key(|(_, id)| *id);
         rows.truncate(LIMIT);
-        let settled = if rows.len() < LIMIT {
-            before.seen(start, self.seen_from(rules, before.hard))
-        } else {
-            before
-        };
         let is_past = settled.soft <= start && settled.hard <= self.relay.floor.hard();
         if !self.relay.is_between_batches() || (rows.is_empty() && is_past) {
             return false;
         }
-        self.relay.horizon.settle_up_to(settled.hard);
         self.relay.batch = Some(Batch {
             settled,
             unproven: (start > self.relay.floor.hard() && rules.has(Rule::SoftClaimsAreProven))
@@ -252,17 +245,6 @@ impl State {
             refused: None,
         });
         true
-    }
-
-    /// A look that is not cut short walks every row, published or not: up to where has it seen all from this id on?
-    fn seen_from(&self, rules: &Rules, settled: i64) -> i64 {
-        let seen: BTreeSet<i64> = self.writers.iter().filter_map(Writer::committed).collect();
-        let highest = seen.last().copied().unwrap_or(settled);
-        if !rules.has(Rule::SeenUpToAGap) {
-            return highest;
-        }
-        let without_gap = (settled + 1..=highest).take_while(|id| seen.contains(id));
-        without_gap.last().unwrap_or(settled)
     }
 
     /// Whoever the soft floor rests on must not have ended when the claim was made; what has not ended now had not then.

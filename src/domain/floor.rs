@@ -1,0 +1,283 @@
+//! Where the claims of a lane start, and how far one claim lets that move.
+//!
+//! A lane's *floor* is an id at or below which no row is pending, except what `outbox.hold` names. It may pass an id only when that is
+//! settled: see [`watermark`](super::watermark). A claim that starts after an id is settled sees what became of it.
+
+use super::watermark::{Horizon, Settled};
+
+/// What one claim of a lane saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sight {
+    /// The watermark as it was *before* the claim started.
+    pub settled: Settled,
+    /// The highest id claimed, if a limit cut the claim off. Nothing is known of what lies above.
+    pub cut_at: Option<i64>,
+    /// The lowest id that the claim saw and that is still pending, without a hold by which it would be found again.
+    pub lowest_left: Option<i64>,
+}
+
+impl Sight {
+    /// Nothing was cut off and nothing is left.
+    pub fn of_everything(settled: Settled) -> Self {
+        Sight {
+            settled,
+            cut_at: None,
+            lowest_left: None,
+        }
+    }
+}
+
+/// Where the claims of one lane start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Floor {
+    hard: i64,
+    /// Never below `hard`. It is not stored: see [`watermark`](super::watermark).
+    soft: i64,
+    /// Of the watermark that the soft floor came from.
+    generation: u64,
+}
+
+impl Floor {
+    pub fn at(id: i64) -> Self {
+        Floor {
+            hard: id,
+            soft: id,
+            generation: 0,
+        }
+    }
+
+    /// The part of the floor that may be stored.
+    pub fn hard(&self) -> i64 {
+        self.hard
+    }
+
+    /// The id above which a claim has to read, by what is known of bypassed writers.
+    pub fn start(&self, horizon: &Horizon) -> i64 {
+        self.soft.min(horizon.fallen_since(self.generation)).max(self.hard)
+    }
+
+    /// After a claim from [`Floor::start`], the floor moves up to the watermark, but neither past where the claim was cut off nor past what
+    /// is left. A claim from the soft floor saw what one from the hard floor would have seen, so both parts may move.
+    pub fn advance(&mut self, sight: Sight) {
+        let looked = sight.cut_at.unwrap_or(i64::MAX);
+        let free = sight.lowest_left.map_or(i64::MAX, |id| id - 1);
+        let reach = |settled: i64| settled.min(looked).min(free);
+        self.hard = self.hard.max(reach(sight.settled.hard));
+        self.soft = self.hard.max(reach(sight.settled.soft));
+        self.generation = sight.settled.generation;
+    }
+
+    /// Rows above `id` have to be read again.
+    pub fn lower(&mut self, id: i64) {
+        self.hard = self.hard.min(id);
+        self.soft = self.soft.min(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::watermark::Writers;
+
+    fn settled(hard: i64, soft: i64, generation: u64) -> Settled {
+        Settled { hard, soft, generation }
+    }
+
+    #[test]
+    fn a_floor_stops_below_what_is_left_and_where_the_claim_was_cut() {
+        let settled = settled(100, 100, 0);
+        let advanced = |from, cut_at, lowest_left| {
+            let mut floor = Floor::at(from);
+            floor.advance(Sight {
+                settled,
+                cut_at,
+                lowest_left,
+            });
+            floor.hard()
+        };
+        assert_eq!(advanced(10, None, None), 100);
+        assert_eq!(advanced(10, Some(50), None), 50);
+        assert_eq!(advanced(10, Some(50), Some(30)), 29);
+        assert_eq!(advanced(40, None, Some(30)), 40, "never backwards");
+    }
+
+    #[test]
+    fn a_floor_that_is_lowered_is_so_in_both_parts() {
+        let mut floor = Floor::at(0);
+        floor.advance(Sight::of_everything(settled(10, 100, 3)));
+        let horizon = Horizon::default();
+        assert_eq!((floor.hard(), floor.start(&horizon)), (10, 100));
+        floor.lower(5);
+        assert_eq!((floor.hard(), floor.start(&horizon)), (5, 5));
+    }
+
+    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay checks who writes, bypasses writers, and
+    /// claims and publishes two lanes step by step. No floor may pass a committed row, and no claim that counts may overlook one.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Draw(u8),
+        End(u8, bool),
+        Look,
+        Soften,
+        Claim(usize, usize),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..5u8).prop_map(Step::Draw),
+            3 => (0..5u8, any::<bool>()).prop_map(|(w, commit)| Step::End(w, commit)),
+            3 => Just(Step::Look),
+            2 => Just(Step::Soften),
+            5 => (0..2usize, 1..4usize).prop_map(|(lane, limit)| Step::Claim(lane, limit)),
+        ]
+    }
+
+    struct Transaction {
+        number: i64,
+        ids: Vec<i64>,
+    }
+
+    impl Transaction {
+        /// It has a transaction id only from its second row on: a row's id is drawn before the row is written.
+        fn id(&self) -> Option<i64> {
+            (self.ids.len() > 1).then_some(self.number)
+        }
+    }
+
+    /// The stage that the batch of a lane has come to.
+    #[derive(Clone, Default)]
+    enum Batch {
+        #[default]
+        None,
+        CheckedOut {
+            start: i64,
+            settled: Settled,
+            holders: Vec<i64>,
+        },
+        Read {
+            holders: Vec<i64>,
+            overlooked: Option<i64>,
+            claimed: Vec<i64>,
+            sight: Sight,
+        },
+        Published(Sight),
+    }
+
+    #[derive(Default)]
+    struct SmallWorld {
+        drawn: i64,
+        open: BTreeMap<u8, Transaction>,
+        pending: BTreeSet<i64>,
+        horizon: Horizon,
+        floors: [Floor; 2],
+        batches: [Batch; 2],
+    }
+
+    impl SmallWorld {
+        fn writers(&self) -> Writers {
+            let open = self.open.values();
+            open.map(|transaction| (transaction.number.to_string(), transaction.id()))
+                .collect()
+        }
+
+        fn draw(&mut self, session: u8) {
+            self.drawn += 1;
+            let number = self.drawn;
+            let fresh = || Transaction {
+                number,
+                ids: Vec::new(),
+            };
+            let transaction = self.open.entry(session).or_insert_with(fresh);
+            transaction.ids.push(self.drawn);
+        }
+
+        fn end(&mut self, session: u8, commit: bool) {
+            if let Some(transaction) = self.open.remove(&session).filter(|_| commit) {
+                self.pending.extend(transaction.ids);
+            }
+        }
+
+        /// Takes the next step of the lane's batch. Answers a row that was overlooked by a claim that counts.
+        fn claim(&mut self, lane: usize, limit: usize) -> Option<i64> {
+            self.batches[lane] = match std::mem::take(&mut self.batches[lane]) {
+                Batch::None => {
+                    let start = self.floors[lane].start(&self.horizon);
+                    Batch::CheckedOut {
+                        start,
+                        settled: self.horizon.settled(),
+                        holders: self.horizon.holders_below(start),
+                    }
+                }
+                Batch::CheckedOut {
+                    start,
+                    settled,
+                    holders,
+                } => self.read(lane, limit, start, settled, holders),
+                Batch::Read {
+                    holders,
+                    overlooked,
+                    claimed,
+                    sight,
+                } => {
+                    let is_open = |holder: &i64| self.open.values().any(|open| open.number == *holder);
+                    let ended: Vec<i64> = holders.into_iter().filter(|holder| !is_open(holder)).collect();
+                    if ended.is_empty() {
+                        self.pending.retain(|id| !claimed.contains(id));
+                        self.batches[lane] = Batch::Published(sight);
+                        return overlooked;
+                    }
+                    self.horizon.end(&ended);
+                    Batch::None
+                }
+                Batch::Published(sight) => {
+                    self.floors[lane].advance(sight);
+                    Batch::None
+                }
+            };
+            None
+        }
+
+        fn read(&self, lane: usize, limit: usize, start: i64, settled: Settled, holders: Vec<i64>) -> Batch {
+            let of_lane = |id: &&i64| **id % 2 == lane as i64;
+            let overlooked = self.pending.iter().filter(of_lane).find(|id| **id <= start).copied();
+            let above = self.pending.iter().filter(of_lane).filter(|id| **id > start);
+            let claimed: Vec<i64> = above.copied().take(limit).collect();
+            let cut_at = (claimed.len() == limit).then(|| claimed[limit - 1]);
+            Batch::Read {
+                holders,
+                overlooked,
+                claimed,
+                sight: Sight {
+                    settled,
+                    cut_at,
+                    lowest_left: None,
+                },
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        #[test]
+        fn no_committed_row_is_passed_by_a_floor_or_overlooked(steps in prop::collection::vec(any_step(), 0..160)) {
+            let mut world = SmallWorld::default();
+            for step in steps {
+                match step {
+                    Step::Draw(session) => world.draw(session),
+                    Step::End(session, commit) => world.end(session, commit),
+                    Step::Look => world.horizon.look(world.drawn, &world.writers()),
+                    Step::Soften => world.horizon.soften(),
+                    Step::Claim(lane, limit) => prop_assert_eq!(world.claim(lane, limit), None, "overlooked"),
+                }
+                for id in world.pending.iter().chain(world.open.values().flat_map(|transaction| &transaction.ids)) {
+                    let floor = world.floors[*id as usize % 2].hard();
+                    prop_assert!(*id > floor, "id {} was passed by floor {}", id, floor);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Which ids are settled, so that floors may pass them.
+//!
+//! An id is *settled* when the transaction that drew it has committed or never will. Ids commit out of order, so neither the last id seen
+//! nor a snapshot's xmin tells which ids are. What tells is who holds the lock that every writer takes before it draws an id. A check
+//! reads the highest id drawn, *then* the writers. A writer that one check does not see and the next one does has drawn nothing up to the
+//! highest id of the first check. So each open writer is remembered together with an id below all of its own. Every id is settled that is
+//! neither above the highest id read nor above what is remembered of an open writer. The highest such id is the *watermark*.
+//!
+//! A writer that is left open after its INSERT stops the watermark, and claims read again and again what has been published since. So
+//! there is a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is visible while
+//! they are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was still in progress in a
+//! snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends, soft floors drop to the id
+//! remembered beside it and no further, because the other bypassed writers keep what lies below.
+
+use std::collections::BTreeMap;
+
+/// The transactions that may still commit an id already drawn: their names in `pg_locks`, which they keep when they are prepared, and
+/// their transaction ids once they have one.
+pub type Writers = BTreeMap<String, Option<i64>>;
+
+/// How the sequence draws ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// How many ids a session draws at once and hands out in later transactions.
+    pub cache: i64,
+    pub increment: i64,
+    /// It changes when the sequence is restarted or altered, but not by `setval`.
+    pub file: i64,
+}
+
+impl Sequence {
+    /// Are ids drawn one by one, each higher than the last? If not, the highest id drawn says nothing about lower ones.
+    pub fn is_in_order(&self) -> bool {
+        self.cache == 1 && self.increment > 0
+    }
+
+    /// Has the sequence been restarted since it was as in `last`? A change of its cache or increment is not a restart.
+    pub fn is_restart_of(&self, last: &Sequence) -> bool {
+        self.file != last.file && (self.cache, self.increment) == (last.cache, last.increment)
+    }
+}
+
+/// How many drops of soft floors are told apart. When there are more, the oldest two count as one that was as deep as both.
+const FALLS_MAX: usize = 8;
+
+/// Tracks which ids are settled, as far as this process knows. There is one for each incarnation of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Horizon {
+    settled: Settled,
+    /// The highest id drawn, as the last check read it.
+    highest_id: i64,
+    /// The writers of the last check, by name, except those that are known to have ended since.
+    open: BTreeMap<String, OpenWriter>,
+    /// The drops of soft floors, oldest first, each of them deeper than the next.
+    falls: Vec<Fall>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OpenWriter {
+    /// All ids that it has drawn are above this.
+    from: i64,
+    transaction: Option<i64>,
+    /// It was already open at the last [`Horizon::soften`].
+    is_old: bool,
+    /// The soft watermark bypasses it.
+    is_holder: bool,
+}
+
+impl OpenWriter {
+    /// A writer that was old already is bypassed from now on. It needs a transaction id, because that is how its end is noticed.
+    fn lose_patience(&mut self) {
+        self.is_holder |= self.is_old && self.transaction.is_some();
+        self.is_old = true;
+    }
+}
+
+/// A bypassed writer has ended: soft floors of earlier generations drop to this id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Fall {
+    generation: u64,
+    to: i64,
+}
+
+/// The watermark at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Settled {
+    /// Every id up to here is settled.
+    pub hard: i64,
+    /// Every id up to here is settled, except those of bypassed writers. It is never below `hard`.
+    pub soft: i64,
+    /// How often a bypassed writer has ended.
+    pub generation: u64,
+}
+
+impl Horizon {
+    /// The highest id that is known to be drawn.
+    pub fn highest_id(&self) -> i64 {
+        self.highest_id
+    }
+
+    pub fn settled(&self) -> Settled {
+        self.settled
+    }
+
+    /// The transactions that the soft watermark bypasses.
+    pub fn holders(&self) -> Vec<i64> {
+        self.holders_below(i64::MAX)
+    }
+
+    /// The bypassed transactions that must still be in progress for a claim that starts here: they may have ids at or below `start`.
+    pub fn holders_below(&self, start: i64) -> Vec<i64> {
+        let holders = self
+            .open
+            .values()
+            .filter(|writer| writer.is_holder && writer.from < start);
+        holders.filter_map(|writer| writer.transaction).collect()
+    }
+
+    /// Notes a check of the database: the highest id drawn, read *before* the writers.
+    pub fn look(&mut self, highest_id: i64, writers: &Writers) {
+        let came_after = self.highest_id;
+        let known = std::mem::take(&mut self.open);
+        let open = |(name, transaction): (&String, &Option<i64>)| {
+            let writer = known.get(name).copied().unwrap_or(OpenWriter {
+                from: came_after,
+                transaction: None,
+                is_old: false,
+                is_holder: false,
+            });
+            let transaction = writer.transaction.or(*transaction);
+            (name.clone(), OpenWriter { transaction, ..writer })
+        };
+        self.open = writers.iter().map(open).collect();
+        self.highest_id = self.highest_id.max(highest_id);
+        let ended = known.iter().filter(|(name, _)| !writers.contains_key(*name));
+        self.fall(ended.map(|(_, writer)| *writer).collect());
+        self.settle();
+    }
+
+    /// Bypasses the writers that were already open at the last call of this: they are going to stay open.
+    pub fn soften(&mut self) {
+        self.open.values_mut().for_each(OpenWriter::lose_patience);
+        self.settle();
+    }
+
+    /// Notes that these transactions have ended.
+    pub fn end(&mut self, transactions: &[i64]) {
+        let has_ended = |writer: &OpenWriter| writer.transaction.is_some_and(|id| transactions.contains(&id));
+        let ended = self.open.values().filter(|writer| has_ended(writer)).copied().collect();
+        self.open.retain(|_, writer| !has_ended(writer));
+        self.fall(ended);
+        self.settle();
+    }
+
+    /// Drops soft floors below what the bypassed writers among these may have committed.
+    fn fall(&mut self, ended: Vec<OpenWriter>) {
+        let holders = ended.iter().filter(|writer| writer.is_holder);
+        let Some(to) = holders.map(|writer| writer.from).min() else {
+            return;
+        };
+        self.settled.generation += 1;
+        self.falls.retain(|fall| fall.to < to);
+        self.falls.push(Fall {
+            generation: self.settled.generation,
+            to,
+        });
+        if self.falls.len() > FALLS_MAX {
+            let oldest = self.falls.remove(0);
+            self.falls[0].to = oldest.to;
+        }
+    }
+
+    /// The id that a soft floor of this generation has dropped to since, if it was higher.
+    pub(super) fn fallen_since(&self, generation: u64) -> i64 {
+        let fall = self.falls.iter().find(|fall| fall.generation > generation);
+        fall.map_or(i64::MAX, |fall| fall.to)
+    }
+
+    /// Moves the watermark to where the open writers let it.
+    fn settle(&mut self) {
+        let from = |without_holders: bool| {
+            let open = self.open.values();
+            let counted = open.filter(|writer| !(without_holders && writer.is_holder));
+            counted.map(|writer| writer.from).fold(self.highest_id, i64::min)
+        };
+        let (hard, soft) = (from(false), from(true));
+        self.settled.hard = self.settled.hard.max(hard);
+        self.settled.soft = self.settled.soft.max(soft);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::floor::{Floor, Sight};
+
+    /// Writers by name; their transaction ids are made of it.
+    fn writers(names: &[&str]) -> Writers {
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), Some(i64::from(name.as_bytes()[0]))))
+            .collect()
+    }
+
+    fn hard(horizon: &Horizon) -> i64 {
+        horizon.settled().hard
+    }
+
+    fn settled(hard: i64, soft: i64, generation: u64) -> Settled {
+        Settled { hard, soft, generation }
+    }
+
+    /// Bypasses every writer that is open now.
+    fn lose_patience(horizon: &mut Horizon) {
+        horizon.soften();
+        horizon.soften();
+    }
+
+    #[test]
+    fn nothing_is_settled_that_an_open_writer_may_have_drawn() {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a", "b"]));
+        assert_eq!(hard(&horizon), 0, "nothing is known of either");
+        horizon.look(110, &writers(&["b", "c"]));
+        assert_eq!(hard(&horizon), 0, "b has not ended");
+        horizon.look(120, &writers(&["c"]));
+        assert_eq!(hard(&horizon), 100, "c came later and cannot hold a lower id");
+        horizon.look(130, &writers(&["c", "d"]));
+        assert_eq!(hard(&horizon), 100, "c has not ended");
+        horizon.look(140, &writers(&["d"]));
+        assert_eq!(hard(&horizon), 120, "d came after that look");
+    }
+
+    #[test]
+    fn a_sequence_that_hands_out_ids_of_old_is_out_of_order_and_another_file_of_the_same_kind_a_restart() {
+        let sequence = |cache, increment, file| Sequence { cache, increment, file };
+        assert!(sequence(1, 1, 7).is_in_order() && sequence(1, 10, 7).is_in_order());
+        assert!(!sequence(50, 1, 7).is_in_order() && !sequence(1, -1, 7).is_in_order());
+        assert!(sequence(1, 1, 8).is_restart_of(&sequence(1, 1, 7)));
+        assert!(!sequence(1, 1, 7).is_restart_of(&sequence(1, 1, 7)));
+        assert!(!sequence(50, 1, 8).is_restart_of(&sequence(1, 1, 7)), "it was altered");
+    }
+
+    #[test]
+    fn without_writers_a_look_settles_at_once() {
+        let mut horizon = Horizon::default();
+        horizon.look(7, &Writers::new());
+        assert_eq!(horizon.settled(), settled(7, 7, 0));
+    }
+
+    #[test]
+    fn the_soft_horizon_moves_past_a_holder_until_it_ends_and_then_the_hard_one_follows() {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        horizon.soften();
+        assert!(horizon.holders().is_empty(), "it has only just come");
+        horizon.soften();
+        assert_eq!(horizon.settled(), settled(0, 100, 0));
+        horizon.look(200, &writers(&["a", "b"]));
+        assert_eq!(horizon.settled().soft, 100, "b may still commit");
+        horizon.look(300, &writers(&["a"]));
+        assert_eq!(horizon.settled(), settled(0, 300, 0));
+        assert_eq!(horizon.holders(), [i64::from(b'a')]);
+        horizon.look(400, &writers(&["c"]));
+        assert_eq!(horizon.settled(), settled(300, 300, 1));
+        assert!(horizon.holders().is_empty());
+    }
+
+    /// A writer that stays open, and a job beside it that began after the check at 200.
+    fn beside_a_job() -> Horizon {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        lose_patience(&mut horizon);
+        horizon.look(200, &writers(&["a"]));
+        horizon.look(210, &writers(&["a", "job"]));
+        lose_patience(&mut horizon);
+        horizon.look(300, &writers(&["a", "job"]));
+        horizon
+    }
+
+    #[test]
+    fn when_one_holder_ends_soft_floors_fall_to_what_came_before_it_and_others_keep_that() {
+        let seen_by_proof = |horizon: &mut Horizon| horizon.end(&[i64::from(b'j')]);
+        let seen_by_a_look = |horizon: &mut Horizon| horizon.look(300, &writers(&["a"]));
+        for job_ends in [seen_by_proof, seen_by_a_look] {
+            let mut horizon = beside_a_job();
+            assert_eq!(horizon.settled(), settled(0, 300, 0));
+            let mut floor = Floor::at(0);
+            floor.advance(Sight::of_everything(horizon.settled()));
+            assert_eq!(floor.start(&horizon), 300);
+            job_ends(&mut horizon);
+            assert_eq!(
+                horizon.settled(),
+                settled(0, 300, 1),
+                "what the job has drawn is settled"
+            );
+            assert_eq!(floor.start(&horizon), 200);
+            assert_eq!(horizon.holders(), [i64::from(b'a')]);
+            floor.advance(Sight::of_everything(horizon.settled()));
+            assert_eq!((floor.hard(), floor.start(&horizon)), (0, 300), "and is seen now");
+        }
+    }
+
+    #[test]
+    fn when_the_oldest_holder_ends_the_hard_horizon_comes_up_to_the_next() {
+        let mut horizon = beside_a_job();
+        horizon.end(&[i64::from(b'a')]);
+        assert_eq!(horizon.settled(), settled(200, 300, 1));
+        horizon.end(&[i64::from(b'a')]);
+        assert_eq!(horizon.settled(), settled(200, 300, 1), "it is heard once");
+        horizon.end(&[i64::from(b'j')]);
+        assert_eq!(horizon.settled(), settled(300, 300, 2));
+    }
+
+    #[test]
+    fn a_claim_relies_on_those_holders_alone_that_may_have_lower_ids() {
+        let horizon = beside_a_job();
+        assert!(horizon.holders_below(0).is_empty());
+        assert_eq!(horizon.holders_below(200), [i64::from(b'a')]);
+        assert_eq!(horizon.holders_below(201), [i64::from(b'a'), i64::from(b'j')]);
+    }
+
+    #[test]
+    fn a_floor_falls_as_deep_as_the_deepest_fall_it_has_missed() {
+        let mut horizon = Horizon::default();
+        let mut fall = |to| {
+            let is_holder = OpenWriter {
+                from: to,
+                transaction: Some(1),
+                is_old: true,
+                is_holder: true,
+            };
+            horizon.fall(vec![is_holder]);
+            horizon.clone()
+        };
+        let floor_of = |generation| {
+            let mut floor = Floor::at(5);
+            floor.advance(Sight::of_everything(settled(5, 1000, generation)));
+            floor
+        };
+        let floor = floor_of(1);
+        assert_eq!(floor.start(&fall(10)), 1000, "it is of that generation already");
+        assert_eq!(floor.start(&fall(300)), 300);
+        assert_eq!(floor.start(&fall(400)), 300);
+        assert_eq!(floor.start(&fall(200)), 200);
+        assert_eq!(floor.start(&fall(1)), 5, "not below the hard floor");
+        let missed_one = |horizon: &Horizon| floor_of(horizon.settled().generation - 1).start(horizon);
+        for to in 500..520 {
+            assert_eq!(missed_one(&fall(to)), to, "of many falls the last are told apart");
+        }
+        assert_eq!(horizon.falls.len(), FALLS_MAX);
+    }
+
+    #[test]
+    fn who_came_a_moment_ago_does_not_become_a_holder_beside_one_that_stays() {
+        let mut horizon = Horizon::default();
+        horizon.look(100, &writers(&["a"]));
+        lose_patience(&mut horizon);
+        horizon.look(200, &writers(&["a", "b"]));
+        horizon.soften();
+        assert_eq!(horizon.holders(), [i64::from(b'a')]);
+        horizon.look(300, &writers(&["a"]));
+        assert_eq!(
+            horizon.settled(),
+            settled(0, 300, 0),
+            "b has ended, and nothing was lost by it"
+        );
+    }
+
+    #[test]
+    fn nobody_without_a_transaction_id_becomes_a_holder() {
+        let mut horizon = Horizon::default();
+        let copying = Writers::from([("copy".to_owned(), None)]);
+        horizon.look(100, &copying);
+        lose_patience(&mut horizon);
+        horizon.look(200, &copying);
+        assert!(horizon.holders().is_empty());
+        assert_eq!(horizon.settled().soft, 0);
+    }
+}
