@@ -12,9 +12,9 @@ use rdkafka::producer::BaseProducer;
 
 use crate::identity::Identity;
 use crate::janitor;
+use crate::kafka::{OVERRUN, properties};
 use crate::lanes::keeper::Lease;
 use crate::outbox::{Database, OnPublished, Pooler, Retention};
-use crate::publisher::{OVERRUN, properties};
 use crate::relay::{self, MARK_MARGIN};
 use crate::verdict::{OnDead, Policy};
 

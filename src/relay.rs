@@ -23,13 +23,13 @@ use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
+use crate::kafka::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
 use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
 use crate::pace::Pace;
 use crate::published::Published;
-use crate::publisher::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
 use crate::wakeup::Watch;
 

@@ -20,8 +20,8 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 use uuid::Uuid;
 
-use crate::consumer::{self, Consumer, Extent};
 use crate::janitor::RETENTION_LEAST;
+use crate::kafka::consumer::{self, Consumer, Extent};
 use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use outboxd::kafka::properties;
 use outboxd::message;
-use outboxd::publisher::properties;
 use rdkafka::ClientContext;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};

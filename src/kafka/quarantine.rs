@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::producer::Producer;
-use super::{ANSWERS_AFTER_FATAL, PURGE_PATIENCE, Publisher, Until, outcome};
+use super::{ANSWERS_AFTER_FATAL, PURGE_PATIENCE, Publisher, Until, delivery};
 use crate::message::{Outcome, Partition, Row};
 use crate::metrics;
 
@@ -97,7 +97,7 @@ impl Publisher {
             quarantine.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
         }
-        let outcome = outcome::of_report(wave.reported(0), &row.topic, partition, overdue);
+        let outcome = delivery::of_report(wave.reported(0), &row.topic, partition, overdue);
         if outcome == Outcome::Acked {
             quarantine.acknowledged(&row.topic, partition.number);
             self.acknowledged();

@@ -16,8 +16,9 @@
 //!   overtaken by the one behind it.
 
 mod admin;
-mod outcome;
-mod paused;
+pub mod consumer;
+mod delivery;
+mod paused_partitions;
 mod probes;
 mod producer;
 pub mod properties;
@@ -38,7 +39,7 @@ use crate::clock::Clock;
 use crate::jitter::jittered;
 use crate::message::{Outcome, Partition, Row, TopicFault};
 use crate::metrics;
-use paused::{PausedPartitions, Reasons};
+use paused_partitions::{PausedPartitions, Reasons};
 use probes::Probes;
 use producer::{Producer, Report, Wave};
 use quarantine::Turn;
@@ -200,7 +201,7 @@ impl Publisher {
         let outcome = if self.topics.has_leader(&row.topic, partition.number) {
             self.send_probe(row, partition, until).await
         } else {
-            outcome::transient(&row.topic, partition, "it has no leader", false)
+            delivery::transient(&row.topic, partition, "it has no leader", false)
         };
         match &outcome {
             Outcome::Sick { reason, .. } => self.pause_partition(&row.topic, partition, reason),
@@ -404,13 +405,13 @@ impl Publisher {
             // The client may be the one who is right: the topic was made anew with fewer partitions.
             self.topics.forget(topic, Duration::ZERO);
         }
-        let refused = reports.iter().filter(|report| outcome::is_refusal(**report)).count();
+        let refused = reports.iter().filter(|report| delivery::is_refusal(**report)).count();
         if refused > 1 {
             // A produce batch fails as a whole: at most one of them is guilty. Smaller batches will tell which.
             let bytes = picked
                 .iter()
                 .zip(reports)
-                .filter(|(_, report)| outcome::is_refusal(**report))
+                .filter(|(_, report)| delivery::is_refusal(**report))
                 .map(|((index, _), _)| rows[*index].size())
                 .sum::<usize>();
             self.topics.narrow(topic, bytes / 2);
@@ -425,11 +426,11 @@ impl Publisher {
             .iter()
             .zip(reports)
             .map(|((index, _), report)| {
-                let innocent = refused > 1 && outcome::is_refusal(*report);
+                let innocent = refused > 1 && delivery::is_refusal(*report);
                 let outcome = if innocent {
                     Outcome::Unsent
                 } else {
-                    outcome::of_report(*report, topic, partition, overdue)
+                    delivery::of_report(*report, topic, partition, overdue)
                 };
                 (*index, outcome)
             })

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::producer::Producer;
 use super::quarantine::FAILURES_ALONE_MOST;
-use super::{PURGE_PATIENCE, Publisher, Until, outcome};
+use super::{PURGE_PATIENCE, Publisher, Until, delivery};
 use crate::message::{Outcome, Partition, Row};
 
 /// A producer that has never had an answer for so long may never get one: another is built. A fresh one needs some time to connect.
@@ -40,7 +40,7 @@ impl Publisher {
             producer.purge();
             wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
         }
-        let outcome = outcome::of_report(wave.reported(0), &row.topic, partition, overdue);
+        let outcome = delivery::of_report(wave.reported(0), &row.topic, partition, overdue);
         if outcome == Outcome::Acked {
             producer.acknowledged(&row.topic, partition.number);
             self.acknowledged();
