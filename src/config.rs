@@ -5,14 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rdkafka::ClientConfig;
-use rdkafka::config::FromClientConfig;
-use rdkafka::consumer::BaseConsumer;
-use rdkafka::producer::BaseProducer;
 
 use crate::identity::Identity;
 use crate::janitor;
-use crate::kafka::{OVERRUN, properties};
+use crate::kafka::{ClientConfig, OVERRUN, properties};
 use crate::lanes::keeper::Lease;
 use crate::outbox::{Database, OnPublished, Pooler, Retention};
 use crate::relay::{self, MARK_MARGIN};
@@ -293,11 +289,6 @@ impl Check {
         })
     }
 
-    /// Does a Kafka client accept these settings?
-    fn accepted<C: FromClientConfig>(&mut self, config: &ClientConfig, own: &[(String, String)]) {
-        self.0.extend(properties::problem::<C>(config, own));
-    }
-
     fn ensure(&mut self, holds: bool, problem: impl FnOnce() -> String) {
         if !holds {
             self.0.push(problem());
@@ -385,7 +376,7 @@ impl KafkaArgs {
         let mut check = Check::default();
         let (brokers, own) = self.checked(&mut check);
         let config = properties::consumer_config(&brokers, &own);
-        check.accepted::<BaseConsumer>(&config, &own);
+        check.0.extend(properties::consumer_problem(&config, &own));
         if check.0.is_empty() {
             Ok(config)
         } else {
@@ -394,25 +385,13 @@ impl KafkaArgs {
     }
 
     /// The brokers, and the user's own properties.
-    fn checked(&self, check: &mut Check) -> (String, Vec<(String, String)>) {
+    fn checked(&self, check: &mut Check) -> (String, properties::Own) {
         let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
         check.ensure(!brokers.is_empty(), || {
             "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()
         });
-        let mut own = Vec::new();
-        for property in self.kafka_properties.iter().filter(|p| !p.trim().is_empty()) {
-            // The value may be a secret: only the name is ever repeated.
-            let Some((name, value)) = property.trim().split_once('=') else {
-                check.0.push("--kafka-property needs the form name=value".to_owned());
-                continue;
-            };
-            match properties::refusal(name) {
-                Some(reason) => check
-                    .0
-                    .push(format!("--kafka-property {name} is not yours to set: {reason}")),
-                None => own.push((name.to_owned(), value.to_owned())),
-            }
-        }
+        let (own, problems) = properties::parse(&self.kafka_properties);
+        check.0.extend(problems);
         (brokers.to_owned(), own)
     }
 }
@@ -454,7 +433,7 @@ impl RunArgs {
         let lease = check.duration("--lease", &self.lease);
         let (brokers, own) = self.kafka.checked(&mut check);
         let kafka = properties::client_config(&brokers, deadline, batch_rows * tasks * 4, bytes * 4, &own);
-        check.accepted::<BaseProducer>(&kafka, &own);
+        check.0.extend(properties::producer_problem(&kafka, &own));
         let policy = self.policy(&mut check);
         check_lease(&mut check, deadline, lease);
         let poll_interval_max = check.duration("--poll-interval-max", &self.poll_interval_max);
