@@ -227,7 +227,7 @@ impl ProducerContext for Context {
             code,
             handed_over: true,
         };
-        failpoint::hit_blocking("report");
+        failpoint::hit_blocking("delivery_report");
         self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, report);
     }
 }
@@ -282,7 +282,7 @@ impl Producer {
         let now_ms = self.clock.now_ms();
         for (slot, (index, partition)) in picked.iter().enumerate() {
             let row = &rows[*index];
-            failpoint::hit_blocking("before_record");
+            failpoint::hit_blocking("before_produce");
             if Instant::now() >= deadline || stopped.contains(&(row.topic.as_str(), *partition)) {
                 not_taken(slot, Code::PurgeQueue);
                 continue;
