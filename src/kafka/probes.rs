@@ -1,77 +1,85 @@
-//! Probes of paused topics and partitions. Each has a producer for itself while it lasts: one that gets no answer is purged, and nobody else's
-//! record with it.
+//! Probes of paused topics and partitions. Each has a producer to itself while it lasts: when it gets no answer the producer is purged,
+//! and no other record with it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::producer::Producer;
-use super::quarantine::FAILURES_ALONE_MOST;
-use super::{PURGE_PATIENCE, Publisher, Until, delivery};
+use super::last_ack::LastAck;
+use super::producer::{Producer, ProducerSettings};
+use super::quarantine::FAILURES_MAX;
+use super::{PURGE_TIMEOUT, Until, delivery};
 use crate::message::{Outcome, Partition, Row};
 
-/// A producer that has never had an answer for so long may never get one: another is built. A fresh one needs some time to connect.
-const SILENCE: Duration = Duration::from_secs(5);
+/// A producer that has had no answer for so long may never get one, and is replaced. A new one needs some time to connect.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Producers that no probe uses at the moment, and since when each has not been answered.
-#[derive(Default)]
-pub struct Probes(Mutex<Vec<(Arc<Producer>, Instant)>>);
+/// A producer that no probe uses at the moment, and since when it has had no answer.
+type Idle = (Arc<Producer>, Instant);
 
-impl Probes {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Producer>, Instant)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+pub struct Probes {
+    settings: ProducerSettings,
+    idle: Mutex<Vec<Idle>>,
+    last_ack: Arc<LastAck>,
 }
 
-impl Publisher {
-    /// Nothing is paused any more: producers for probes are not needed.
-    pub fn end_probes(&self) {
-        self.probes.lock().clear();
+impl Probes {
+    /// A probe is retried only once: its result is wanted, and the next probe follows anyway.
+    pub fn new(mut settings: ProducerSettings, last_ack: Arc<LastAck>) -> Self {
+        settings.config.set("message.send.max.retries", "1");
+        Probes {
+            settings,
+            idle: Mutex::default(),
+            last_ack,
+        }
     }
 
-    pub(super) async fn send_probe(&self, row: &Row, partition: Partition, until: Until) -> Outcome {
-        let Some((producer, silent_since)) = self.probe_producer().await else {
+    /// Nothing is paused any more: drops the idle producers.
+    pub fn end(&self) {
+        self.idle().clear();
+    }
+
+    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Outcome {
+        let Some((producer, silent_since)) = self.producer().await else {
             return Outcome::Unsent;
         };
-        let wave = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
-        let overdue = !wave.done_by(until.answered, || false).await;
+        let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
+        let overdue = !sent.all_reported_by(until.answered, || false).await;
         if overdue {
             producer.purge();
-            wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
+            sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let outcome = delivery::of_report(wave.reported(0), &row.topic, partition, overdue);
+        let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
         if outcome == Outcome::Acked {
             producer.acknowledged(&row.topic, partition.number);
-            self.acknowledged();
+            self.last_ack.note();
         } else {
             producer.count_failure();
         }
         let silent_since = if overdue { silent_since } else { Instant::now() };
-        let is_fit = !producer.is_fatal() && producer.failures() < FAILURES_ALONE_MOST;
-        if is_fit && silent_since.elapsed() < SILENCE {
-            self.probes.lock().push((producer, silent_since));
+        let is_fit = !producer.is_fatal() && producer.failures() < FAILURES_MAX;
+        if is_fit && silent_since.elapsed() < SILENCE_MAX {
+            self.idle().push((producer, silent_since));
         }
         outcome
     }
 
-    /// One that nobody uses, or a new one. A broker that answers "not now" is asked once more and no longer: the reason is wanted, and
-    /// the next probe comes anyway.
-    async fn probe_producer(&self) -> Option<(Arc<Producer>, Instant)> {
-        if let Some(idle) = self.probes.lock().pop() {
+    /// An idle producer, or a new one.
+    async fn producer(&self) -> Option<Idle> {
+        if let Some(idle) = self.idle().pop() {
             return Some(idle);
         }
-        let mut config = self.config.clone();
-        config.set("message.send.max.retries", "1");
-        let clock = self.clock.clone();
-        let built = tokio::task::spawn_blocking(move || Producer::new(&config, false, &clock)).await;
-        match built {
-            Ok(Ok(producer)) => Some((producer, Instant::now())),
-            Ok(Err(error)) => {
+        match Producer::build(&self.settings).await {
+            Ok(producer) => Some((producer, Instant::now())),
+            Err(error) => {
                 warn!(%error, "cannot build a producer for a probe; trying again");
                 None
             }
-            Err(_) => None,
         }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,56 +1,66 @@
-//! Single records whose acceptance is in doubt, sent by a producer of their own: a refusal there disturbs nobody, and is about that
-//! record and nothing else.
+//! Sends single records by a separate producer, because Kafka may refuse them. A refusal there affects no other record, and is certain to
+//! be about the record that was sent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rdkafka::error::KafkaResult;
 use tracing::warn;
 
-use super::producer::Producer;
-use super::{ANSWERS_AFTER_FATAL, PURGE_PATIENCE, Publisher, Until, delivery};
+use super::last_ack::LastAck;
+use super::producer::{Producer, ProducerSettings};
+use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT, Until, delivery};
 use crate::message::{Outcome, Partition, Row};
 use crate::metrics;
 
-/// A single record that would have less time for its answer is not sent: silence would say nothing about the producer.
-const LEAST_TIME_ALONE: Duration = Duration::from_millis(200);
-/// So long the first record of a topic that is sent alone is waited for before the others are: one partition that gives no answer must
-/// not take their time.
+/// A record that would have less time than this for its answer is not sent: silence would say nothing about the producer.
+const ANSWER_TIME_MIN: Duration = Duration::from_millis(200);
+/// How long the first single record of a topic is waited for before the others are sent. Short, because a partition that gives no answer
+/// must not use up the time of the others.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// The producer of single records is replaced after so many that were not acknowledged. With each that was refused the client counts
-/// its epoch up, and after 32,767 it begins again at 0: a broker would take a new record for one it has had, and acknowledge it.
-pub(super) const FAILURES_ALONE_MOST: u32 = 1000;
+/// The producer is replaced after so many records that were not acknowledged. The client raises its epoch with each refused record, and
+/// after 32,767 it starts again at 0: a broker would then take a new record for one that it already has, and acknowledge it.
+pub(super) const FAILURES_MAX: u32 = 1000;
 
-/// Whose turn it is to send alone to a partition.
-pub type Turn = Arc<tokio::sync::Mutex<()>>;
+/// Held by the task that sends to a partition.
+type SendLock = Arc<tokio::sync::Mutex<()>>;
 
-impl Publisher {
-    pub(super) async fn send_each_alone(
-        self: &Arc<Self>,
-        rows: &[Row],
-        alone: &[(usize, Partition)],
-        until: Until,
-    ) -> Vec<(usize, Outcome)> {
+pub struct Quarantine {
+    settings: ProducerSettings,
+    producer: tokio::sync::Mutex<Arc<Producer>>,
+    /// By topic and partition.
+    locks: Mutex<HashMap<(String, i32), SendLock>>,
+    last_ack: Arc<LastAck>,
+}
+
+impl Quarantine {
+    pub fn new(settings: ProducerSettings, last_ack: Arc<LastAck>) -> KafkaResult<Self> {
+        Ok(Quarantine {
+            producer: tokio::sync::Mutex::new(Producer::new(&settings)?),
+            settings,
+            locks: Mutex::default(),
+            last_ack,
+        })
+    }
+
+    /// Sends rows, given by their indexes, each alone.
+    pub async fn send_each(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Outcome)> {
         let mut topics: BTreeMap<&str, Vec<(usize, Partition)>> = BTreeMap::new();
         for place in alone {
             topics.entry(&rows[place.0].topic).or_default().push(*place);
         }
-        let sends = topics.values().map(|alone| self.send_topic_alone(rows, alone, until));
+        let sends = topics.values().map(|alone| self.send_topic(rows, alone, until));
         futures_util::future::join_all(sends).await.concat()
     }
 
-    /// The first a little before the others. Who refused one may refuse them all, each refusal takes a while, and the batch would
-    /// wait: once there was one, what has a key and is not on its way is put off.
-    async fn send_topic_alone(
-        self: &Arc<Self>,
-        rows: &[Row],
-        alone: &[(usize, Partition)],
-        until: Until,
-    ) -> Vec<(usize, Outcome)> {
+    /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes a while,
+    /// and the batch would wait: after one refusal, keyed rows that have not been sent yet are put off.
+    async fn send_topic(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Outcome)> {
         let refused = AtomicBool::new(false);
         let send = async |&(index, partition): &(usize, Partition)| {
-            let outcome = self.send_alone(&rows[index], partition, until, &refused).await;
+            let outcome = self.send_unless_refused(&rows[index], partition, until, &refused).await;
             (index, outcome)
         };
         let Some((first, others)) = alone.split_first() else {
@@ -67,42 +77,47 @@ impl Publisher {
         outcomes
     }
 
-    /// One record, with nothing else under way to its partition, so that an answer is about it and nothing else.
-    pub(super) async fn send_alone(
+    /// Sends one record while no other is in flight to its partition, so that the answer is certain to be about it.
+    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Outcome {
+        self.send_unless_refused(row, partition, until, &AtomicBool::new(false))
+            .await
+    }
+
+    async fn send_unless_refused(
         &self,
         row: &Row,
         partition: Partition,
         until: Until,
         refused: &AtomicBool,
     ) -> Outcome {
-        let turn = self.turn(&row.topic, partition.number);
-        let Ok(_turn) = tokio::time::timeout_at(until.handed_over.into(), turn.lock()).await else {
+        let lock = self.lock_of(&row.topic, partition.number);
+        let Ok(_lock) = tokio::time::timeout_at(until.handed_over.into(), lock.lock()).await else {
             return Outcome::Unsent;
         };
         if refused.load(Ordering::Relaxed) && row.lane.is_some() {
             return put_off(row);
         }
-        let quarantine = self.quarantine().await;
-        if until.answered.saturating_duration_since(Instant::now()) < LEAST_TIME_ALONE {
+        let producer = self.producer().await;
+        if until.answered.saturating_duration_since(Instant::now()) < ANSWER_TIME_MIN {
             return Outcome::Unsent;
         }
-        let wave = quarantine.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
-        let overdue = !wave.done_by(until.answered, || false).await;
+        let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
+        let overdue = !sent.all_reported_by(until.answered, || false).await;
         if overdue {
-            // Others have another producer from here on, and what they have given to this one is answered before it is purged.
-            quarantine.retire();
-            if quarantine.in_flight() > 1 {
+            // From here on other tasks get another producer. What they have handed to this one is given time for its answers.
+            producer.retire();
+            if producer.in_flight() > 1 {
                 tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
             }
-            quarantine.purge();
-            wave.done_by(Instant::now() + PURGE_PATIENCE, || false).await;
+            producer.purge();
+            sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let outcome = delivery::of_report(wave.reported(0), &row.topic, partition, overdue);
+        let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
         if outcome == Outcome::Acked {
-            quarantine.acknowledged(&row.topic, partition.number);
-            self.acknowledged();
+            producer.acknowledged(&row.topic, partition.number);
+            self.last_ack.note();
         } else {
-            quarantine.count_failure();
+            producer.count_failure();
         }
         if let Outcome::Refused { .. } = outcome {
             refused.store(true, Ordering::Relaxed);
@@ -110,39 +125,36 @@ impl Publisher {
         outcome
     }
 
-    fn turn(&self, topic: &str, partition: i32) -> Turn {
-        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        // Turns nobody holds are forgotten, or the map would grow with every topic ever doubted.
-        alone.retain(|_, turn| Arc::strong_count(turn) > 1);
-        alone.entry((topic.to_owned(), partition)).or_default().clone()
+    fn lock_of(&self, topic: &str, partition: i32) -> SendLock {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        // Locks that no task uses are dropped, or the map would grow with every topic.
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        locks.entry((topic.to_owned(), partition)).or_default().clone()
     }
 
-    /// The producer for single records. One with a fatal error would refuse every record it is given from then on, one that
-    /// gave no answer to a record may never give one again, and one that failed often would begin its epochs again.
-    async fn quarantine(&self) -> Arc<Producer> {
-        // Held while another is built: one is enough for all who wait.
-        let mut quarantine = self.quarantine.lock().await;
-        let why = if quarantine.is_fatal() {
+    /// The producer, replaced where it can no longer be trusted: after a fatal error it refuses every record, after one record without an
+    /// answer it may never answer again, and after many failures its epochs would start again.
+    async fn producer(&self) -> Arc<Producer> {
+        // Locked while a new one is built: one is enough for all tasks that wait.
+        let mut producer = self.producer.lock().await;
+        let why = if producer.is_fatal() {
             "a fatal error"
-        } else if quarantine.is_retired() {
+        } else if producer.is_retired() {
             "a record without an answer"
-        } else if quarantine.failures() >= FAILURES_ALONE_MOST {
+        } else if producer.failures() >= FAILURES_MAX {
             "many records that were not acknowledged"
         } else {
-            return quarantine.clone();
+            return producer.clone();
         };
-        let (config, clock) = (self.config.clone(), self.clock.clone());
-        let built = tokio::task::spawn_blocking(move || Producer::new(&config, false, &clock)).await;
-        match built {
-            Ok(Ok(next)) => {
-                *quarantine = next;
+        match Producer::build(&self.settings).await {
+            Ok(next) => {
+                *producer = next;
                 metrics::producer_rebuilt();
                 warn!(why, "replaced the Kafka producer for single records");
             }
-            Ok(Err(error)) => warn!(%error, "cannot build a producer; keeping the old one"),
             Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
         }
-        quarantine.clone()
+        producer.clone()
     }
 }
 
