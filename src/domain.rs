@@ -1,1 +1,5 @@
 //! Decides: what rows, floors, leases and refusals mean. Pure: no I/O, no client library, no clock that it was not given.
+
+pub mod delivery;
+pub mod partition;
+pub mod row;

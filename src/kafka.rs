@@ -39,8 +39,10 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
 use crate::jitter::jittered;
-use crate::message::{Outcome, Partition, Row, TopicFault};
 use crate::metrics;
 use last_ack::LastAck;
 use main_producer::MainProducer;

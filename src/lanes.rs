@@ -28,8 +28,8 @@ use uuid::Uuid;
 
 use crate::boottime::BootInstant;
 use crate::clock::Clock;
+use crate::domain::row::KEYLESS;
 use crate::floor::{Floor, Horizon, Sequence};
-use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 use in_flight::InFlight;
 

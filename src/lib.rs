@@ -4,7 +4,7 @@
 //! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`hold`]
 //! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`janitor`] what
 //! is swept away. [`outbox`] is the only module that speaks SQL, [`kafka`] the only one that
-//! sends to Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
+//! sends to Kafka, and they do not know each other. [`domain`] and [`verdict`] are pure.
 //! [`verify`] compares afterwards what was committed with what a [`kafka::consumer`] finds.
 //!
 //! `ARCHITECTURE.md` is the map; read the modules in the order below.
@@ -12,7 +12,6 @@
 pub mod domain;
 pub mod tasks;
 
-pub mod message;
 pub mod verdict;
 
 pub mod boottime;

@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 use uuid::Uuid;
 
+use crate::domain::row::Row;
 use crate::failpoint;
 use crate::jitter::jittered;
-use crate::message::Row;
 use crate::metrics;
 use crate::outbox::Outbox;
 
@@ -156,7 +156,7 @@ async fn ask(outbox: &Outbox, question: &VecDeque<Sent>) -> crate::outbox::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::tests::row;
+    use crate::domain::row::tests::row;
 
     fn ids(rows: &VecDeque<Sent>) -> Vec<i64> {
         rows.iter().map(|sent| sent.id).collect()

@@ -20,12 +20,14 @@ use self::batch::{
 pub use self::company::Company;
 use self::company::Marks;
 use crate::boottime::BootInstant;
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::{KEYLESS, Row};
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
 use crate::kafka::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
-use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
 use crate::pace::Pace;

@@ -17,10 +17,10 @@ use std::time::{Duration, SystemTime};
 use indicatif::ProgressBar;
 use uuid::Uuid;
 
+use crate::domain::row::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::janitor::RETENTION_LEAST;
 use crate::kafka::consumer::{self, Consumer, Extent, Record};
 use crate::kafka::{ClientConfig, KafkaError};
-use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};

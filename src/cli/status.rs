@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Failure;
 use crate::config::DatabaseArgs;
-use crate::message::Partition;
+use crate::domain::partition::Partition;
 use crate::outbox::status::{HoldStatus, OpenWriter, Status};
 use crate::outbox::{Holder, OnPublished, Outbox, pool};
 

@@ -3,7 +3,8 @@
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::reports::Report;
-use crate::message::{Outcome, Partition, TopicFault};
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
 
 /// Did the broker, or the client itself, refuse the record because of what it contains?
 pub fn is_refusal(report: Option<Report>) -> bool {

@@ -13,7 +13,9 @@ use super::producer::Producer;
 use super::reports::Report;
 use super::topics::Topics;
 use super::{Until, delivery};
-use crate::message::{Outcome, Partition, Row};
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
 
 /// A topic and one of its partitions.
 type Destination<'a> = (&'a str, Partition);

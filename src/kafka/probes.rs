@@ -10,7 +10,9 @@ use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
 use super::quarantine::FAILURES_MAX;
 use super::{PURGE_TIMEOUT, Until, delivery};
-use crate::message::{Outcome, Partition, Row};
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
 
 /// A producer that has had no answer for so long may never get one, and is replaced. A new one needs some time to connect.
 const SILENCE_MAX: Duration = Duration::from_secs(5);

@@ -15,8 +15,8 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::log_context::LogContext;
 use super::reports::{Report, Reports, SentRecords};
 use crate::clock::Clock;
+use crate::domain::row::Row;
 use crate::failpoint;
-use crate::message::Row;
 
 /// A broker forgets a producer that sends nothing for long. We assume it after a much shorter time than brokers do.
 const KNOWN_FOR: Duration = Duration::from_secs(600);

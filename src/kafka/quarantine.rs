@@ -12,7 +12,9 @@ use tracing::warn;
 use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
 use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT, Until, delivery};
-use crate::message::{Outcome, Partition, Row};
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
 use crate::metrics;
 
 /// A record that would have less time than this for its answer is not sent: silence would say nothing about the producer.

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use super::paused_partitions::{PausedPartitions, Reasons};
 use super::topics::{Topic, Topics};
-use crate::message::{Outcome, Partition, Row, TopicFault};
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
 
 /// Where a record goes and how.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
 use super::sick;
-use crate::message::{Outcome, TopicFault};
+use crate::domain::delivery::{Outcome, TopicFault};
 use crate::metrics;
 
 /// Partition counts rarely grow; asking every minute is enough.

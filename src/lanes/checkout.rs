@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::portion::{Pack, sight};
 use super::{Inner, Lanes, Ranges, Term};
+use crate::domain::row::KEYLESS;
 use crate::floor::{Settled, Sight};
-use crate::message::KEYLESS;
 
 /// One lane of a checkout.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 
 use super::book::Lane;
-use crate::message::LANE_COUNT;
+use crate::domain::row::LANE_COUNT;
 
 /// As far as all tasks together come with so many claims each: a lane moves by steps, and does not keep closer than a few of them.
 const SIGHT_CLAIMS: usize = 5;

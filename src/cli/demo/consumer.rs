@@ -14,7 +14,7 @@ use super::application::read;
 use super::broker::{Broker, PARTITIONS};
 use super::ledger::Ledger;
 use crate::cli::Failure;
-use crate::message::POSSIBLE_DUPLICATE;
+use crate::domain::row::POSSIBLE_DUPLICATE;
 
 const POLL: Duration = Duration::from_millis(50);
 /// How long the last records may take, once nothing more is sent.
