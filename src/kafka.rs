@@ -39,7 +39,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
-use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::delivery::Outcome;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::jitter::jittered;
@@ -273,15 +273,5 @@ impl Publisher {
         );
         metrics::publisher_paused(false);
         self.paused.send_replace(false);
-    }
-}
-
-/// What a topic that cannot be looked up means for a row.
-fn sick(fault: TopicFault, reason: String) -> Outcome {
-    Outcome::Sick {
-        fault,
-        partition: None,
-        reason,
-        maybe_landed: false,
     }
 }

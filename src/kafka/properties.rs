@@ -119,7 +119,7 @@ fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)])
     };
     Some(match error {
         KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
-        KafkaError::ClientCreation(reason) => match guilty(&reason, own) {
+        KafkaError::ClientCreation(reason) => match property_in(&reason, own) {
             Some(name) => format!("--kafka-property {name} is not accepted: {reason}"),
             None => format!("the Kafka client does not accept its --kafka-property settings: {reason}"),
         },
@@ -135,7 +135,7 @@ fn without_brokers(config: &ClientConfig) -> ClientConfig {
 }
 
 /// The property that the reason is about: the client says its name, or quotes its value.
-fn guilty<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
+fn property_in<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
     let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
     let quoted = || {
         let said = |value: &String| {

@@ -11,7 +11,6 @@ use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
-use super::sick;
 use crate::domain::delivery::{Outcome, TopicFault};
 use crate::metrics;
 
@@ -43,7 +42,7 @@ struct TopicMetadata {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedTopic {
     partitions: i32,
     /// Partitions that had no leader when the topic was looked up.
     leaderless: Vec<i32>,
@@ -52,12 +51,12 @@ struct Entry {
     narrowed: Option<(usize, Instant)>,
 }
 
-type Entries = Arc<Mutex<HashMap<String, Entry>>>;
+type Cache = Arc<Mutex<HashMap<String, CachedTopic>>>;
 
 /// The client that looks topics up.
 struct LookupClient {
     admin: Arc<Admin>,
-    /// When it first got no answer, if it has got none since.
+    /// Since when it, or the one that it replaced, has got no answer.
     silent_since: Option<Instant>,
     /// How long it may be silent before it is replaced.
     timeout: Duration,
@@ -66,7 +65,7 @@ struct LookupClient {
 pub struct Topics {
     config: ClientConfig,
     lookup: Arc<Mutex<LookupClient>>,
-    entries: Entries,
+    cache: Cache,
 }
 
 impl Topics {
@@ -78,7 +77,7 @@ impl Topics {
                 silent_since: None,
                 timeout: SILENCE_TIMEOUT,
             })),
-            entries: Entries::default(),
+            cache: Cache::default(),
         })
     }
 
@@ -89,8 +88,8 @@ impl Topics {
         }
         let TopicMetadata { partitions, leaderless } = self.ask(name, deadline).await?;
         let first_time = {
-            let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            let old = entries.remove(name);
+            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let old = cache.remove(name);
             if let Some(old) = &old
                 && old.partitions != partitions
             {
@@ -104,14 +103,14 @@ impl Topics {
             }
             let described = old.as_ref().and_then(|old| old.described);
             let narrowed = old.as_ref().and_then(|old| old.narrowed);
-            let entry = Entry {
+            let cached = CachedTopic {
                 partitions,
                 leaderless,
                 asked: Instant::now(),
                 described,
                 narrowed,
             };
-            entries.insert(name.to_owned(), entry);
+            cache.insert(name.to_owned(), cached);
             described.is_none()
         };
         if first_time {
@@ -121,46 +120,46 @@ impl Topics {
     }
 
     fn known(&self, name: &str) -> Option<Topic> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = entries.get(name).filter(|entry| entry.asked.elapsed() < FRESH_FOR)?;
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = cache.get(name).filter(|cached| cached.asked.elapsed() < FRESH_FOR)?;
         Some(Topic {
-            partitions: entry.partitions,
-            limit: entry.limit(),
+            partitions: cached.partitions,
+            limit: cached.limit(),
         })
     }
 
     /// How many bytes may be in flight to one partition at once, where the topic accepts less than the client's batches.
     pub fn limit(&self, name: &str) -> Option<usize> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
     }
 
     /// Did the partition have a leader when the topic was last looked up?
     pub fn has_leader(&self, name: &str, partition: i32) -> bool {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache
             .get(name)
-            .is_none_or(|entry| !entry.leaderless.contains(&partition))
+            .is_none_or(|cached| !cached.leaderless.contains(&partition))
     }
 
     /// A batch of this topic was refused: send less at once, and ask again how much the topic accepts.
     pub fn narrow(&self, name: &str, bytes: usize) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get_mut(name) {
-            entry.narrowed = Some((bytes, Instant::now()));
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = cache.get_mut(name) {
+            cached.narrowed = Some((bytes, Instant::now()));
         }
-        drop(entries);
+        drop(cache);
         self.describe_in_background(name);
     }
 
     /// Metadata of at least this age is asked for again at the next use. What was learned about the topic's limit stays.
     pub fn expire(&self, name: &str, age: Duration) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get_mut(name)
-            && entry.asked.elapsed() >= age
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = cache.get_mut(name)
+            && cached.asked.elapsed() >= age
             && let Some(past) = Instant::now().checked_sub(FRESH_FOR)
         {
-            entry.asked = past;
+            cached.asked = past;
         }
     }
 
@@ -180,10 +179,10 @@ impl Topics {
                     | Code::TopicAuthorizationFailed
                     | Code::InvalidTopic),
                 ) => {
-                    return Err(sick(TopicFault::Unusable, format!("topic {name}: {code}")));
+                    return Err(unavailable(TopicFault::Unusable, format!("topic {name}: {code}")));
                 }
                 Err(code) => {
-                    return Err(sick(
+                    return Err(unavailable(
                         TopicFault::Transient,
                         format!("topic {name}: cannot be looked up: {code}"),
                     ));
@@ -219,7 +218,7 @@ impl Topics {
     /// Where the topic may not or cannot be described, the limit stays unknown until a batch is refused.
     fn describe_in_background(&self, name: &str) {
         let admin = self.admin();
-        let entries = self.entries.clone();
+        let cache = self.cache.clone();
         let name = name.to_owned();
         tokio::spawn(async move {
             let options = AdminOptions::new().request_timeout(Some(LOOKUP_TIMEOUT));
@@ -235,9 +234,9 @@ impl Topics {
                 .flatten()
                 .find_map(|resource| resource.get("max.message.bytes")?.value.clone()?.parse().ok());
             tracing::debug!(topic = name, limit, "asked how much the topic takes in one batch");
-            let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(entry) = entries.get_mut(&name) {
-                entry.described = limit;
+            let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(cached) = cache.get_mut(&name) {
+                cached.described = limit;
             }
         });
     }
@@ -283,7 +282,7 @@ fn ask_brokers(admin: &Admin, topic: &str) -> Result<TopicMetadata, Code> {
     let metadata = admin.client().inner().fetch_metadata(Some(topic), LOOKUP_TIMEOUT);
     let metadata = metadata.map_err(|error| code_of(&error))?;
     if metadata.brokers().is_empty() {
-        // A broker that has just started and has not heard of its cluster.
+        // The broker has just started and does not know its cluster yet.
         return Err(Code::AllBrokersDown);
     }
     let topic = metadata.topics().first().ok_or(Code::UnknownTopicOrPartition)?;
@@ -315,7 +314,7 @@ fn is_silence(code: Code) -> bool {
     )
 }
 
-impl Entry {
+impl CachedTopic {
     fn limit(&self) -> Option<usize> {
         // A batch carries some bytes around its records.
         let described = self.described.map(|limit| limit * 9 / 10);
@@ -332,4 +331,14 @@ impl Entry {
 
 fn code_of(error: &KafkaError) -> Code {
     error.rdkafka_error_code().unwrap_or(Code::Unknown)
+}
+
+/// What a topic that cannot be looked up means for a row.
+fn unavailable(fault: TopicFault, reason: String) -> Outcome {
+    Outcome::Sick {
+        fault,
+        partition: None,
+        reason,
+        maybe_landed: false,
+    }
 }
