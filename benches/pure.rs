@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use outboxd::boottime::BootInstant;
+use outboxd::domain::delivery::Outcome;
 use outboxd::domain::floor::Sight;
+use outboxd::domain::row::{Body, KEYLESS, Row};
+use outboxd::kafka::headers;
 use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Ranges, Seen, Taken, Term, Work};
-use outboxd::message::{Body, KEYLESS, Outcome, Row};
-use outboxd::publisher::headers;
 use outboxd::verdict::{OnDead, Policy, judge};
 use rdkafka::producer::BaseRecord;
 use uuid::Uuid;

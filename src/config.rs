@@ -11,9 +11,8 @@ use check::{Check, parse_bytes};
 
 use crate::domain::retention::Retention;
 use crate::identity::Identity;
+use crate::kafka::{ClientConfig, OVERRUN, properties};
 use crate::outbox::{Database, OnPublished, Pooler};
-use crate::publisher::OVERRUN;
-use crate::publisher::properties::{self, ClientConfig};
 use crate::relay::{self, MARK_MARGIN};
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
@@ -122,7 +121,7 @@ impl KafkaArgs {
         let mut check = Check::default();
         let (brokers, own) = self.checked(&mut check);
         let config = properties::consumer_config(&brokers, &own);
-        check.problems(properties::problem_of_consumer(&config, &own));
+        check.problems(properties::consumer_problem(&config, &own));
         check.finish(Some(config))
     }
 
@@ -131,12 +130,12 @@ impl KafkaArgs {
         let (brokers, own) = self.checked(check);
         let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
         let config = properties::client_config(&brokers, relay.batch_deadline, rows, bytes, &own);
-        check.problems(properties::problem_of_producer(&config, &own));
+        check.problems(properties::producer_problem(&config, &own));
         config
     }
 
     /// The brokers, and the user's own properties.
-    fn checked(&self, check: &mut Check) -> (String, Vec<(String, String)>) {
+    fn checked(&self, check: &mut Check) -> (String, properties::Own) {
         let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
         check.ensure(!brokers.is_empty(), || {
             "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()

@@ -26,9 +26,10 @@ use tracing::{info, warn};
 
 use self::rest::Rests;
 use crate::boottime::BootInstant;
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::row::{KEYLESS, Row};
 use crate::failpoint;
 use crate::lanes::{Held, Lowered, Record, Term};
-use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Postponed, Released, Result, StoredHold};
 use crate::relay::{Relay, report_held_key, report_refusal};

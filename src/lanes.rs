@@ -27,8 +27,8 @@ use uuid::Uuid;
 use crate::boottime::BootInstant;
 use crate::clock::Clock;
 use crate::domain::floor::Floor;
+use crate::domain::row::KEYLESS;
 use crate::domain::watermark::{Horizon, Sequence};
-use crate::message::KEYLESS;
 use book::{Keyless, Lane, WINDOW_MIN};
 use in_flight::InFlight;
 

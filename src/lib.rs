@@ -3,16 +3,15 @@
 //! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
 //! [`lanes`] decides which keyed rows are ours, [`domain::floor`] where a claim starts to look, [`hold`]
 //! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`tasks::maintenance`] what
-//! is removed. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
-//! sends to Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
-//! [`verify`] compares afterwards what was committed with what a [`consumer`] finds.
+//! is removed. [`outbox`] is the only module that speaks SQL, [`kafka`] the only one that
+//! sends to Kafka, and they do not know each other. [`domain`] and [`verdict`] are pure.
+//! [`verify`] compares afterwards what was committed with what a [`kafka::consumer`] finds.
 //!
 //! `ARCHITECTURE.md` is the map; read the modules in the order below.
 
 pub mod domain;
 pub mod tasks;
 
-pub mod message;
 pub mod verdict;
 
 pub mod boottime;
@@ -21,8 +20,8 @@ pub mod identity;
 pub mod jitter;
 pub mod lanes;
 
+pub mod kafka;
 pub mod outbox;
-pub mod publisher;
 pub mod wakeup;
 
 pub mod hold;
@@ -33,7 +32,6 @@ pub mod health;
 pub mod http;
 pub mod metrics;
 
-pub mod consumer;
 pub mod verify;
 
 pub mod cli;

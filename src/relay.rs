@@ -17,16 +17,18 @@ use self::batch::{
     take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
 };
 use crate::boottime::BootInstant;
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::{KEYLESS, Row};
 use crate::domain::watermark::Settled;
 use crate::failpoint;
 use crate::health::{Health, Loop};
+use crate::kafka::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::lanes::RecentlyPublished;
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
-use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
 use crate::pace::Pace;
-use crate::publisher::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
 use crate::wakeup::Watch;
 

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::{KEYLESS, Row};
 
 /// What becomes of a key whose row was refused for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -257,7 +259,6 @@ fn hold_key(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message;
     use proptest::prelude::*;
 
     const POLICY: Policy = Policy {
@@ -273,7 +274,7 @@ mod tests {
             topic: topic.into(),
             key: key.map(Into::into),
             attempts,
-            ..message::tests::row(id)
+            ..crate::domain::row::tests::row(id)
         }
     }
 

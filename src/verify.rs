@@ -15,14 +15,12 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use indicatif::ProgressBar;
-use rdkafka::ClientConfig;
-use rdkafka::error::KafkaError;
-use rdkafka::message::{BorrowedMessage, Headers, Message};
 use uuid::Uuid;
 
-use crate::consumer::{self, Consumer, Extent};
 use crate::domain::retention::RETENTION_MIN;
-use crate::message::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
+use crate::domain::row::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
+use crate::kafka::consumer::{self, Consumer, Extent, Record};
+use crate::kafka::{ClientConfig, KafkaError};
 use crate::outbox::snapshot::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
@@ -208,13 +206,13 @@ impl Reading {
     fn read(&mut self) -> Result<(), Error> {
         for (topic, name) in self.names.iter().enumerate() {
             let (first, read) = (&mut self.first[topic], &mut self.read[topic]);
-            self.consumer.read(name, &self.extents[topic], |message| {
+            self.consumer.read(name, &self.extents[topic], |record| {
                 self.bar.inc(1);
                 *read += 1;
-                let written = message.timestamp().to_millis().unwrap_or(0) * 1000;
-                first[message.partition() as usize].get_or_insert(written);
-                match arrived(topic as u32, written, message) {
-                    Some(record) => self.arrived.push(&record)?,
+                let written = record.timestamp().unwrap_or(0) * 1000;
+                first[record.partition() as usize].get_or_insert(written);
+                match arrived(topic as u32, written, record) {
+                    Some(arrived) => self.arrived.push(&arrived)?,
                     None => self.foreign += 1,
                 }
                 Ok::<_, Error>(())
@@ -256,17 +254,15 @@ impl Reading {
 }
 
 /// `None`: the record is not ours.
-fn arrived(topic: u32, timestamp: Micros, message: &BorrowedMessage<'_>) -> Option<Arrived> {
-    let headers = message.headers()?;
-    let id = headers.iter().find(|header| header.key == MESSAGE_ID)?.value?;
-    let pairs = headers.iter().map(|header| (header.key, header.value));
+fn arrived(topic: u32, timestamp: Micros, record: &Record<'_>) -> Option<Arrived> {
+    let id = record.headers().find(|(name, _)| *name == MESSAGE_ID)?.1?;
     Some(Arrived {
         message_id: Uuid::try_parse_ascii(id).ok()?,
         topic,
-        partition: message.partition(),
-        offset: message.offset(),
+        partition: record.partition(),
+        offset: record.offset(),
         timestamp,
-        flagged: headers.iter().any(|header| header.key == POSSIBLE_DUPLICATE),
-        content: Content::of_record(message.key(), message.payload(), pairs),
+        flagged: record.headers().any(|(name, _)| name == POSSIBLE_DUPLICATE),
+        content: Content::of_record(record.key(), record.payload(), record.headers()),
     })
 }

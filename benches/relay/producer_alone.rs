@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use outboxd::message;
-use outboxd::publisher::properties;
+use outboxd::domain::partition;
+use outboxd::kafka::properties;
 use rdkafka::ClientContext;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
@@ -121,7 +121,7 @@ async fn records(place: &Place, shape: Shape, rows: i64) -> Outcome<Vec<Record>>
             let key: String = row.get(1);
             Record {
                 topic: row.get(0),
-                partition: message::Place::of_key(key.as_bytes())
+                partition: partition::Place::of_key(key.as_bytes())
                     .partition(partitions)
                     .unwrap_or(0),
                 key,

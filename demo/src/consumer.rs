@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use outboxd::cli::Failure;
-use outboxd::message::POSSIBLE_DUPLICATE;
+use outboxd::domain::row::POSSIBLE_DUPLICATE;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaResult;
 use rdkafka::message::Headers as _;

@@ -13,12 +13,13 @@ use tracing::{info, warn};
 
 use super::{IDLE_LOOK, NO_ANSWER, PAUSE_LEAST, certainly_not_there, let_go, may_have_landed};
 use crate::boottime::BootInstant;
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::row::{KEYLESS, Row};
 use crate::failpoint;
+use crate::kafka::Until;
 use crate::lanes::{Term, Unmarked};
-use crate::message::{KEYLESS, Outcome, Row, TopicFault};
 use crate::metrics;
 use crate::outbox::{Free, KeylessSettlement, Result, StoredHold};
-use crate::publisher::Until;
 use crate::relay::{Relay, report_refusal};
 use crate::verdict::Refusal;
 
@@ -428,7 +429,7 @@ fn still_silent(hold: &StoredHold, outcome: &Outcome) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Partition;
+    use crate::domain::partition::Partition;
 
     fn hold(unit: &str) -> StoredHold {
         StoredHold {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{Inner, Lanes, Ranges, Term};
 use crate::domain::floor::Sight;
+use crate::domain::row::KEYLESS;
 use crate::domain::watermark::Settled;
-use crate::message::KEYLESS;
 
 /// One lane of a checkout.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::{Lanes, Ranges};
-use crate::message::Row;
+use crate::domain::row::Row;
 
 /// So many ranges of a lane at most, beside that of the rows that stand in line: delayed ones may lie anywhere.
 const DELAYED_RANGES: usize = 8;
@@ -142,7 +142,7 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::tests::row;
+    use crate::domain::row::tests::row;
 
     const ME: Uuid = Uuid::from_u128(1);
 

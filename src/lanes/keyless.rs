@@ -165,9 +165,9 @@ impl Lanes {
 mod tests {
 
     use super::*;
+    use crate::domain::row::KEYLESS;
     use crate::lanes::Seen;
     use crate::lanes::tests::{APPETITE, owning_suspect};
-    use crate::message::KEYLESS;
 
     #[test]
     fn what_is_stored_of_the_rows_without_a_lane_is_never_replaced_by_what_was_before() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::message::Row;
+use crate::domain::row::Row;
 
 /// So many rows at most, and none older: retention must not be mistaken for loss.
 const ROWS_MAX: usize = 100_000;
@@ -90,7 +90,7 @@ impl RecentlyPublished {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::tests::row;
+    use crate::domain::row::tests::row;
 
     fn ids(rows: &VecDeque<Sent>) -> Vec<i64> {
         rows.iter().map(|sent| sent.id).collect()

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use crate::message::LANE_COUNT;
+use crate::domain::row::LANE_COUNT;
 
 /// The fair share of `me`: every live worker gets the floor of an even split, and the remainder goes to those
 /// who already hold more, so that a newcomer never starves and nobody swaps lanes for the sake of evenness.

@@ -6,9 +6,9 @@ use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, StoredHold, row};
+use crate::domain::row::Row;
 use crate::domain::watermark::{Sequence, Writers};
 use crate::lanes::{Held, Lookout, Overview, Term};
-use crate::message::Row;
 
 /// Rows claimed, and those left behind because the byte budget was full.
 #[derive(Debug, Default)]

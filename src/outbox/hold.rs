@@ -8,8 +8,9 @@ use futures_util::future::try_join4;
 use super::mark::record_ids;
 use super::param::{Param, Params};
 use super::{Error, Outbox, Result, Transaction, row};
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
 use crate::lanes::{Lowered, Record, Term};
-use crate::message::{Partition, Row};
 use crate::verdict::{HoldOrder, Refusal};
 
 /// A hold as stored.

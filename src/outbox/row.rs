@@ -4,7 +4,7 @@
 use tokio_postgres::types::{FromSql, Type};
 
 use super::Result;
-use crate::message::{Body, Row};
+use crate::domain::row::{Body, Row};
 
 /// A text as it came: whether it is UTF-8 is the server's business.
 struct RawText<'a>(&'a [u8]);

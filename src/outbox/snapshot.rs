@@ -9,7 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::{Database, Result, connect, in_schema, row};
-use crate::message::{Row, State};
+use crate::domain::row::{Row, State};
 
 /// A read-only transaction that sees one moment, on a connection without the daemon's statement timeout. Its statements have
 /// no names, so that they pass a transaction pooler.

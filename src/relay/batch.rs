@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::breather;
 use crate::domain::floor::Sight;
+use crate::domain::row::{KEYLESS, LANE_COUNT, Row};
 use crate::domain::watermark::Settled;
 use crate::lanes::{Held, HeldKeyless, Seen};
-use crate::message::{KEYLESS, LANE_COUNT, Row};
 use crate::outbox::{Claim, Dropped};
 use crate::verdict::{HoldOrder, Verdict};
 
@@ -249,9 +249,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::domain::row::tests::row;
     use crate::lanes::tests::owning_suspect;
     use crate::lanes::{Appetite, Lanes, Ranges, Term, Work};
-    use crate::message::tests::row;
     use crate::verdict::Refusal;
 
     fn of_lane(lane: i16, ids: impl IntoIterator<Item = i64>) -> Vec<Row> {

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-use crate::message::{POSSIBLE_DUPLICATE, Place, Row};
+use crate::domain::partition::Place;
+use crate::domain::row::{POSSIBLE_DUPLICATE, Row};
 
 /// Microseconds since 1970: what PostgreSQL counts in.
 pub type Micros = i64;

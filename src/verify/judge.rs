@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::entry::{Arrived, Expected, Fate, First, Micros, span};
 use super::findings::{Findings, Offender};
-use crate::message::Place;
+use crate::domain::partition::Place;
 
 /// What is allowed for clocks that differ, and for the time between an acknowledgement and its mark.
 pub const SLACK: Micros = span(Duration::from_secs(600));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::entry::{Arrived, Content, Expected, Fate, First, number};
-use crate::message::Place;
+use crate::domain::partition::Place;
 
 /// Memory is what one heap holds; open files are three times this many, well below the usual limit of 1,024.
 pub const HEAPS: usize = 128;

@@ -1,6 +1,6 @@
 //! Paused partitions, as the schema knows them: which rows belong to one, and that claims leave out those and no others.
 
-use outboxd::message::Place;
+use outboxd::domain::partition::Place;
 
 use crate::support::*;
 

@@ -1,6 +1,6 @@
 //! Writers that draw ids and commit in any order, and one lane's owner that claims, publishes, holds and releases.
 //!
-//! All rows are of one key. The horizon and the step of a floor are the product's own (`outboxd::floor`). Every step makes
+//! All rows are of one key. The horizon and the step of a floor are the product's own (`outboxd::domain`). Every step makes
 //! something irrevocable happen, so there are no cycles: a run that cannot go on has ended, and "in the end" is a plain look
 //! at the states without a successor.
 

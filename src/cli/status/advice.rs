@@ -1,7 +1,7 @@
 //! What `outboxd status` advises: the next step for each thing that is not as it should be.
 
 use super::render::{age, plain};
-use crate::message::Partition;
+use crate::domain::partition::Partition;
 use crate::outbox::Holder;
 use crate::outbox::status::{HoldStatus, OpenWriter, Status};
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::advice::advice;
-use crate::message::Partition;
+use crate::domain::partition::Partition;
 use crate::outbox::status::{HoldStatus, Status};
 
 pub fn render(status: &Status, schema: &str) -> String {

@@ -117,18 +117,18 @@ fn mid_batch() -> Fault {
 #[tokio::test]
 async fn death_in_mid_batch_repeats_what_was_sent_and_nothing_else() {
     // The first record to each of the four partitions goes alone: the rest of the batch waits for their answers.
-    let (recovered, history) = dies_before_marking(mid_batch(), "report:2", 50, 4).await;
+    let (recovered, history) = dies_before_marking(mid_batch(), "delivery_report:2", 50, 4).await;
     recovered.record(history.repeats);
 }
 
 #[tokio::test]
 async fn death_in_mid_batch_with_everything_sent_repeats_no_more_than_the_batch() {
-    dies_before_marking(mid_batch(), "report:7", 50, BATCH).await;
+    dies_before_marking(mid_batch(), "delivery_report:7", 50, BATCH).await;
 }
 
 #[tokio::test]
 async fn death_in_mid_batch_of_keyless_rows_repeats_no_more_than_the_batch() {
-    dies_before_marking(mid_batch(), "report:7", 0, BATCH).await;
+    dies_before_marking(mid_batch(), "delivery_report:7", 0, BATCH).await;
 }
 
 #[tokio::test]

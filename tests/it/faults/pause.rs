@@ -320,7 +320,7 @@ async fn a_worker_paused_among_its_sends_sends_no_more_when_its_lease_is_over() 
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 30, 10).await;
     // The first record to each of the four partitions goes alone: here most of the batch is still to be handed over.
-    let failpoint = "before_record:12";
+    let failpoint = "before_produce:12";
     let paused = world.relay().args(&["--tasks", "1"]).failpoint(failpoint).start();
     paused.at_failpoint(failpoint).await;
     let successor = sleeps_until_succeeded(&world, &paused).await;

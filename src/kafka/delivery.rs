@@ -1,11 +1,12 @@
-//! The client's error codes become outcomes: one match, here and nowhere else.
+//! What the client's error codes mean for a record: one match, here and nowhere else.
 
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::producer::Report;
-use crate::message::{Outcome, Partition, TopicFault};
+use super::reports::Report;
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
 
-/// Did the broker, or the client itself, refuse the record for what it is?
+/// Did the broker, or the client itself, refuse the record because of what it contains?
 pub fn is_refusal(report: Option<Report>) -> bool {
     report.is_some_and(|report| {
         matches!(
@@ -21,7 +22,7 @@ pub fn is_refusal(report: Option<Report>) -> bool {
     })
 }
 
-/// What a report means. `None`: there was none. `overdue`: our deadline passed and everything was purged.
+/// What a report means; `None` if there was none. `overdue`: our deadline passed and everything was purged.
 pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, overdue: bool) -> Outcome {
     let Some(Report { code, handed_over }) = report else {
         return late(topic, partition, true, overdue);
@@ -31,10 +32,10 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         _ if is_refusal(report) => Outcome::Refused {
             reason: format!("Kafka refused the record for topic {topic}: {code}"),
         },
-        // From the queue as well: a retry goes back there.
+        // Also if it was purged from the queue: a retry goes back there.
         Code::PurgeQueue | Code::PurgeInflight => late(topic, partition, handed_over, overdue),
-        // Said by the client of what it cannot send any more, or by the broker of the last try: about the topic, its settings, our
-        // clock. An earlier try may have landed.
+        // From the client about a record it can no longer send, or from the broker about the last attempt: the topic, its settings or our
+        // clock are the cause. An earlier attempt may have been written.
         Code::UnknownTopic
         | Code::UnknownTopicOrPartition
         | Code::InvalidTopic
@@ -51,10 +52,10 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         | Code::RequestTimedOut
         | Code::BrokerTransportFailure
         | Code::NetworkException => transient(topic, partition, &code.to_string(), handed_over),
-        // Not taken: the client counts the topic's partitions otherwise than we do, for a moment, or has hit a fatal error.
+        // The client did not take it: for a moment it knows another partition count than we do, or it has a fatal error.
         _ if !handed_over => Outcome::Unsent,
-        // Fatal errors and their collateral, and whatever a newer broker may say: the producer is looked at by the
-        // caller, and the record may be there.
+        // Fatal errors and their consequences, and codes of newer brokers: the caller checks the producer, and the record may have been
+        // written.
         _ => Outcome::Unknown,
     }
 }
@@ -68,7 +69,7 @@ fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
     }
 }
 
-/// Leaders, replicas and answers are a partition's own: its neighbours may be well.
+/// Leaders, replicas and answers are those of one partition: the topic's other partitions may work.
 pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Outcome {
     Outcome::Sick {
         fault: TopicFault::Transient,
@@ -78,8 +79,8 @@ pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bo
     }
 }
 
-/// Purged, never answered, or not even taken. By our own deadline, the partition that was asked is to blame; otherwise it is somebody
-/// else's collateral.
+/// The record was purged, never answered, or not even taken. If that was because of our own deadline, the partition did not answer;
+/// otherwise another record was the cause.
 fn late(topic: &str, partition: Partition, maybe_landed: bool, overdue: bool) -> Outcome {
     match (overdue, maybe_landed) {
         (true, true) => transient(topic, partition, "no answer before the deadline", maybe_landed),

@@ -1,4 +1,4 @@
-//! What a row is, what it becomes on the wire, and what became of a publish. No I/O.
+//! What a row is, and the record that it becomes.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -6,22 +6,24 @@ use std::time::SystemTime;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-/// How many lanes keyed rows are spread over. Frozen with the hash in the schema.
+use super::partition::Place;
+
+/// How many lanes keyed rows are spread over. It cannot change, because the hash in the schema depends on it.
 pub const LANE_COUNT: usize = 64;
 
 /// The lane number that stands for rows without a lane.
 pub const KEYLESS: i16 = -1;
 
-/// Header every record carries: the key to deduplicate by.
+/// A header of every record: the key to deduplicate by.
 pub const MESSAGE_ID: &str = "message-id";
 
-/// Header on copies that may repeat one already sent.
+/// A header of records that may be a second copy.
 pub const POSSIBLE_DUPLICATE: &str = "possible-duplicate";
 
 /// Where a row of `outbox.message` is in its life. The schema allows no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Committed, not yet acknowledged by Kafka. It may be delayed, claimed or held meanwhile.
+    /// Committed and not yet acknowledged by Kafka. It may be delayed, claimed or held meanwhile.
     Pending,
     /// Acknowledged: `published_at` is set, or the row was deleted or moved to the history.
     Published,
@@ -50,7 +52,7 @@ impl Body {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub id: i64,
-    /// `None`: no order is promised and the row was claimed with a lease of its own.
+    /// `None`: the row is unordered, and was claimed with a lease of its own.
     pub lane: Option<i16>,
     pub message_id: Uuid,
     pub topic: String,
@@ -67,15 +69,15 @@ pub struct Row {
     pub created_at: SystemTime,
     /// Delayed by the application, or redriven, and due now.
     pub delayed: bool,
-    /// A copy may have been sent before: by a worker that died, or by us without an answer.
+    /// A copy may have been sent before: by a worker that died, or by this one without an answer.
     pub suspect: bool,
-    /// Why the row was not read whole: it is larger than we take, or PostgreSQL cannot read it. It is never sent.
+    /// Why the row was not read completely: it is larger than the limit, or PostgreSQL cannot read it. It is never sent.
     pub withheld: Option<String>,
 }
 
 impl Row {
     /// What must stay in order: the rows of one key, or of one explicit partition, in one topic.
-    /// The spelling is that of `outbox.hold.unit`. `None`: nothing waits for this row.
+    /// `outbox.hold.unit` has the same format. `None`: no other row waits for this one.
     pub fn unit(&self) -> Option<String> {
         match (&self.key, self.partition) {
             (Some(key), _) => Some(format!("k:{key}")),
@@ -84,12 +86,12 @@ impl Row {
         }
     }
 
-    /// It came in past the trigger that assigns lanes: sent among the rows that stand in none, it would overtake its key.
+    /// It was inserted without the trigger that assigns lanes: sent as an unordered row it would overtake its key.
     pub fn has_lost_its_line(&self) -> bool {
         self.lane.is_none() && (self.key.is_some() || self.partition.is_some())
     }
 
-    /// The record's key: the row's own, else its message id, so that keyless rows spread evenly.
+    /// The record's key: the row's own, or its message id, so that rows without a key spread evenly.
     pub fn record_key(&self) -> RecordKey<'_> {
         match &self.key {
             Some(key) => RecordKey::Own(key),
@@ -105,7 +107,7 @@ impl Row {
         }
     }
 
-    /// Calls `each` for every header of the record, the relay's own first.
+    /// Calls `each` for every header of the record, those of the relay first.
     pub fn each_header(&self, mut each: impl FnMut(&str, Option<&[u8]>)) {
         let mut buffer = Uuid::encode_buffer();
         let message_id = self.message_id.hyphenated().encode_lower(&mut buffer);
@@ -131,9 +133,9 @@ impl Row {
         }
     }
 
-    /// About how many bytes the row keeps busy, here and in the producer's queue.
+    /// About how many bytes the row takes in memory, here and in the producer's queue.
     pub fn size(&self) -> usize {
-        // What a record carries around its payload: names, ids, lengths.
+        // What a record has besides its payload: names, ids, lengths.
         const OVERHEAD: usize = 200;
         OVERHEAD + self.bytes()
     }
@@ -162,10 +164,10 @@ impl RecordKey<'_> {
     }
 }
 
-/// A JSON string travels as its text, null as a header without a value, anything else in the very words of PostgreSQL:
-/// there a number has as many digits as it likes and arrays nest as deep as they like, which a parsed value would not bear.
+/// A JSON string is sent as its text, null as a header without a value, anything else exactly as PostgreSQL spells it: numbers may have
+/// more digits there, and arrays may be nested deeper, than a parsed value can hold.
 fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]>)) {
-    // The schema admits objects only; anything else would have no names to send.
+    // The schema accepts objects only; anything else has no names to send.
     let Ok(headers) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(json) else {
         return;
     };
@@ -176,114 +178,6 @@ fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]
             Err(_) => each(name, Some(spelling.as_bytes())),
         }
     }
-}
-
-/// See [`Row::place`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The application named the partition.
-    Explicit(i32),
-    /// The hash of the record's key decides.
-    Hashed(u32),
-}
-
-impl Place {
-    pub fn of_key(key: &[u8]) -> Self {
-        Place::Hashed(murmur2(key))
-    }
-
-    /// The partition, in a topic of so many: for a key the one the Java client's default partitioner would choose. `None`:
-    /// it does not exist.
-    pub fn partition(self, count: i32) -> Option<i32> {
-        match self {
-            Place::Explicit(partition) => Some(partition).filter(|partition| *partition < count),
-            Place::Hashed(hash) => ((hash & 0x7fff_ffff) as i32).checked_rem(count),
-        }
-    }
-}
-
-/// One partition of a topic that has, or had, so many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Partition {
-    pub number: i32,
-    pub of: i32,
-}
-
-impl Partition {
-    /// How `outbox.hold.unit` spells a paused partition.
-    pub fn unit(self) -> String {
-        format!("s:{}/{}", self.number, self.of)
-    }
-
-    /// The paused partition that a hold is of, if it is of one.
-    pub fn of_unit(unit: &str) -> Option<Self> {
-        let (number, of) = unit.strip_prefix("s:")?.split_once('/')?;
-        Some(Partition {
-            number: number.parse().ok()?,
-            of: of.parse().ok()?,
-        })
-    }
-
-    /// Does the row belong there? `outbox.holds_of` says the same in SQL.
-    pub fn takes(self, row: &Row) -> bool {
-        row.place().partition(self.of) == Some(self.number)
-    }
-}
-
-/// Kafka's flavour of murmur2, as in the Java client's `Utils.murmur2`.
-fn murmur2(data: &[u8]) -> u32 {
-    const SEED: u32 = 0x9747_b28c;
-    const M: u32 = 0x5bd1_e995;
-    let mut hash = SEED ^ data.len() as u32;
-    let mut words = data.chunks_exact(4);
-    for word in &mut words {
-        let mut k = u32::from_le_bytes([word[0], word[1], word[2], word[3]]).wrapping_mul(M);
-        k = (k ^ (k >> 24)).wrapping_mul(M);
-        hash = hash.wrapping_mul(M) ^ k;
-    }
-    let tail = words.remainder();
-    if !tail.is_empty() {
-        for (place, byte) in tail.iter().enumerate() {
-            hash ^= u32::from(*byte) << (8 * place);
-        }
-        hash = hash.wrapping_mul(M);
-    }
-    hash = (hash ^ (hash >> 13)).wrapping_mul(M);
-    hash ^ (hash >> 15)
-}
-
-/// What became of one record of a publish.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Kafka has it, on all in-sync replicas.
-    Acked,
-    /// It never left this process, or left in a batch that was refused whole: try again.
-    Unsent,
-    /// No answer. It may have landed: try again, flagged.
-    Unknown,
-    /// Kafka refused this very record, sent alone; or it has nowhere to go: no such partition, no lane.
-    Refused { reason: String },
-    /// Not sent: its topic has just refused another record, and this one, too, would have to go alone. The batch does not wait.
-    PutOff { reason: String },
-    /// Nothing wrong with the record, but its topic cannot take it now, or the one partition of it that the record belongs to.
-    Sick {
-        fault: TopicFault,
-        /// `None`: the whole topic.
-        partition: Option<Partition>,
-        reason: String,
-        maybe_landed: bool,
-    },
-}
-
-/// Why a topic takes nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TopicFault {
-    /// It does not exist, or we may not write to it: somebody has to act.
-    Unusable,
-    /// Too slow, leaderless, short of replicas: it should pass.
-    Transient,
-    /// The same a moment ago, while others answered: this record was not even sent.
-    Paused,
 }
 
 #[cfg(test)]
@@ -338,40 +232,6 @@ pub(crate) mod tests {
         seen
     }
 
-    /// The known answers of the Java client's own test of `Utils.murmur2`.
-    #[test]
-    fn murmur2_answers_as_the_java_client_does() {
-        let known: [(&[u8], i32); 7] = [
-            (b"21", -973_932_308),
-            (b"foobar", -790_332_482),
-            (b"a-little-bit-long-string", -985_981_536),
-            (b"a-little-bit-longer-string", -1_486_304_829),
-            (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
-            (b"abc", 479_470_107),
-            (b"", 275_646_681),
-        ];
-        for (key, answer) in known {
-            assert_eq!(murmur2(key) as i32, answer, "{key:?}");
-        }
-    }
-
-    #[test]
-    fn a_paused_partition_is_spelled_as_it_is_read_and_takes_the_rows_that_belong_there() {
-        let third = Partition { number: 3, of: 12 };
-        assert_eq!(third.unit(), "s:3/12");
-        assert_eq!(Partition::of_unit("s:3/12"), Some(third));
-        for other in ["", "k:s:3/12", "p:3", "s:3", "s:a/b"] {
-            assert_eq!(Partition::of_unit(other), None, "{other:?}");
-        }
-        let explicit = |partition| Row { partition, ..row(1) };
-        assert!(third.takes(&explicit(Some(3))));
-        assert!(!third.takes(&explicit(Some(15))));
-        let hashed = row(1).place().partition(12).expect("a partition");
-        assert!(Partition { number: hashed, of: 12 }.takes(&row(1)));
-        let next = (hashed + 1) % 12;
-        assert!(!Partition { number: next, of: 12 }.takes(&row(1)));
-    }
-
     #[test]
     fn headers_carry_the_metadata_and_the_applications_own() {
         let mut row = row(1);
@@ -416,25 +276,6 @@ pub(crate) mod tests {
         suspect.suspect = true;
         assert!(headers_of(&suspect).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
         assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
-    }
-
-    #[test]
-    fn a_key_is_placed_where_the_java_client_would_and_an_explicit_partition_where_it_says() {
-        // 1,357,151,166: the known answer for "foobar" without its sign.
-        let foobar = Row {
-            key: Some("foobar".into()),
-            ..row(1)
-        };
-        assert_eq!(foobar.place().partition(1000), Some(166));
-        assert_eq!(foobar.place().partition(0), None);
-        let third = Row {
-            partition: Some(3),
-            ..foobar
-        };
-        assert_eq!(
-            (third.place().partition(4), third.place().partition(3)),
-            (Some(3), None)
-        );
     }
 
     #[test]
@@ -486,12 +327,6 @@ pub(crate) mod tests {
             prop_assert_eq!(record_key.as_bytes(), key.as_bytes());
             let partition = row.place().partition(count);
             prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
-        }
-
-        #[test]
-        fn an_explicit_partition_is_itself_or_does_not_exist(partition in 0..=i32::MAX, count in 0..=i32::MAX) {
-            let row = Row { partition: Some(partition), ..row(1) };
-            prop_assert_eq!(row.place().partition(count), (partition < count).then_some(partition));
         }
 
         #[test]

@@ -1,5 +1,5 @@
-//! Partitions that took nothing a moment ago, while others answered. Whoever meets one sends nothing there: the first batch has waited for its
-//! deadline in vain, and the other lanes must not do so one after the other.
+//! Partitions that accepted nothing recently, while others answered. Nothing is sent to them: the first batch has waited for its deadline
+//! without an answer, and the other lanes must not wait one after the other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// For so long it is believed. A probe that fails says it again, and comes more often than that.
-const BELIEVED: Duration = Duration::from_secs(10);
+/// How long a partition stays paused. Probes come more often, and each one that fails pauses it again.
+const PAUSE_LASTS: Duration = Duration::from_secs(10);
 
 /// Why partitions of one topic are paused.
 pub type Reasons = HashMap<i32, String>;
 
-/// Per topic and partition, when it took nothing and why.
+/// By topic and partition, when it accepted nothing and why.
 type Topics = HashMap<String, HashMap<i32, (Instant, String)>>;
 
 #[derive(Default)]
 pub struct PausedPartitions(Mutex<Topics>);
 
 impl PausedPartitions {
-    /// It took nothing just now. Said once, not for each of the lanes that meet it.
+    /// The partition accepted nothing just now. Logged once, not by each lane that finds out.
     pub fn pause(&self, topic: &str, partition: i32, reason: &str, now: Instant) {
         let mut topics = self.lock();
         let partitions = topics.entry(topic.to_owned()).or_default();
@@ -32,7 +32,7 @@ impl PausedPartitions {
         }
     }
 
-    /// It takes records.
+    /// The partition accepts records.
     pub fn resume(&self, topic: &str, partition: i32) {
         let mut topics = self.lock();
         if let Some(partitions) = topics.get_mut(topic) {
@@ -43,13 +43,13 @@ impl PausedPartitions {
         }
     }
 
-    /// Which partitions of a topic are believed to be paused.
+    /// Which partitions of a topic are paused, and why.
     pub fn of_topic(&self, topic: &str, now: Instant) -> Reasons {
         let mut topics = self.lock();
         let Some(partitions) = topics.get_mut(topic) else {
             return Reasons::new();
         };
-        partitions.retain(|_, (at, _)| now.saturating_duration_since(*at) < BELIEVED);
+        partitions.retain(|_, (at, _)| now.saturating_duration_since(*at) < PAUSE_LASTS);
         let reason = |(partition, (_, reason)): (&i32, &(Instant, String))| (*partition, reason.clone());
         let reasons = partitions.iter().map(reason).collect();
         if partitions.is_empty() {
@@ -71,13 +71,13 @@ mod tests {
     fn a_partition_is_paused_until_it_takes_records_or_for_a_while() {
         let (paused, now) = (PausedPartitions::default(), Instant::now());
         paused.pause("t", 1, "no leader", now);
-        paused.pause("t", 2, "no leader", now + BELIEVED / 2);
+        paused.pause("t", 2, "no leader", now + PAUSE_LASTS / 2);
         assert_eq!(paused.of_topic("t", now)[&1], "no leader");
         assert!(paused.of_topic("u", now).is_empty());
-        let later = paused.of_topic("t", now + BELIEVED);
+        let later = paused.of_topic("t", now + PAUSE_LASTS);
         assert_eq!(later.into_keys().collect::<Vec<_>>(), [2]);
-        paused.pause("t", 2, "no leader", now + BELIEVED);
-        assert_eq!(paused.of_topic("t", now + BELIEVED * 3 / 2).len(), 1, "said again");
+        paused.pause("t", 2, "no leader", now + PAUSE_LASTS);
+        assert_eq!(paused.of_topic("t", now + PAUSE_LASTS * 3 / 2).len(), 1, "said again");
         paused.resume("t", 2);
         assert!(paused.of_topic("t", now).is_empty());
         assert!(paused.lock().is_empty(), "and nothing is left of it");

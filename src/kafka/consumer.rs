@@ -1,4 +1,4 @@
-//! Reads topics back, for `outboxd verify`: no group, no commits, up to where the topic ended when it was asked.
+//! Reads topics back, for `outboxd verify`: without a group and without commits, up to the end that the topic had when it was asked for.
 
 use std::time::{Duration, Instant};
 
@@ -6,20 +6,52 @@ use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::BorrowedMessage;
+use rdkafka::message::{BorrowedMessage, Headers as _};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 
-/// How long Kafka may be silent before we give up.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long Kafka may give no answer before reading fails.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is to be read of one partition: offsets from `from` up to but without `to`.
+/// What is to be read of one partition: the offsets from `from` up to but excluding `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// The first offset the partition still has.
     pub low: i64,
     pub from: i64,
     pub to: i64,
+}
+
+/// A record as it was read.
+pub struct Record<'a>(&'a BorrowedMessage<'a>);
+
+impl<'a> Record<'a> {
+    pub fn partition(&self) -> i32 {
+        self.0.partition()
+    }
+
+    pub fn offset(&self) -> i64 {
+        self.0.offset()
+    }
+
+    /// In milliseconds since 1970.
+    pub fn timestamp(&self) -> Option<i64> {
+        self.0.timestamp().to_millis()
+    }
+
+    pub fn key(&self) -> Option<&'a [u8]> {
+        self.0.key()
+    }
+
+    pub fn payload(&self) -> Option<&'a [u8]> {
+        self.0.payload()
+    }
+
+    /// Names and values, in their order.
+    pub fn headers(&self) -> impl Iterator<Item = (&'a str, Option<&'a [u8]>)> + use<'a> {
+        let headers = self.0.headers().into_iter();
+        headers.flat_map(|headers| headers.iter().map(|header| (header.key, header.value)))
+    }
 }
 
 pub struct Consumer {
@@ -34,12 +66,12 @@ impl Consumer {
         })
     }
 
-    /// The partitions of a topic as they are now, from the time `since` (milliseconds) on. None: there is no such topic.
+    /// The partitions of a topic as they are now, from the time `since` (in milliseconds) on. Empty if there is no such topic.
     pub fn extents(&self, topic: &str, since: Option<i64>) -> KafkaResult<Vec<Extent>> {
         let count = self.partition_count(topic)?;
         let mut extents = Vec::new();
         for partition in 0..count {
-            let (low, to) = self.client.fetch_watermarks(topic, partition, PATIENCE)?;
+            let (low, to) = self.client.fetch_watermarks(topic, partition, TIMEOUT)?;
             extents.push(Extent { low, from: low, to });
         }
         if let Some(since) = since {
@@ -49,7 +81,7 @@ impl Consumer {
     }
 
     fn partition_count(&self, topic: &str) -> KafkaResult<i32> {
-        let metadata = self.client.fetch_metadata(Some(topic), PATIENCE)?;
+        let metadata = self.client.fetch_metadata(Some(topic), TIMEOUT)?;
         let Some(topic) = metadata.topics().first() else {
             return Ok(0);
         };
@@ -65,11 +97,11 @@ impl Consumer {
         for partition in 0..extents.len() {
             times.add_partition_offset(topic, partition as i32, Offset::Offset(since))?;
         }
-        for found in self.client.offsets_for_times(times, PATIENCE)?.elements() {
+        for found in self.client.offsets_for_times(times, TIMEOUT)?.elements() {
             let extent = &mut extents[found.partition() as usize];
             extent.from = match found.offset() {
                 Offset::Offset(offset) => offset.clamp(extent.low, extent.to),
-                // Nothing in it is that young.
+                // All of its records are older.
                 _ => extent.to,
             };
         }
@@ -81,18 +113,18 @@ impl Consumer {
         &self,
         topic: &str,
         extents: &[Extent],
-        mut each: impl FnMut(&BorrowedMessage<'_>) -> Result<(), E>,
+        mut each: impl FnMut(&Record<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut unread: Vec<bool> = extents.iter().map(|extent| extent.from < extent.to).collect();
         self.client.assign(&assignment(topic, extents)?)?;
-        let mut heard = Instant::now();
+        let mut last_answer = Instant::now();
         while unread.contains(&true) {
             match self.client.poll(Duration::from_millis(100)) {
-                None if heard.elapsed() < PATIENCE => continue,
+                None if last_answer.elapsed() < TIMEOUT => continue,
                 None => return Err(KafkaError::MessageConsumption(Code::OperationTimedOut).into()),
                 // The records before the end may have been compacted away: their offsets never come.
                 Some(Err(KafkaError::PartitionEOF(partition))) => unread[partition as usize] = false,
-                // An outage that passes; `heard` decides when it does not.
+                // The outage may pass; `last_answer` decides when it has lasted too long.
                 Some(Err(KafkaError::MessageConsumption(Code::BrokerTransportFailure | Code::AllBrokersDown))) => {
                     continue;
                 }
@@ -101,14 +133,14 @@ impl Consumer {
                     let partition = message.partition() as usize;
                     let to = extents[partition].to;
                     if message.offset() < to {
-                        each(&message)?;
+                        each(&Record(&message))?;
                     }
                     if message.offset() + 1 >= to {
                         unread[partition] = false;
                     }
                 }
             }
-            heard = Instant::now();
+            last_answer = Instant::now();
         }
         Ok(self.client.unassign()?)
     }
@@ -124,10 +156,10 @@ fn assignment(topic: &str, extents: &[Extent]) -> KafkaResult<TopicPartitionList
     Ok(assignment)
 }
 
-/// Is the topic compacted? `None`: we may not ask.
+/// Is the topic compacted? `None` if that is not permitted to be asked.
 pub async fn is_compacted(config: &ClientConfig, topic: &str) -> Option<bool> {
     let admin: AdminClient<DefaultClientContext> = config.create().ok()?;
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE));
+    let options = AdminOptions::new().request_timeout(Some(TIMEOUT));
     let topic = ResourceSpecifier::Topic(topic);
     let resource = admin.describe_configs([&topic], &options).await.ok()?.pop()?.ok()?;
     let policy = resource.get("cleanup.policy")?.value.clone()?;

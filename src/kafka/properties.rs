@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub use rdkafka::ClientConfig;
+use rdkafka::ClientConfig;
 use rdkafka::config::FromClientConfig;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
@@ -10,7 +10,7 @@ use rdkafka::producer::BaseProducer;
 
 use super::{OVERRUN, record_lifetime};
 
-/// The client takes no more.
+/// The client accepts no larger value.
 const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
 
 /// Properties that would break a promise, each with the reason and what to use instead.
@@ -70,16 +70,24 @@ const REFUSED: &[(&str, &str)] = &[
     ("delivery.report.only.error", "every row needs its report"),
 ];
 
-/// The properties that the user adds to ours, and what is wrong with them.
-pub fn parse(given: &[String]) -> (Vec<(String, String)>, Vec<String>) {
-    let (mut own, mut problems) = (Vec::new(), Vec::new());
-    for property in given
+/// Why the property is not the user's to set, if so.
+fn refusal(name: &str) -> Option<&'static str> {
+    REFUSED
         .iter()
-        .map(|property| property.trim())
-        .filter(|property| !property.is_empty())
-    {
+        .find(|(refused, _)| *refused == name)
+        .map(|(_, reason)| *reason)
+}
+
+/// The user's properties, each as a name and a value.
+pub type Own = Vec<(String, String)>;
+
+/// Reads properties that were given as `name=value`. Also answers what is wrong with those that cannot be accepted.
+pub fn parse(given: &[String]) -> (Own, Vec<String>) {
+    let mut own = Vec::new();
+    let mut problems = Vec::new();
+    for property in given.iter().filter(|property| !property.trim().is_empty()) {
         // The value may be a secret: only the name is ever repeated.
-        let Some((name, value)) = property.split_once('=') else {
+        let Some((name, value)) = property.trim().split_once('=') else {
             problems.push("--kafka-property needs the form name=value".to_owned());
             continue;
         };
@@ -91,26 +99,18 @@ pub fn parse(given: &[String]) -> (Vec<(String, String)>, Vec<String>) {
     (own, problems)
 }
 
-/// Why the property is not the user's to set, if so.
-fn refusal(name: &str) -> Option<&'static str> {
-    REFUSED
-        .iter()
-        .find(|(refused, _)| *refused == name)
-        .map(|(_, reason)| *reason)
-}
-
-/// What a producer says against its settings, if anything.
-pub fn problem_of_producer(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
+/// Why a producer does not accept these settings, if so; `own` are the user's among them.
+pub fn producer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     problem::<BaseProducer>(config, own)
 }
 
-/// What a consumer says against its settings, if anything.
-pub fn problem_of_consumer(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
+/// The same for a consumer.
+pub fn consumer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     problem::<BaseConsumer>(config, own)
 }
 
-/// What a client says against its settings, if anything; `own` are the user's among them. Some it reads only when it is made, such as
-/// certificates and the SASL mechanism, so one is made and thrown away, unless all settings are ours.
+/// The client reads some settings only when it is created, such as certificates and the SASL mechanism, so one is created and dropped,
+/// unless all settings are ours.
 fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     let error = match config.create_native_config() {
         Err(error) => error,
@@ -119,7 +119,7 @@ fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)])
     };
     Some(match error {
         KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
-        KafkaError::ClientCreation(reason) => match guilty(&reason, own) {
+        KafkaError::ClientCreation(reason) => match property_in(&reason, own) {
             Some(name) => format!("--kafka-property {name} is not accepted: {reason}"),
             None => format!("the Kafka client does not accept its --kafka-property settings: {reason}"),
         },
@@ -127,15 +127,15 @@ fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)])
     })
 }
 
-/// It is not to connect to anybody.
+/// The client must not connect.
 fn without_brokers(config: &ClientConfig) -> ClientConfig {
     let mut config = config.clone();
     config.remove("bootstrap.servers");
     config
 }
 
-/// The property that the reason is about: the client names it, or quotes its value.
-fn guilty<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
+/// The property that the reason is about: the client says its name, or quotes its value.
+fn property_in<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
     let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
     let quoted = || {
         let said = |value: &String| {
@@ -164,21 +164,21 @@ pub fn client_config(
         .set("enable.idempotence", "true")
         .set("acks", "all")
         .set("message.timeout.ms", record_lifetime(deadline).as_millis().to_string())
-        // The batch is formed already: waiting for more only adds latency.
+        // The batch is complete already: waiting for more only adds latency.
         .set("linger.ms", "0")
         .set("compression.type", "lz4")
         .set("batch.size", "1000000")
-        // Not a limit of ours: the topic decides, and its refusal is the reason we report.
+        // This is no limit of ours: the topic decides, and its refusal is the reason that we report.
         .set("message.max.bytes", "100000000")
         .set("queue.buffering.max.messages", rows.max(1).to_string())
         .set(
             "queue.buffering.max.kbytes",
-            // Above the largest record: one larger than the whole queue could never be sent.
+            // More than the largest record: one larger than the whole queue could never be sent.
             (bytes / 1024).clamp(128 * 1024, 2_000_000).to_string(),
         )
         .set("socket.keepalive.enable", "true")
-        // A broker that is silent for longer than any send may take is connected to anew. The client's own defaults, up to a
-        // minute, would let publishing stand still long after a silent network has mended.
+        // The client reconnects to a broker that gives no answer for longer than any send may take. With the defaults, up to a minute,
+        // publishing would still stop long after a network that dropped packets works again.
         .set("socket.timeout.ms", &longest_send)
         .set("socket.connection.setup.timeout.ms", &longest_send)
         .set("api.version.request.timeout.ms", &longest_send)
@@ -190,25 +190,25 @@ pub fn client_config(
     config
 }
 
-/// The settings of a consumer that reads topics once, from where it is told to, and little at a time.
+/// The settings of a consumer that reads topics once, from given offsets, and little at a time.
 pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig {
     let mut config = ClientConfig::new();
     config
         .set("bootstrap.servers", brokers)
         .set("client.id", "outboxd-verify")
-        // Never joined, nothing is committed; the client wants a name all the same.
+        // It is never joined and nothing is committed, but the client requires a name.
         .set("group.id", "outboxd-verify")
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
-        // An offset that is gone is an error, not a reason to start somewhere else.
+        // An offset that no longer exists is an error, not a reason to start elsewhere.
         .set("auto.offset.reset", "error")
         .set("enable.partition.eof", "true")
-        // Counted before they are unpacked: a few compressed kilobytes may be many.
+        // These count compressed bytes: a few kilobytes may be many once they are uncompressed.
         .set("fetch.message.max.bytes", "131072")
         .set("fetch.max.bytes", "1048576")
         .set("queued.min.messages", "10000")
         .set("queued.max.messages.kbytes", "4096")
-        // Where rows are large the queue is full after a few: the client would rest for a second each time.
+        // A few large rows fill the queue, and the client would pause for a second each time.
         .set("fetch.queue.backoff.ms", "5")
         .set("socket.keepalive.enable", "true");
     for (name, value) in own {
@@ -236,7 +236,7 @@ mod tests {
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .collect();
         let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own);
-        problem_of_producer(&config, &own)
+        producer_problem(&config, &own)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is known of topics: how many partitions, how large a batch they take.
+//! What is known of topics: how many partitions they have, and how large a batch they accept.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,72 +11,73 @@ use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
-use super::sick;
-use crate::message::{Outcome, TopicFault};
+use crate::domain::delivery::{Outcome, TopicFault};
 use crate::metrics;
 
-/// Partition counts grow seldom; asking every minute is enough.
+/// Partition counts rarely grow; asking every minute is enough.
 const FRESH_FOR: Duration = Duration::from_secs(60);
-/// A limit inferred from refusals is doubted after a while: somebody may have raised it.
+/// A limit inferred from refusals expires, since it may have been raised.
 const NARROW_FOR: Duration = Duration::from_secs(600);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// A client that hears nothing for so long may never hear anything again: a broker that is just starting can answer that
-/// it knows the topic and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A fresh client tells.
-const SILENCE: Duration = Duration::from_secs(5);
-/// In a long outage it is exchanged less often: where connecting takes long, an impatient one would never be through.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A client that gets no answer for so long may never get one again: a broker that is just starting can answer that it knows the topic
+/// and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A new client recovers.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// In a long outage the client is replaced less often: where connecting takes long, it would never get through otherwise.
+const SILENCE_TIMEOUT_MAX: Duration = Duration::from_secs(10);
 /// The client's own batches are never larger than this (`batch.size`), so a topic that takes more needs no care.
 const BATCH_SIZE: usize = 1_000_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Topic {
     pub partitions: i32,
-    /// The most bytes it takes in one batch, where that is known.
+    /// How many bytes it accepts in one batch, where that is known.
     pub limit: Option<usize>,
 }
 
-/// What brokers say of a topic.
+/// What brokers say about a topic.
 #[derive(Debug)]
-struct Found {
+struct TopicMetadata {
     partitions: i32,
     leaderless: Vec<i32>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedTopic {
     partitions: i32,
-    /// Partitions that had no leader then.
+    /// Partitions that had no leader when the topic was looked up.
     leaderless: Vec<i32>,
     asked: Instant,
     described: Option<usize>,
     narrowed: Option<(usize, Instant)>,
 }
 
-type Entries = Arc<Mutex<HashMap<String, Entry>>>;
+type Cache = Arc<Mutex<HashMap<String, CachedTopic>>>;
 
-/// Who is asked, and for how long it has not answered.
-struct Asked {
+/// The client that looks topics up.
+struct LookupClient {
     admin: Arc<Admin>,
+    /// Since when it, or the one that it replaced, has got no answer.
     silent_since: Option<Instant>,
-    patience: Duration,
+    /// How long it may be silent before it is replaced.
+    timeout: Duration,
 }
 
 pub struct Topics {
     config: ClientConfig,
-    asked: Arc<Mutex<Asked>>,
-    entries: Entries,
+    lookup: Arc<Mutex<LookupClient>>,
+    cache: Cache,
 }
 
 impl Topics {
     pub fn new(config: &ClientConfig) -> KafkaResult<Self> {
         Ok(Topics {
             config: config.clone(),
-            asked: Arc::new(Mutex::new(Asked {
+            lookup: Arc::new(Mutex::new(LookupClient {
                 admin: Admin::new(config)?,
                 silent_since: None,
-                patience: SILENCE,
+                timeout: SILENCE_TIMEOUT,
             })),
-            entries: Entries::default(),
+            cache: Cache::default(),
         })
     }
 
@@ -85,10 +86,10 @@ impl Topics {
         if let Some(topic) = self.known(name) {
             return Ok(topic);
         }
-        let Found { partitions, leaderless } = self.ask(name, deadline).await?;
+        let TopicMetadata { partitions, leaderless } = self.ask(name, deadline).await?;
         let first_time = {
-            let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            let old = entries.remove(name);
+            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let old = cache.remove(name);
             if let Some(old) = &old
                 && old.partitions != partitions
             {
@@ -102,14 +103,14 @@ impl Topics {
             }
             let described = old.as_ref().and_then(|old| old.described);
             let narrowed = old.as_ref().and_then(|old| old.narrowed);
-            let entry = Entry {
+            let cached = CachedTopic {
                 partitions,
                 leaderless,
                 asked: Instant::now(),
                 described,
                 narrowed,
             };
-            entries.insert(name.to_owned(), entry);
+            cache.insert(name.to_owned(), cached);
             described.is_none()
         };
         if first_time {
@@ -119,57 +120,57 @@ impl Topics {
     }
 
     fn known(&self, name: &str) -> Option<Topic> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = entries.get(name).filter(|entry| entry.asked.elapsed() < FRESH_FOR)?;
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = cache.get(name).filter(|cached| cached.asked.elapsed() < FRESH_FOR)?;
         Some(Topic {
-            partitions: entry.partitions,
-            limit: entry.limit(),
+            partitions: cached.partitions,
+            limit: cached.limit(),
         })
     }
 
-    /// How many bytes may be on their way to one partition at once, where the topic takes less than our batches.
+    /// How many bytes may be in flight to one partition at once, where the topic accepts less than the client's batches.
     pub fn limit(&self, name: &str) -> Option<usize> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
     }
 
-    /// Had the partition a leader when the topic was last looked up?
+    /// Did the partition have a leader when the topic was last looked up?
     pub fn has_leader(&self, name: &str, partition: i32) -> bool {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache
             .get(name)
-            .is_none_or(|entry| !entry.leaderless.contains(&partition))
+            .is_none_or(|cached| !cached.leaderless.contains(&partition))
     }
 
-    /// A batch of this topic was refused: send less at once, and ask again what it takes.
+    /// A batch of this topic was refused: send less at once, and ask again how much the topic accepts.
     pub fn narrow(&self, name: &str, bytes: usize) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get_mut(name) {
-            entry.narrowed = Some((bytes, Instant::now()));
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = cache.get_mut(name) {
+            cached.narrowed = Some((bytes, Instant::now()));
         }
-        drop(entries);
+        drop(cache);
         self.describe_in_background(name);
     }
 
-    /// Ask anew next time what was asked so long ago; what was learned about its limit stays.
-    pub fn forget(&self, name: &str, asked: Duration) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get_mut(name)
-            && entry.asked.elapsed() >= asked
+    /// Metadata of at least this age is asked for again at the next use. What was learned about the topic's limit stays.
+    pub fn expire(&self, name: &str, age: Duration) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = cache.get_mut(name)
+            && cached.asked.elapsed() >= age
             && let Some(past) = Instant::now().checked_sub(FRESH_FOR)
         {
-            entry.asked = past;
+            cached.asked = past;
         }
     }
 
-    async fn ask(&self, name: &str, deadline: Instant) -> Result<Found, Outcome> {
-        let give_up = deadline.min(Instant::now() + LOOKUP_TIMEOUT);
+    async fn ask(&self, name: &str, deadline: Instant) -> Result<TopicMetadata, Outcome> {
+        let until = deadline.min(Instant::now() + LOOKUP_TIMEOUT);
         loop {
-            let asked = tokio::time::timeout_at(give_up.into(), self.metadata(name)).await;
+            let asked = tokio::time::timeout_at(until.into(), self.metadata(name)).await;
             match asked.unwrap_or(Err(Code::OperationTimedOut)) {
-                Ok(found) => return Ok(found),
+                Ok(metadata) => return Ok(metadata),
                 // A topic that is just being created has no leader for a moment.
-                Err(Code::LeaderNotAvailable) if Instant::now() < give_up => {
+                Err(Code::LeaderNotAvailable) if Instant::now() < until => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 Err(
@@ -178,10 +179,10 @@ impl Topics {
                     | Code::TopicAuthorizationFailed
                     | Code::InvalidTopic),
                 ) => {
-                    return Err(sick(TopicFault::Unusable, format!("topic {name}: {code}")));
+                    return Err(unavailable(TopicFault::Unusable, format!("topic {name}: {code}")));
                 }
                 Err(code) => {
-                    return Err(sick(
+                    return Err(unavailable(
                         TopicFault::Transient,
                         format!("topic {name}: cannot be looked up: {code}"),
                     ));
@@ -190,19 +191,19 @@ impl Topics {
         }
     }
 
-    async fn metadata(&self, name: &str) -> Result<Found, Code> {
-        let (asked, config, name) = (self.asked.clone(), self.config.clone(), name.to_owned());
-        // To its end, whether or not somebody still waits for the answer: silence counts, too.
+    async fn metadata(&self, name: &str) -> Result<TopicMetadata, Code> {
+        let (lookup, config, name) = (self.lookup.clone(), self.config.clone(), name.to_owned());
+        // It runs to its end even if its caller stops waiting, so that silence is counted.
         let answer = tokio::task::spawn_blocking(move || {
-            let admin = asked.lock().unwrap_or_else(PoisonError::into_inner).admin.clone();
+            let admin = lookup.lock().unwrap_or_else(PoisonError::into_inner).admin.clone();
             let answer = ask_brokers(&admin, &name);
             let is_silent = answer.as_ref().is_err_and(|code| is_silence(*code));
-            let outworn = asked
+            let must_replace = lookup
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .outworn(&admin, is_silent);
-            if outworn {
-                start_over(&asked, &config);
+                .must_replace(&admin, is_silent);
+            if must_replace {
+                replace_client(&lookup, &config);
             }
             answer
         });
@@ -214,10 +215,10 @@ impl Topics {
         !self.metadata(topic).await.is_err_and(is_silence)
     }
 
-    /// Where describing is not permitted, or not possible, the limit stays unknown and refusals teach it.
+    /// Where the topic may not or cannot be described, the limit stays unknown until a batch is refused.
     fn describe_in_background(&self, name: &str) {
         let admin = self.admin();
-        let entries = self.entries.clone();
+        let cache = self.cache.clone();
         let name = name.to_owned();
         tokio::spawn(async move {
             let options = AdminOptions::new().request_timeout(Some(LOOKUP_TIMEOUT));
@@ -233,43 +234,43 @@ impl Topics {
                 .flatten()
                 .find_map(|resource| resource.get("max.message.bytes")?.value.clone()?.parse().ok());
             tracing::debug!(topic = name, limit, "asked how much the topic takes in one batch");
-            let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(entry) = entries.get_mut(&name) {
-                entry.described = limit;
+            let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(cached) = cache.get_mut(&name) {
+                cached.described = limit;
             }
         });
     }
 
     fn admin(&self) -> Arc<Admin> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).admin.clone()
+        self.lookup.lock().unwrap_or_else(PoisonError::into_inner).admin.clone()
     }
 }
 
-impl Asked {
-    /// Notes what came of a question; true where its client has been silent for too long, once.
-    fn outworn(&mut self, admin: &Arc<Admin>, is_silent: bool) -> bool {
+impl LookupClient {
+    /// Takes note of whether the client got an answer. True once when it has been silent for too long.
+    fn must_replace(&mut self, admin: &Arc<Admin>, is_silent: bool) -> bool {
         if !Arc::ptr_eq(&self.admin, admin) {
             return false;
         }
         if !is_silent {
-            (self.silent_since, self.patience) = (None, SILENCE);
+            (self.silent_since, self.timeout) = (None, SILENCE_TIMEOUT);
             return false;
         }
         let since = *self.silent_since.get_or_insert_with(Instant::now);
-        let outworn = since.elapsed() >= self.patience;
-        if outworn {
+        let must_replace = since.elapsed() >= self.timeout;
+        if must_replace {
             self.silent_since = Some(Instant::now());
-            self.patience = (self.patience * 2).min(SILENCE_MAX);
+            self.timeout = (self.timeout * 2).min(SILENCE_TIMEOUT_MAX);
         }
-        outworn
+        must_replace
     }
 }
 
-/// Whoever asks from now on asks through a client that has no past.
-fn start_over(asked: &Mutex<Asked>, config: &ClientConfig) {
+/// Lookups from now on use a new client.
+fn replace_client(lookup: &Mutex<LookupClient>, config: &ClientConfig) {
     match Admin::new(config) {
         Ok(admin) => {
-            asked.lock().unwrap_or_else(PoisonError::into_inner).admin = admin;
+            lookup.lock().unwrap_or_else(PoisonError::into_inner).admin = admin;
             metrics::lookup_client_rebuilt();
             tracing::debug!("the Kafka client that looks topics up hears nothing; trying a new one");
         }
@@ -277,18 +278,18 @@ fn start_over(asked: &Mutex<Asked>, config: &ClientConfig) {
     }
 }
 
-fn ask_brokers(admin: &Admin, topic: &str) -> Result<Found, Code> {
+fn ask_brokers(admin: &Admin, topic: &str) -> Result<TopicMetadata, Code> {
     let metadata = admin.client().inner().fetch_metadata(Some(topic), LOOKUP_TIMEOUT);
     let metadata = metadata.map_err(|error| code_of(&error))?;
     if metadata.brokers().is_empty() {
-        // A broker that has just started and has not heard of its cluster.
+        // The broker has just started and does not know its cluster yet.
         return Err(Code::AllBrokersDown);
     }
     let topic = metadata.topics().first().ok_or(Code::UnknownTopicOrPartition)?;
     match topic.error() {
         Some(error) => Err(error.into()),
         None if topic.partitions().is_empty() => Err(Code::LeaderNotAvailable),
-        None => Ok(Found {
+        None => Ok(TopicMetadata {
             partitions: topic.partitions().len() as i32,
             leaderless: leaderless(topic.partitions()),
         }),
@@ -300,7 +301,7 @@ fn leaderless(partitions: &[MetadataPartition]) -> Vec<i32> {
     without.map(MetadataPartition::id).collect()
 }
 
-/// No broker said that.
+/// Is this an error that no broker has answered?
 fn is_silence(code: Code) -> bool {
     matches!(
         code,
@@ -313,7 +314,7 @@ fn is_silence(code: Code) -> bool {
     )
 }
 
-impl Entry {
+impl CachedTopic {
     fn limit(&self) -> Option<usize> {
         // A batch carries some bytes around its records.
         let described = self.described.map(|limit| limit * 9 / 10);
@@ -330,4 +331,14 @@ impl Entry {
 
 fn code_of(error: &KafkaError) -> Code {
     error.rdkafka_error_code().unwrap_or(Code::Unknown)
+}
+
+/// What a topic that cannot be looked up means for a row.
+fn unavailable(fault: TopicFault, reason: String) -> Outcome {
+    Outcome::Sick {
+        fault,
+        partition: None,
+        reason,
+        maybe_landed: false,
+    }
 }

@@ -1,0 +1,277 @@
+//! The only user of the Kafka client. It takes rows and answers what became of each of them.
+//!
+//! There are three producers: the *main* one carries batches; a *spare* stands by, because building a producer takes half a second
+//! and every lane would wait; the *quarantine* sends single records that Kafka may refuse, so that a refusal affects no other
+//! record. Probes of paused topics and partitions have producers of their own, each for one probe at a time. A separate client looks
+//! topics up and sends nothing. No client is relied on to recover by itself: one that gives no answer is replaced. These rules keep a
+//! key in order through a partial failure:
+//!
+//! - The partition is computed here, as the Java client would compute it.
+//! - The first record that a producer sends to a partition is sent alone and waited for: a broker accepts any first sequence number
+//!   from a producer it does not know, and would accept row 2 after it refused row 1.
+//! - After that the gapless guarantee holds: behind a refused record nothing of that producer gets through.
+//! - An acknowledgement has an offset. One without an offset is the client's own conclusion, which may be wrong while several tasks
+//!   send their first record.
+//! - A publish has a deadline inside the lease and shorter than the client's timeout: an expired record could be overtaken by the one
+//!   behind it.
+
+mod admin;
+pub mod consumer;
+mod delivery;
+mod last_ack;
+mod log_context;
+mod main_producer;
+mod partition_batches;
+mod paused_partitions;
+mod probes;
+mod producer;
+pub mod properties;
+mod quarantine;
+mod reports;
+mod route;
+mod topics;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::clock::Clock;
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
+use crate::jitter::jittered;
+use crate::metrics;
+use last_ack::LastAck;
+use main_producer::MainProducer;
+use partition_batches::PartitionBatches;
+use paused_partitions::PausedPartitions;
+use probes::Probes;
+use producer::ProducerSettings;
+use quarantine::Quarantine;
+use route::{KnownTopics, Route, earlier_of_unit};
+use topics::Topics;
+
+pub use producer::headers;
+pub use rdkafka::ClientConfig;
+pub use rdkafka::error::KafkaError;
+
+/// After a fatal error some reports come only after a purge, but answers that are on their way should arrive first: a record
+/// purged in flight has to be sent again, as a possible duplicate.
+const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
+/// How long the reports of purged records are waited for. They usually come at once.
+const PURGE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Metadata of this age is good enough for a single row. Thousands of keys of one topic may be tried again together, and the brokers
+/// should not be asked for each.
+const METADATA_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a publish can overrun its deadline. The lease must allow for it.
+pub const OVERRUN: Duration = Duration::from_secs(2);
+
+/// How long a record may live in the client, counted from when it was handed over. It is longer than a batch and its overrun, so that
+/// their deadlines come first.
+pub fn record_lifetime(batch_deadline: Duration) -> Duration {
+    batch_deadline + OVERRUN + Duration::from_millis(500)
+}
+
+/// The deadlines of a publish.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Until {
+    /// No record is handed to the client later: if the process is suspended, its records must have expired when the lease is over.
+    pub handed_over: Instant,
+    /// Answers are awaited until then, and for [`OVERRUN`] more.
+    pub answered: Instant,
+}
+
+pub struct Publisher {
+    main: MainProducer,
+    quarantine: Quarantine,
+    probes: Probes,
+    topics: Topics,
+    paused_partitions: PausedPartitions,
+    /// Does Kafka not answer at all?
+    paused: watch::Sender<bool>,
+    last_ack: Arc<LastAck>,
+}
+
+impl Publisher {
+    /// Connects lazily: an unreachable Kafka is found by the first batch.
+    /// Records are stamped by `clock`.
+    pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
+        let last_ack = Arc::new(LastAck::new());
+        let gapless = ProducerSettings {
+            config: config.clone(),
+            gapless: true,
+            clock,
+        };
+        let single = ProducerSettings {
+            gapless: false,
+            ..gapless.clone()
+        };
+        Ok(Arc::new(Publisher {
+            main: MainProducer::new(gapless)?,
+            quarantine: Quarantine::new(single.clone(), last_ack.clone())?,
+            probes: Probes::new(single, last_ack.clone()),
+            topics: Topics::new(config)?,
+            paused_partitions: PausedPartitions::default(),
+            paused: watch::channel(false).0,
+            last_ack,
+        }))
+    }
+
+    /// Resolves while Kafka is believed to answer.
+    pub async fn ready(&self) {
+        let mut paused = self.paused.subscribe();
+        // The sender lives as long as `self`.
+        let _ = paused.wait_for(|paused| !paused).await;
+    }
+
+    pub fn is_paused(&self) -> bool {
+        *self.paused.borrow()
+    }
+
+    /// Has any record of this process been acknowledged since then?
+    pub fn answered_since(&self, then: Instant) -> bool {
+        self.last_ack.is_since(then)
+    }
+
+    /// Publishes rows, which must be in row order, and answers what became of each.
+    pub async fn publish(&self, rows: &[Row], until: Until) -> Vec<Outcome> {
+        let mut outcomes = vec![Outcome::Unsent; rows.len()];
+        let mut known = KnownTopics::of(rows, &self.topics, until.answered).await;
+        known.skip_paused(&self.paused_partitions);
+        let routes = known.routes(rows, &mut outcomes);
+        let mut batches = PartitionBatches::new(rows);
+        let mut alone = Vec::new();
+        for (index, route) in routes.iter().enumerate() {
+            match route {
+                None => {}
+                Some(route) if route.alone => alone.push((index, route.partition)),
+                Some(route) => batches.push(index, route.partition, &self.topics),
+            }
+        }
+        let sent = self.send_batches(rows, batches, &routes, until);
+        let quarantined = self.quarantine.send_each(rows, &alone, until);
+        let (sent, quarantined) = tokio::join!(sent, quarantined);
+        for (index, outcome) in sent.into_iter().chain(quarantined) {
+            outcomes[index] = outcome;
+        }
+        outcomes
+    }
+
+    /// The client puts records of several tasks into one produce batch, which fails as a whole: a refusal by the main producer may be
+    /// meant for the record of another task. In quarantine the answer is about this one. Order holds, since the gapless guarantee let
+    /// nothing behind it through.
+    async fn send_batches(
+        &self,
+        rows: &[Row],
+        batches: PartitionBatches<'_>,
+        routes: &[Option<Route>],
+        until: Until,
+    ) -> Vec<(usize, Outcome)> {
+        let mut outcomes = batches.send(&self.main, &self.topics, &self.last_ack, until).await;
+        let refused: Vec<_> = outcomes
+            .extract_if(.., |(_, outcome)| matches!(outcome, Outcome::Refused { .. }))
+            .collect();
+        if refused.is_empty() {
+            return outcomes;
+        }
+        let acked: HashSet<usize> = outcomes
+            .iter()
+            .filter(|(_, outcome)| *outcome == Outcome::Acked)
+            .map(|(index, _)| *index)
+            .collect();
+        let alone: Vec<_> = refused
+            .iter()
+            .filter(|(index, _)| earlier_of_unit(rows, *index).all(|earlier| acked.contains(&earlier)))
+            .filter_map(|(index, _)| Some((*index, routes[*index]?.partition)))
+            .collect();
+        outcomes.extend(self.quarantine.send_each(rows, &alone, until).await);
+        outcomes
+    }
+
+    /// Sends one row alone, in quarantine, with fresh metadata of its topic.
+    pub async fn send_head(&self, row: &Row, until: Until) -> Outcome {
+        match self.route_one(row, until, true).await {
+            Ok(partition) => self.quarantine.send(row, partition, until).await,
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Sends one row of a paused topic or partition, by a producer that carries nothing else meanwhile.
+    pub async fn probe(&self, row: &Row, until: Until) -> Outcome {
+        let partition = match self.route_one(row, until, false).await {
+            Ok(partition) => partition,
+            Err(outcome) => return outcome,
+        };
+        let outcome = if self.topics.has_leader(&row.topic, partition.number) {
+            self.probes.send(row, partition, until).await
+        } else {
+            delivery::transient(&row.topic, partition, "it has no leader", false)
+        };
+        match &outcome {
+            Outcome::Sick { reason, .. } => self.pause_partition(&row.topic, partition, reason),
+            Outcome::Acked | Outcome::Refused { .. } => {
+                self.paused_partitions.resume(&row.topic, partition.number);
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    /// Nothing is paused any more: the producers of probes are not needed.
+    pub fn end_probes(&self) {
+        self.probes.end();
+    }
+
+    /// The partition accepted nothing while others answered: nothing is sent there until it accepts a probe.
+    pub fn pause_partition(&self, topic: &str, partition: Partition, reason: &str) {
+        self.paused_partitions
+            .pause(topic, partition.number, reason, Instant::now());
+    }
+
+    /// Where a row goes by fresh metadata of its topic, or why it is not to be sent now.
+    async fn route_one(&self, row: &Row, until: Until, skip_paused: bool) -> Result<Partition, Outcome> {
+        self.topics.expire(&row.topic, METADATA_AGE_MAX);
+        let rows = std::slice::from_ref(row);
+        let mut known = KnownTopics::of(rows, &self.topics, until.answered).await;
+        if skip_paused {
+            known.skip_paused(&self.paused_partitions);
+        }
+        known.route(row).map(|route| route.partition)
+    }
+
+    /// Kafka does not answer: all tasks wait until it answers again.
+    pub fn pause(self: &Arc<Self>, reason: &str, topic: &str) {
+        if self.paused.send_replace(true) {
+            return;
+        }
+        metrics::publisher_paused(true);
+        warn!(
+            reason,
+            connection = log_context::last_error(),
+            "Kafka does not answer; publishing is paused until it does. No attempt is counted"
+        );
+        let publisher = self.clone();
+        let topic = topic.to_owned();
+        tokio::spawn(async move { publisher.wait_for_kafka(&topic).await });
+    }
+
+    async fn wait_for_kafka(&self, topic: &str) {
+        let since = Instant::now();
+        let mut wait = Duration::from_millis(200);
+        while !self.topics.reachable(topic).await {
+            tokio::time::sleep(jittered(wait)).await;
+            wait = (wait * 2).min(Duration::from_secs(3));
+        }
+        info!(
+            seconds = since.elapsed().as_secs(),
+            "Kafka answers again; publishing goes on"
+        );
+        metrics::publisher_paused(false);
+        self.paused.send_replace(false);
+    }
+}

@@ -1,0 +1,186 @@
+//! The rows of one batch by partition, and how they are sent in order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rdkafka::types::RDKafkaErrorCode as Code;
+use tracing::warn;
+
+use super::last_ack::LastAck;
+use super::main_producer::MainProducer;
+use super::producer::Producer;
+use super::reports::Report;
+use super::topics::Topics;
+use super::{Until, delivery};
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
+
+/// A topic and one of its partitions.
+type Destination<'a> = (&'a str, Partition);
+
+/// The rows of one batch for one partition, in order.
+struct PartitionBatch {
+    rows: Vec<usize>,
+    next: usize,
+    /// How many of its bytes may be in flight at once: below the topic's limit, a refusal cannot affect other records.
+    limit: Option<usize>,
+}
+
+/// The rows that may be sent together now.
+#[derive(Default)]
+struct Picked<'a> {
+    /// Their indexes and partitions.
+    rows: Vec<(usize, i32)>,
+    /// Which of them go to which partition.
+    slots: Vec<(Destination<'a>, Range<usize>)>,
+}
+
+pub struct PartitionBatches<'a> {
+    rows: &'a [Row],
+    batches: BTreeMap<Destination<'a>, PartitionBatch>,
+}
+
+impl<'a> PartitionBatches<'a> {
+    pub fn new(rows: &'a [Row]) -> Self {
+        PartitionBatches {
+            rows,
+            batches: BTreeMap::new(),
+        }
+    }
+
+    /// Adds the row with this index; the rows of a partition must come in their order.
+    pub fn push(&mut self, index: usize, partition: Partition, topics: &Topics) {
+        let topic = self.rows[index].topic.as_str();
+        let batch = self
+            .batches
+            .entry((topic, partition))
+            .or_insert_with(|| PartitionBatch {
+                rows: Vec::new(),
+                next: 0,
+                limit: topics.limit(topic),
+            });
+        batch.rows.push(index);
+    }
+
+    /// Sends a whole partition batch at once where the producer knows the partition and the topic's limit allows it. Otherwise sends as
+    /// many records as are safe, waits for them, and sends the next. A partition gets nothing more after a record that was not
+    /// acknowledged; rows that were not sent have no outcome.
+    pub async fn send(
+        mut self,
+        main: &MainProducer,
+        topics: &Topics,
+        last_ack: &LastAck,
+        until: Until,
+    ) -> Vec<(usize, Outcome)> {
+        let mut outcomes = Vec::new();
+        let producer = main.get();
+        while !self.batches.is_empty() && !producer.is_retired() && Instant::now() < until.handed_over {
+            let picked = self.pick(&producer);
+            let sent = producer.send(self.rows, &picked.rows, until.handed_over);
+            let overdue = !main.finish(&producer, &sent, until.answered).await;
+            for (destination, range) in picked.slots {
+                let reports: Vec<_> = range.clone().map(|slot| sent.reported(slot)).collect();
+                let results = Results {
+                    rows: self.rows,
+                    picked: &picked.rows[range],
+                    reports: &reports,
+                };
+                let results = results.outcomes(topics, destination, overdue);
+                let all_acked = results.iter().all(|(_, outcome)| *outcome == Outcome::Acked);
+                if all_acked {
+                    producer.acknowledged(destination.0, destination.1.number);
+                    last_ack.note();
+                }
+                if !all_acked || self.batches[&destination].is_sent() {
+                    self.batches.remove(&destination);
+                }
+                outcomes.extend(results);
+            }
+            main.replace_if_fatal(&producer);
+        }
+        outcomes
+    }
+
+    fn pick(&mut self, producer: &Producer) -> Picked<'a> {
+        let mut picked = Picked::default();
+        for (destination, batch) in &mut self.batches {
+            let (topic, partition) = (destination.0, destination.1.number);
+            let from = batch.next;
+            batch.next += batch.safe_count(self.rows, producer.knows(topic, partition));
+            let slots = picked.rows.len()..picked.rows.len() + (batch.next - from);
+            picked.slots.push((*destination, slots));
+            let rows = batch.rows[from..batch.next].iter();
+            picked.rows.extend(rows.map(|index| (*index, partition)));
+        }
+        picked
+    }
+}
+
+impl PartitionBatch {
+    fn is_sent(&self) -> bool {
+        self.next == self.rows.len()
+    }
+
+    /// How many of the next rows may go together.
+    fn safe_count(&self, rows: &[Row], partition_is_known: bool) -> usize {
+        let left = &self.rows[self.next..];
+        if !partition_is_known {
+            return 1;
+        }
+        let Some(limit) = self.limit else { return left.len() };
+        let mut bytes = 0;
+        let fitting = left.iter().take_while(|index| {
+            bytes += rows[**index].size();
+            bytes <= limit
+        });
+        fitting.count().max(1)
+    }
+}
+
+/// The records of one partition that were sent together, and their reports.
+struct Results<'a> {
+    rows: &'a [Row],
+    picked: &'a [(usize, i32)],
+    reports: &'a [Option<Report>],
+}
+
+impl Results<'_> {
+    fn outcomes(&self, topics: &Topics, (topic, partition): Destination<'_>, overdue: bool) -> Vec<(usize, Outcome)> {
+        let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
+        if self.reports.iter().flatten().any(is_uncounted) {
+            // The client may be right: the topic may have been recreated with fewer partitions.
+            topics.expire(topic, Duration::ZERO);
+        }
+        let refused = self.refused().count();
+        if refused > 1 {
+            // A produce batch fails as a whole, and at most one of its records is the cause. Smaller batches will tell which.
+            let bytes: usize = self.refused().map(|index| self.rows[index].size()).sum();
+            topics.narrow(topic, bytes / 2);
+            warn!(
+                topic,
+                partition = partition.number,
+                records = refused,
+                "Kafka refused a batch; sending smaller ones to find the record"
+            );
+        }
+        let outcome = |report: Option<Report>| {
+            if refused > 1 && delivery::is_refusal(report) {
+                Outcome::Unsent
+            } else {
+                delivery::of_report(report, topic, partition, overdue)
+            }
+        };
+        let reported = self.picked.iter().zip(self.reports);
+        reported
+            .map(|((index, _), report)| (*index, outcome(*report)))
+            .collect()
+    }
+
+    fn refused(&self) -> impl Iterator<Item = usize> {
+        let reported = self.picked.iter().zip(self.reports);
+        let refused = reported.filter(|(_, report)| delivery::is_refusal(**report));
+        refused.map(|((index, _), _)| *index)
+    }
+}

@@ -1,0 +1,245 @@
+//! One producer of the client library: hands records over, and remembers which partitions have acknowledged some.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
+use rdkafka::types::RDKafkaErrorCode as Code;
+
+use super::log_context::LogContext;
+use super::reports::{Report, Reports, SentRecords};
+use crate::clock::Clock;
+use crate::domain::row::Row;
+use crate::failpoint;
+
+/// A broker forgets a producer that sends nothing for long. We assume it after a much shorter time than brokers do.
+const KNOWN_FOR: Duration = Duration::from_secs(600);
+
+const METADATA_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long one wait for reports lasts. The binding spins through the last millisecond of each wait: the binding's own polling thread,
+/// which waits for 100 ms at a time, would cost an idle process 1 % of a core for every producer.
+const POLL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Passes delivery reports on.
+pub struct Context(Arc<Reports>);
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        LogContext.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        LogContext.error(error, reason);
+    }
+}
+
+impl ProducerContext for Context {
+    /// The number of the records that were sent together, and the slot among them, in one integer: no allocation per record.
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        let code = match result {
+            // No broker acknowledged it: the client concludes so because a later record was accepted. A broker that does not know the
+            // producer accepts the later record without this one.
+            Ok(message) if message.offset() < 0 => Code::Unknown,
+            Ok(_) => Code::NoError,
+            Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
+        };
+        let report = Report {
+            code,
+            handed_over: true,
+        };
+        failpoint::hit_blocking("delivery_report");
+        self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, report);
+    }
+}
+
+/// What a producer is built from.
+#[derive(Clone)]
+pub struct ProducerSettings {
+    pub config: ClientConfig,
+    /// Nothing may get through behind a record that failed.
+    pub gapless: bool,
+    /// Records are stamped by it.
+    pub clock: Arc<Clock>,
+}
+
+pub struct Producer {
+    client: Arc<BaseProducer<Context>>,
+    reports: Arc<Reports>,
+    clock: Arc<Clock>,
+    /// Partitions that have acknowledged a record of this producer, and when last.
+    known: Mutex<HashMap<String, HashMap<i32, Instant>>>,
+    failures: AtomicU32,
+    retired: AtomicBool,
+}
+
+impl Producer {
+    /// Takes half a second.
+    pub fn new(settings: &ProducerSettings) -> KafkaResult<Arc<Self>> {
+        let mut config = settings.config.clone();
+        config.set(
+            "enable.gapless.guarantee",
+            if settings.gapless { "true" } else { "false" },
+        );
+        let reports = Arc::new(Reports::default());
+        let client = Arc::new(BaseProducer::from_config_and_context(
+            &config,
+            Context(reports.clone()),
+        )?);
+        serve_reports(client.clone())?;
+        Ok(Arc::new(Producer {
+            client,
+            reports,
+            clock: settings.clock.clone(),
+            known: Mutex::default(),
+            failures: AtomicU32::new(0),
+            retired: AtomicBool::new(false),
+        }))
+    }
+
+    /// Builds one on a thread where it may block.
+    pub async fn build(settings: &ProducerSettings) -> KafkaResult<Arc<Self>> {
+        let settings = settings.clone();
+        let built = tokio::task::spawn_blocking(move || Producer::new(&settings)).await;
+        built.unwrap_or_else(|error| Err(KafkaError::ClientCreation(error.to_string())))
+    }
+
+    pub fn client(&self) -> &BaseProducer<Context> {
+        &self.client
+    }
+
+    /// Hands records to the client: row indexes with their partitions. A record that cannot be queued is reported at once, and so are
+    /// the records behind it for the same partition: nothing may overtake it. No record is handed over after the deadline, except one
+    /// if the process is suspended just after the check: the client counts a record's lifetime from here on, the lease does not.
+    pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<SentRecords> {
+        let (number, sent) = self.reports.open(picked.len());
+        let mut stopped: Vec<(&str, i32)> = Vec::new();
+        let not_taken = |slot, code| {
+            let report = Report {
+                code,
+                handed_over: false,
+            };
+            self.reports.report(number, slot, report);
+        };
+        let now_ms = self.clock.now_ms();
+        for (slot, (index, partition)) in picked.iter().enumerate() {
+            let row = &rows[*index];
+            failpoint::hit_blocking("before_produce");
+            if Instant::now() >= deadline || stopped.contains(&(row.topic.as_str(), *partition)) {
+                not_taken(slot, Code::PurgeQueue);
+                continue;
+            }
+            let opaque = (number as usize) << 32 | slot;
+            let key = row.record_key();
+            let mut record = BaseRecord::with_opaque_to(&row.topic, opaque)
+                .partition(*partition)
+                .key(key.as_bytes())
+                .timestamp(now_ms)
+                .headers(headers(row));
+            if let Some(body) = row.body.as_bytes() {
+                record = record.payload(body);
+            }
+            if let Err((error, _)) = self.client().send(record) {
+                let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+                if code == Code::UnknownPartition && !stopped.iter().any(|(topic, _)| *topic == row.topic) {
+                    self.refresh_metadata(&row.topic);
+                }
+                not_taken(slot, code);
+                stopped.push((&row.topic, *partition));
+            }
+        }
+        sent
+    }
+
+    /// The topic has partitions that this client does not know yet, and would not know for up to a minute: it asks the brokers now.
+    fn refresh_metadata(self: &Arc<Self>, topic: &str) {
+        let (producer, topic) = (self.clone(), topic.to_owned());
+        tokio::task::spawn_blocking(move || {
+            let client = producer.client().client();
+            if let Err(error) = client.fetch_metadata(Some(&topic), METADATA_TIMEOUT) {
+                tracing::debug!(topic, %error, "cannot look a topic up");
+            }
+        });
+    }
+
+    /// Has this partition acknowledged a record of this producer recently? Otherwise the next one must be sent alone.
+    pub fn knows(&self, topic: &str, partition: i32) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .get(topic)
+            .and_then(|partitions| partitions.get(&partition))
+            .is_some_and(|at| at.elapsed() < KNOWN_FOR)
+    }
+
+    pub fn acknowledged(&self, topic: &str, partition: i32) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(partitions) = known.get_mut(topic) {
+            partitions.insert(partition, Instant::now());
+        } else {
+            known.insert(topic.to_owned(), HashMap::from([(partition, Instant::now())]));
+        }
+    }
+
+    /// How many records have neither been reported nor purged.
+    pub fn in_flight(&self) -> i32 {
+        self.client().in_flight_count()
+    }
+
+    /// A record was not acknowledged.
+    pub fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn failures(&self) -> u32 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    pub fn is_fatal(&self) -> bool {
+        self.client().client().fatal_error().is_some()
+    }
+
+    /// It gets no new work; what it has is finished or purged.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    /// Gives up everything queued and in flight: each record is reported as purged from the one or the other.
+    pub fn purge(&self) {
+        self.client()
+            .purge(PurgeConfig::default().queue().inflight().non_blocking());
+    }
+}
+
+/// Polls for reports on a separate thread until nobody else uses the client. The client is also closed there, because that waits for
+/// threads and sockets.
+fn serve_reports(client: Arc<BaseProducer<Context>>) -> KafkaResult<()> {
+    let thread = std::thread::Builder::new().name("reports".to_owned());
+    let served = thread.spawn(move || {
+        while Arc::strong_count(&client) > 1 {
+            client.poll(POLL_TIMEOUT);
+        }
+    });
+    let no_thread = |error| KafkaError::ClientCreation(format!("no thread for delivery reports: {error}"));
+    served.map(drop).map_err(no_thread)
+}
+
+/// The headers of a row's record.
+pub fn headers(row: &Row) -> OwnedHeaders {
+    let mut headers = Some(OwnedHeaders::new_with_capacity(4));
+    row.each_header(|key, value| {
+        headers = headers.take().map(|headers| headers.insert(Header { key, value }));
+    });
+    headers.expect("put back after every header")
+}

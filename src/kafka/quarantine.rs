@@ -1,0 +1,170 @@
+//! Sends single records by a separate producer, because Kafka may refuse them. A refusal there affects no other record, and is certain to
+//! be about the record that was sent.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::error::KafkaResult;
+use tracing::warn;
+
+use super::last_ack::LastAck;
+use super::producer::{Producer, ProducerSettings};
+use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT, Until, delivery};
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
+use crate::metrics;
+
+/// A record that would have less time than this for its answer is not sent: silence would say nothing about the producer.
+const ANSWER_TIME_MIN: Duration = Duration::from_millis(200);
+/// How long the first single record of a topic is waited for before the others are sent. Short, because a partition that gives no answer
+/// must not use up the time of the others.
+const HEAD_START: Duration = Duration::from_millis(100);
+/// The producer is replaced after so many records that were not acknowledged. The client raises its epoch with each refused record, and
+/// after 32,767 it starts again at 0: a broker would then take a new record for one that it already has, and acknowledge it.
+pub(super) const FAILURES_MAX: u32 = 1000;
+
+/// Held by the task that sends to a partition.
+type SendLock = Arc<tokio::sync::Mutex<()>>;
+
+pub struct Quarantine {
+    settings: ProducerSettings,
+    producer: tokio::sync::Mutex<Arc<Producer>>,
+    /// By topic and partition.
+    locks: Mutex<HashMap<(String, i32), SendLock>>,
+    last_ack: Arc<LastAck>,
+}
+
+impl Quarantine {
+    pub fn new(settings: ProducerSettings, last_ack: Arc<LastAck>) -> KafkaResult<Self> {
+        Ok(Quarantine {
+            producer: tokio::sync::Mutex::new(Producer::new(&settings)?),
+            settings,
+            locks: Mutex::default(),
+            last_ack,
+        })
+    }
+
+    /// Sends rows, given by their indexes, each alone.
+    pub async fn send_each(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Outcome)> {
+        let mut topics: BTreeMap<&str, Vec<(usize, Partition)>> = BTreeMap::new();
+        for place in alone {
+            topics.entry(&rows[place.0].topic).or_default().push(*place);
+        }
+        let sends = topics.values().map(|alone| self.send_topic(rows, alone, until));
+        futures_util::future::join_all(sends).await.concat()
+    }
+
+    /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes a while,
+    /// and the batch would wait: after one refusal, keyed rows that have not been sent yet are put off.
+    async fn send_topic(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Outcome)> {
+        let refused = AtomicBool::new(false);
+        let send = async |&(index, partition): &(usize, Partition)| {
+            let outcome = self.send_unless_refused(&rows[index], partition, until, &refused).await;
+            (index, outcome)
+        };
+        let Some((first, others)) = alone.split_first() else {
+            return Vec::new();
+        };
+        let mut first = std::pin::pin!(send(first));
+        let answered = tokio::time::timeout(HEAD_START, &mut first).await;
+        let others = futures_util::future::join_all(others.iter().map(&send));
+        let (first, mut outcomes) = match answered {
+            Ok(first) => (first, others.await),
+            Err(_) => tokio::join!(first, others),
+        };
+        outcomes.push(first);
+        outcomes
+    }
+
+    /// Sends one record while no other is in flight to its partition, so that the answer is certain to be about it.
+    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Outcome {
+        self.send_unless_refused(row, partition, until, &AtomicBool::new(false))
+            .await
+    }
+
+    async fn send_unless_refused(
+        &self,
+        row: &Row,
+        partition: Partition,
+        until: Until,
+        refused: &AtomicBool,
+    ) -> Outcome {
+        let lock = self.lock_of(&row.topic, partition.number);
+        let Ok(_lock) = tokio::time::timeout_at(until.handed_over.into(), lock.lock()).await else {
+            return Outcome::Unsent;
+        };
+        if refused.load(Ordering::Relaxed) && row.lane.is_some() {
+            return put_off(row);
+        }
+        let producer = self.producer().await;
+        if until.answered.saturating_duration_since(Instant::now()) < ANSWER_TIME_MIN {
+            return Outcome::Unsent;
+        }
+        let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
+        let overdue = !sent.all_reported_by(until.answered, || false).await;
+        if overdue {
+            // From here on other tasks get another producer. What they have handed to this one is given time for its answers.
+            producer.retire();
+            if producer.in_flight() > 1 {
+                tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
+            }
+            producer.purge();
+            sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
+        }
+        let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
+        if outcome == Outcome::Acked {
+            producer.acknowledged(&row.topic, partition.number);
+            self.last_ack.note();
+        } else {
+            producer.count_failure();
+        }
+        if let Outcome::Refused { .. } = outcome {
+            refused.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    fn lock_of(&self, topic: &str, partition: i32) -> SendLock {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        // Locks that no task uses are dropped, or the map would grow with every topic.
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        locks.entry((topic.to_owned(), partition)).or_default().clone()
+    }
+
+    /// The producer, replaced where it can no longer be trusted: after a fatal error it refuses every record, after one record without an
+    /// answer it may never answer again, and after many failures its epochs would start again.
+    async fn producer(&self) -> Arc<Producer> {
+        // Locked while a new one is built: one is enough for all tasks that wait.
+        let mut producer = self.producer.lock().await;
+        let why = if producer.is_fatal() {
+            "a fatal error"
+        } else if producer.is_retired() {
+            "a record without an answer"
+        } else if producer.failures() >= FAILURES_MAX {
+            "many records that were not acknowledged"
+        } else {
+            return producer.clone();
+        };
+        match Producer::build(&self.settings).await {
+            Ok(next) => {
+                *producer = next;
+                metrics::producer_rebuilt();
+                warn!(why, "replaced the Kafka producer for single records");
+            }
+            Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
+        }
+        producer.clone()
+    }
+}
+
+fn put_off(row: &Row) -> Outcome {
+    Outcome::PutOff {
+        reason: format!(
+            "topic {} has just refused another record: this one is sent alone as soon as its turn comes",
+            row.topic
+        ),
+    }
+}

@@ -1,0 +1,144 @@
+//! Where each row of a batch goes: which partition, with the others or alone, or nowhere for now.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use super::paused_partitions::{PausedPartitions, Reasons};
+use super::topics::{Topic, Topics};
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
+
+/// Where a record goes and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    pub partition: Partition,
+    /// Larger than its topic is known to take: in quarantine, alone.
+    pub alone: bool,
+}
+
+/// What is known of the topics of some rows.
+pub struct KnownTopics<'a> {
+    /// Sorted. The other lists have the same order.
+    names: Vec<&'a str>,
+    topics: Vec<Result<Topic, Outcome>>,
+    /// Empty where paused partitions are not skipped.
+    paused: Vec<Reasons>,
+}
+
+impl<'a> KnownTopics<'a> {
+    pub async fn of(rows: &'a [Row], topics: &Topics, deadline: Instant) -> Self {
+        let mut names: Vec<&str> = rows.iter().map(|row| row.topic.as_str()).collect();
+        // Before sorting, since most rows have the same topic as the row before them.
+        names.dedup();
+        names.sort_unstable();
+        names.dedup();
+        let lookups = names.iter().map(|name| topics.get(name, deadline));
+        KnownTopics {
+            topics: futures_util::future::join_all(lookups).await,
+            names,
+            paused: Vec::new(),
+        }
+    }
+
+    /// Nothing is to be sent to partitions that are paused.
+    pub fn skip_paused(&mut self, partitions: &PausedPartitions) {
+        let now = Instant::now();
+        let paused_of = |name: &&str| partitions.of_topic(name, now);
+        self.paused = self.names.iter().map(paused_of).collect();
+    }
+
+    /// Where one row goes by itself, or why it is not to be sent now.
+    pub fn route(&self, row: &Row) -> Result<Route, Outcome> {
+        let topic = self.names.partition_point(|name| *name < row.topic.as_str());
+        match (&row.withheld, &self.topics[topic]) {
+            (Some(reason), _) => Err(Outcome::Refused { reason: reason.clone() }),
+            (None, Ok(known)) => route_in(known, row).and_then(|route| unless_paused(route, self.paused.get(topic))),
+            (None, Err(sick)) => Err(sick.clone()),
+        }
+    }
+
+    /// Finds the route of each row of a batch. `None`: the row is not to be sent now, and its outcome says why.
+    pub fn routes(&self, rows: &[Row], outcomes: &mut [Outcome]) -> Vec<Option<Route>> {
+        let mut routes = Vec::with_capacity(rows.len());
+        // Units with a row that is sent alone or not at all: the rows behind it wait for the next batch.
+        let mut stopped: HashSet<(&str, String)> = HashSet::new();
+        for (index, row) in rows.iter().enumerate() {
+            let behind = !stopped.is_empty()
+                && !row.has_lost_its_line()
+                && row
+                    .unit()
+                    .is_some_and(|unit| stopped.contains(&(row.topic.as_str(), unit)));
+            if behind {
+                routes.push(None);
+                continue;
+            }
+            let route = self.route(row);
+            let ordinary = matches!(route, Ok(Route { alone: false, .. }));
+            if !ordinary && let Some(unit) = row.unit() {
+                stopped.insert((&row.topic, unit));
+            }
+            routes.push(match route {
+                // On two producers the later row could overtake the earlier one: it is sent once the earlier one is done.
+                Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
+                // If its key is to be held because of this row, the earlier rows must have been sent.
+                Err(_) if row.withheld.is_some() && earlier_of_unit(rows, index).next().is_some() => None,
+                Ok(route) => Some(route),
+                Err(outcome) => {
+                    outcomes[index] = outcome;
+                    None
+                }
+            });
+        }
+        routes
+    }
+}
+
+fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
+    if row.has_lost_its_line() {
+        return Err(Outcome::Refused {
+            reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
+                     zz_message_enters. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
+                     and insert its message again, in one transaction. Redriving it does not help"
+                .into(),
+        });
+    }
+    let partition = row
+        .place()
+        .partition(topic.partitions)
+        .ok_or_else(|| Outcome::Refused {
+            reason: format!(
+                "partition {} does not exist: topic {} has {} partitions",
+                row.partition.unwrap_or_default(),
+                row.topic,
+                topic.partitions
+            ),
+        })?;
+    Ok(Route {
+        partition: Partition {
+            number: partition,
+            of: topic.partitions,
+        },
+        alone: topic.limit.is_some_and(|limit| row.size() > limit),
+    })
+}
+
+/// Nothing is sent to a partition that is known to be paused.
+fn unless_paused(route: Route, paused: Option<&Reasons>) -> Result<Route, Outcome> {
+    match paused.and_then(|paused| paused.get(&route.partition.number)) {
+        None => Ok(route),
+        Some(reason) => Err(Outcome::Sick {
+            fault: TopicFault::Paused,
+            partition: Some(route.partition),
+            reason: reason.clone(),
+            maybe_landed: false,
+        }),
+    }
+}
+
+/// The rows of the batch that must be acknowledged before this one.
+pub fn earlier_of_unit(rows: &[Row], index: usize) -> impl Iterator<Item = usize> {
+    let unit = rows[index].unit();
+    let same = move |row: &Row| unit.is_some() && row.topic == rows[index].topic && row.unit() == unit;
+    (0..index).filter(move |earlier| same(&rows[*earlier]))
+}
