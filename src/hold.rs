@@ -12,7 +12,6 @@
 //! marked before, by itself: see [`crate::relay`].
 
 mod probe;
-mod rest;
 
 use std::future::ready;
 use std::time::{Duration, Instant};
@@ -24,7 +23,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::rest::Rests;
 use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::lanes::{Held, Lowered, Record, Term};
@@ -62,9 +60,8 @@ impl Relay {
     }
 
     async fn retry_keys(&self, draining: &CancellationToken) {
-        let rests = Rests::default();
         while !draining.is_cancelled() {
-            let wait = match self.retry_due(&rests, draining).await {
+            let wait = match self.retry_due(draining).await {
                 Ok(wait) => wait,
                 Err(error) => {
                     metrics::database_error();
@@ -80,7 +77,7 @@ impl Relay {
     }
 
     /// One round. Answers how long to wait for the next.
-    async fn retry_due(&self, rests: &Rests, draining: &CancellationToken) -> Result<Duration> {
+    async fn retry_due(&self, draining: &CancellationToken) -> Result<Duration> {
         if !self.lanes.has_holds() || self.publisher.is_paused() {
             return Ok(IDLE_LOOK);
         }
@@ -88,13 +85,12 @@ impl Relay {
             return Ok(IDLE_LOOK);
         };
         let holds = self.outbox.holds(&term, READ_MOST).await?;
-        rests.keep(|topic| holds.iter().any(|hold| hold.topic == topic));
         let lanes = by_lane(holds.iter().filter(|hold| hold.wait <= 0.0).cloned());
-        let round = Round { term, rests, draining };
+        let round = Round { term, draining };
         stream::iter(lanes)
             .for_each_concurrent(LANES_AT_ONCE, async |holds| self.retry_lane(&round, holds).await)
             .await;
-        Ok(wait_for_next(&holds, rests, Instant::now()))
+        Ok(wait_for_next(&holds))
     }
 
     /// What is due in one lane.
@@ -111,10 +107,7 @@ impl Relay {
     }
 
     async fn try_heads(&self, round: &Round<'_>, holds: Vec<StoredHold>, done: mpsc::Sender<Recorded>) {
-        let may_go = |hold: &StoredHold| {
-            let is_resting = round.rests.is_resting(&hold.topic, Instant::now());
-            ready(!is_resting && !round.draining.is_cancelled() && !self.publisher.is_paused())
-        };
+        let may_go = |_: &StoredHold| ready(!round.draining.is_cancelled() && !self.publisher.is_paused());
         stream::iter(holds)
             .filter(may_go)
             .for_each_concurrent(HEADS_AT_ONCE, async |hold| {
@@ -186,9 +179,6 @@ impl Relay {
         self.lanes.remember_unknown(hold.lane, row.id);
         let outcome = self.send_head(&row, live.ends).await;
         self.head_answered(hold.lane, &row, &outcome).await;
-        if let Outcome::Refused { .. } = outcome {
-            round.rests.count_refusal(&hold.topic, Instant::now());
-        }
         Ok(Some((self.judge(hold, &row, outcome), Some(record))))
     }
 
@@ -437,7 +427,6 @@ impl Relay {
 /// What all tries of a round share.
 struct Round<'a> {
     term: Term,
-    rests: &'a Rests,
     draining: &'a CancellationToken,
 }
 
@@ -464,19 +453,13 @@ fn let_go(hold: StoredHold, published: Option<i64>, refused: Option<Refusal>) ->
     })
 }
 
-fn wait_for_next(holds: &[StoredHold], rests: &Rests, now: Instant) -> Duration {
-    let active: Vec<_> = holds
-        .iter()
-        .filter(|hold| !rests.is_resting(&hold.topic, now))
-        .collect();
-    // What was never tried does not wait for its turn any longer than it must, and neither do those that were too many to read.
-    let is_cut_off = holds.len() == READ_MOST && holds.iter().all(|hold| hold.wait <= 0.0) && !active.is_empty();
-    if is_cut_off || active.iter().any(|hold| hold.failures == 0) {
+fn wait_for_next(holds: &[StoredHold]) -> Duration {
+    if holds.len() == READ_MOST && holds.iter().all(|hold| hold.wait <= 0.0) {
+        // More may be due than were read.
         return PAUSE_LEAST;
     }
-    let waits = active.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
-    let next = Duration::from_secs_f64(waits.fold(1.0, f64::min));
-    rests.shortest(now).map_or(next, |rest| rest.min(next)).max(PAUSE_LEAST)
+    let waits = holds.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
+    Duration::from_secs_f64(waits.fold(1.0, f64::min)).max(PAUSE_LEAST)
 }
 
 /// Lanes in the order of their first hold: whoever has waited longest is tried first, with all others of its lane.
@@ -528,31 +511,14 @@ mod tests {
 
     #[test]
     fn a_round_waits_for_the_next_hold_and_not_at_all_for_what_could_have_been_in_it() {
-        let (rests, now) = (Rests::default(), Instant::now());
-        let wait = |holds: &[StoredHold]| wait_for_next(holds, &rests, now);
-        assert_eq!(wait(&[]), Duration::from_secs(1));
-        assert_eq!(wait(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
+        assert_eq!(wait_for_next(&[]), Duration::from_secs(1));
+        assert_eq!(wait_for_next(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
         let soon = [hold(0, 1, -1.0), hold(0, 1, 0.25), hold(0, 1, 0.5)];
-        assert_eq!(wait(&soon), Duration::from_millis(250));
-        assert_eq!(wait(&[hold(0, 1, 0.001)]), PAUSE_LEAST);
-        assert_eq!(wait(&[hold(0, 0, -1.0)]), PAUSE_LEAST, "never tried");
+        assert_eq!(wait_for_next(&soon), Duration::from_millis(250));
+        assert_eq!(wait_for_next(&[hold(0, 1, 0.001)]), PAUSE_LEAST);
         let mut many = vec![hold(0, 1, -1.0); READ_MOST];
-        assert_eq!(wait(&many), PAUSE_LEAST, "there may be more than were read");
+        assert_eq!(wait_for_next(&many), PAUSE_LEAST, "there may be more than were read");
         many[READ_MOST - 1].wait = 0.75;
-        assert_eq!(wait(&many), Duration::from_millis(750), "all that are due were read");
-    }
-
-    #[test]
-    fn a_round_does_not_wait_for_what_rests_but_for_the_end_of_its_rest() {
-        let (rests, now) = (Rests::default(), Instant::now());
-        (0..64).for_each(|_| rests.count_refusal("orders", now));
-        let later = now + Duration::from_millis(600);
-        let wait = |holds: &[StoredHold]| wait_for_next(holds, &rests, later);
-        assert_eq!(wait(&vec![hold(0, 0, -1.0); READ_MOST]), Duration::from_millis(400));
-        let other = StoredHold {
-            topic: "other".to_owned(),
-            ..hold(0, 1, 0.25)
-        };
-        assert_eq!(wait(&[hold(0, 1, 0.1), other]), Duration::from_millis(250));
+        assert_eq!(wait_for_next(&many), Duration::from_millis(750), "all that are due were read");
     }
 }
