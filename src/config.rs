@@ -10,13 +10,13 @@ use rdkafka::config::FromClientConfig;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::producer::BaseProducer;
 
+use crate::domain::retry::{OnDead, RetryPolicy};
 use crate::identity::Identity;
 use crate::janitor;
 use crate::lanes::keeper::Lease;
 use crate::outbox::{Database, OnPublished, Pooler, Retention};
 use crate::publisher::{OVERRUN, properties};
 use crate::relay::{self, MARK_MARGIN};
-use crate::verdict::{OnDead, Policy};
 
 /// What is wrong with the settings, each with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -521,8 +521,8 @@ impl RunArgs {
         })
     }
 
-    fn policy(&self, check: &mut Check) -> Policy {
-        let policy = Policy {
+    fn policy(&self, check: &mut Check) -> RetryPolicy {
+        let policy = RetryPolicy {
             max_attempts: check.number("--max-attempts", &self.max_attempts, 1, 1000) as i16,
             backoff_min: check.duration("--retry-backoff-min", &self.retry_backoff_min),
             backoff_max: check.duration("--retry-backoff-max", &self.retry_backoff_max),
@@ -555,7 +555,7 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
 
 /// Connections the daemon needs at once: its tasks, one each for lease, horizon and janitor, and what retries holds.
 pub fn pool_size(config: &Config) -> usize {
-    config.relay.tasks + 3 + crate::hold::CONNECTIONS
+    config.relay.tasks + 3 + crate::tasks::retry_holds::CONNECTIONS
 }
 
 fn host_name() -> String {

@@ -1,10 +1,10 @@
 //! `outboxd` carries committed rows of a PostgreSQL outbox table to Kafka.
 //!
 //! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
-//! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`hold`]
-//! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`janitor`] what
-//! is swept away. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
-//! sends to Kafka, and they do not know each other. [`message`] and [`verdict`] are pure.
+//! [`lanes`] decides which keyed rows are ours, [`floor`] where a claim starts to look, [`domain::retry`]
+//! what becomes of a failed row, [`wakeup`] when to look at all, [`janitor`] what is swept away;
+//! [`tasks::retry_holds`] tries again what is held back. [`outbox`] is the only module that speaks SQL, [`publisher`] the only one that
+//! sends to Kafka, and they do not know each other. [`message`] and [`domain`] are pure.
 //! [`verify`] compares afterwards what was committed with what a [`consumer`] finds.
 //!
 //! `ARCHITECTURE.md` is the map; read the modules in the order below.
@@ -13,7 +13,6 @@ pub mod domain;
 pub mod tasks;
 
 pub mod message;
-pub mod verdict;
 
 pub mod boottime;
 pub mod clock;
@@ -27,7 +26,6 @@ pub mod outbox;
 pub mod publisher;
 pub mod wakeup;
 
-pub mod hold;
 pub mod janitor;
 pub mod pace;
 pub mod published;

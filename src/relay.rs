@@ -4,6 +4,7 @@ mod batch;
 mod company;
 mod locked;
 mod look;
+pub mod report;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,26 +12,29 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 use self::batch::{
-    ByLane, discarded, flag_suspects, in_doubt, in_order, put_acknowledged_back, see_keyless, see_lane,
-    take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
+    ByLane, discarded, flag_suspects, in_order, maybe_sent_by_lane, put_acknowledged_back, returned_maybe_sent,
+    see_keyless, see_lane, take_acknowledged, unseen, with_epochs, with_floors,
 };
 pub use self::company::Company;
 use self::company::Marks;
+use self::report::{report_hold, report_refusal};
 use crate::boottime::BootInstant;
+use crate::domain::batch_outcome::BatchOutcome;
+use crate::domain::retry::RetryPolicy;
 use crate::failpoint;
 use crate::floor::Settled;
 use crate::health::{Health, Loop};
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
-use crate::message::{KEYLESS, Outcome, Partition, Row, TopicFault};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, Term, Unmarked, Work};
+use crate::message::{KEYLESS, Row};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
 use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::{OVERRUN, Publisher, Until, record_lifetime};
-use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
+use crate::tasks::fenced::FencedWriter;
 use crate::wakeup::Watch;
 
 /// What the loop is told by the settings.
@@ -41,7 +45,7 @@ pub struct Settings {
     pub in_flight_bytes: usize,
     pub batch_deadline: Duration,
     pub lease: Duration,
-    pub policy: Policy,
+    pub policy: RetryPolicy,
 }
 
 /// Time between the last answer and the end of the lease that a mark may need.
@@ -80,6 +84,7 @@ pub struct Relay {
     pub pace: Pace,
     pub watch: Watch,
     pub company: Company,
+    pub writer: FencedWriter,
 }
 
 /// While Kafka is away, a loop turns this often all the same.
@@ -90,11 +95,6 @@ async fn until(at: Option<Instant>) {
         Some(at) => sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// After an error, before the same lanes are tried again.
-fn breather() -> Duration {
-    Duration::from_millis(100 + fastrand::u64(0..400))
 }
 
 impl Relay {
@@ -178,7 +178,7 @@ impl Relay {
         let (mut rows, cuts) = in_order(claim, held);
         flag_suspects(&mut rows, held);
         metrics::rows_claimed(rows.len());
-        let mut verdict = Verdict::default();
+        let mut verdict = BatchOutcome::default();
         if !rows.is_empty() {
             let lanes = with_epochs(held, &rows);
             let acknowledged = take_acknowledged(&mut rows, held);
@@ -244,19 +244,7 @@ impl Relay {
         if rows.is_empty() {
             return Ok(Some(Vec::new()));
         }
-        Ok(self.record(term, lanes, rows).await?.map(|record| vec![record]))
-    }
-
-    /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any more.
-    pub(crate) async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
-        let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
-        match self.outbox.record(term, lanes, &ranges).await {
-            Ok(Some(id)) => Ok(Some(self.lanes.recorded(place, id, ranges))),
-            other => {
-                self.lanes.not_recorded(place);
-                other.map(|_| None)
-            }
-        }
+        Ok(self.writer.record(term, lanes, rows).await?.map(|record| vec![record]))
     }
 
     /// Nothing was sent: whoever has the lanes now does that.
@@ -274,7 +262,7 @@ impl Relay {
         term: &Term,
         held: &[Held],
         rows: &[Row],
-        verdict: &mut Verdict,
+        verdict: &mut BatchOutcome,
         mut marks: Marks,
         may_wait: bool,
     ) -> bool {
@@ -306,7 +294,7 @@ impl Relay {
                 true
             }
             None => {
-                self.fenced(term, verdict.published.len());
+                self.writer.fenced(term, verdict.published.len());
                 false
             }
         }
@@ -318,19 +306,19 @@ impl Relay {
         term: &Term,
         held: &[Held],
         rows: &[Row],
-        verdict: &mut Verdict,
+        verdict: &mut BatchOutcome,
         marks: &mut Marks,
     ) -> Option<u64> {
         loop {
             self.remember_doubts(term, rows, verdict);
             let (judged, marking) = (&*verdict, &*marks);
             let write = || async move {
-                if judged.refused.is_empty() && judged.holds.is_empty() && judged.unknown.is_empty() {
+                if judged.refused.is_empty() && judged.holds.is_empty() && judged.maybe_sent.is_empty() {
                     return self.mark_lanes(term, marking).await;
                 }
                 self.write_verdict(term, held, rows, judged, marking).await
             };
-            let written = self.unless_locked(term, write).await;
+            let written = self.writer.unless_locked(term, write).await;
             if !matches!(written, Some(None)) {
                 verdict.refused.iter().for_each(report_refusal);
             }
@@ -343,8 +331,8 @@ impl Relay {
     }
 
     /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
-    fn remember_doubts(&self, term: &Term, rows: &[Row], verdict: &Verdict) {
-        for (lane, id) in unknown_by_lane(rows, verdict) {
+    fn remember_doubts(&self, term: &Term, rows: &[Row], verdict: &BatchOutcome) {
+        for (lane, id) in maybe_sent_by_lane(rows, verdict) {
             self.lanes.remember_unknown(lane, id);
             if verdict.unmarked.contains(&id) {
                 self.lanes.remember_acknowledged(term.worker, lane, id);
@@ -358,10 +346,10 @@ impl Relay {
         term: &Term,
         held: &[Held],
         rows: &[Row],
-        verdict: &Verdict,
+        verdict: &BatchOutcome,
         marks: &Marks,
     ) -> Result<Option<u64>> {
-        let suspects = self.lanes.suspects_to_store(&unknown_by_lane(rows, verdict));
+        let suspects = self.lanes.suspects_to_store(&maybe_sent_by_lane(rows, verdict));
         let settlement = Settlement {
             published: &marks.ids,
             refused: &verdict.refused,
@@ -437,7 +425,7 @@ impl Relay {
         let Some((number, claim)) = claimed else {
             return Seen {
                 took,
-                ..see_keyless(held, &[], &[], &Verdict::default())
+                ..see_keyless(held, &[], &[], &BatchOutcome::default())
             };
         };
         let slow = self.is_slow(began);
@@ -470,16 +458,9 @@ impl Relay {
             of_hold: None,
             skip_held: held.has_holds,
         };
-        self.claim_free(term, &free, self.pace.bytes()).await
-    }
-
-    /// A claim of free rows, whichever they are, and its number; `None`: there are none.
-    pub(crate) async fn claim_free(&self, term: &Term, free: &Free<'_>, bytes: usize) -> Result<Option<(i64, Claim)>> {
-        let recorded = self.outbox.claim_keyless(term, free, self.settings.lease).await?;
-        self.lanes.saw_claims(term.worker, recorded.lowest);
-        let Some(number) = recorded.claim else { return Ok(None) };
-        let claim = self.outbox.claimed(term, number, bytes).await?;
-        Ok(Some((number, claim)))
+        self.writer
+            .claim_free(term, &free, self.settings.lease, self.pace.bytes())
+            .await
     }
 
     async fn settle_keyless(
@@ -489,11 +470,11 @@ impl Relay {
         floor: i64,
         rows: &[Row],
         dropped: &[Dropped],
-        verdict: &mut Verdict,
+        verdict: &mut BatchOutcome,
     ) {
         failpoint::hit("after_publish_keyless").await;
         let began = Instant::now();
-        let marked = self.write_keyless(term, claim, floor, rows, dropped, verdict).await;
+        let marked = self.write_keyless(term, claim, floor, dropped, verdict).await;
         metrics::mark_took(Stream::Keyless, began.elapsed());
         let Some(count) = marked else { return };
         self.marked(Stream::Keyless, rows, count);
@@ -513,13 +494,12 @@ impl Relay {
         term: &Term,
         claim: i64,
         floor: i64,
-        rows: &[Row],
         dropped: &[Dropped],
-        verdict: &mut Verdict,
+        verdict: &mut BatchOutcome,
     ) -> Option<u64> {
         let holds: Vec<_> = verdict.holds.iter().map(|hold| (hold.clone(), floor)).collect();
         loop {
-            let (judged, suspect) = (&*verdict, in_doubt(rows, dropped, verdict));
+            let (judged, suspect) = (&*verdict, returned_maybe_sent(dropped, verdict));
             let settled = KeylessSettlement {
                 published: &judged.published,
                 unmarked: &judged.unmarked,
@@ -537,7 +517,7 @@ impl Relay {
                 };
                 Ok(Some(marked))
             };
-            let written = self.unless_locked(term, write).await;
+            let written = self.writer.unless_locked(term, write).await;
             if !matches!(written, Some(None)) {
                 judged.refused.iter().for_each(report_refusal);
             }
@@ -563,9 +543,9 @@ impl Relay {
     }
 
     /// Publishes within the batch deadline, and in any case so that the mark can still be written under the lease.
-    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: BootInstant) -> Verdict {
+    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: BootInstant) -> BatchOutcome {
         if rows.is_empty() {
-            return Verdict::default();
+            return BatchOutcome::default();
         }
         metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
@@ -579,9 +559,9 @@ impl Relay {
         metrics::publish_took(stream, sending.elapsed());
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
-        let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
-        if verdict.outage.is_none() {
-            self.note_paused(rows, &outcomes);
+        let verdict = BatchOutcome::of(rows, &outcomes, answered, &self.settings.policy, fastrand::f64);
+        for ((topic, partition), reason) in &verdict.paused {
+            self.publisher.pause_partition(topic, *partition, reason);
         }
         let sent = rows.iter().filter(|row| verdict.has_published(row.id));
         self.published.remember(sent);
@@ -589,25 +569,10 @@ impl Relay {
         verdict
     }
 
-    /// What took nothing while others answered is not waited for again by the next batch.
-    fn note_paused(&self, rows: &[Row], outcomes: &[Outcome]) {
-        for (row, outcome) in rows.iter().zip(outcomes) {
-            if let Outcome::Sick {
-                fault: TopicFault::Transient,
-                partition: Some(partition),
-                reason,
-                ..
-            } = outcome
-            {
-                self.publisher.pause_partition(&row.topic, *partition, reason);
-            }
-        }
-    }
-
     /// One log line per event an operator acts on; none per message.
-    fn report(&self, rows: &[Row], verdict: &Verdict) {
+    fn report(&self, rows: &[Row], verdict: &BatchOutcome) {
         metrics::rows_published(verdict.published.len());
-        metrics::rows_deferred(verdict.unsent.len() + verdict.unknown.len());
+        metrics::rows_deferred(verdict.unsent.len() + verdict.maybe_sent.len());
         let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &verdict.holds {
             // What takes nothing is held in many lanes: one line is enough.
@@ -631,46 +596,9 @@ impl Relay {
         }
     }
 
-    pub(crate) fn fenced(&self, term: &Term, rows: usize) {
-        metrics::rows_fenced(rows);
-        warn!(
-            rows,
-            "the lease had gone to another worker: marked nothing; the rows are sent again by their new owner"
-        );
-        if self.lanes.end_term(term.worker) {
-            metrics::terms_lost();
-        }
-    }
-
     fn claim_failed(&self, error: &crate::outbox::Error) {
         metrics::database_error();
         warn!(%error, "cannot claim rows; trying again");
-    }
-
-    /// Repeats a write until it is answered or the term is over: what Kafka has acknowledged must not be sent again
-    /// only because PostgreSQL was away for a moment. Repeating is harmless: the fence is in the statement, and what it would
-    /// count twice is guarded by what was seen.
-    pub(crate) async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
-    where
-        F: Future<Output = Result<Option<T>>>,
-    {
-        let mut failures = 0u32;
-        loop {
-            match write().await {
-                Ok(done) => return done,
-                Err(error) => {
-                    metrics::database_error();
-                    if failures == 0 {
-                        warn!(%error, "cannot write what became of a batch; trying again while the lease lasts");
-                    }
-                    failures += 1;
-                }
-            }
-            if self.lanes.term().is_none_or(|current| current.worker != term.worker) {
-                return None;
-            }
-            sleep(breather() * failures.min(10)).await;
-        }
     }
 }
 
@@ -680,59 +608,10 @@ async fn before_claim(is_soft: bool) {
     }
 }
 
-/// An attempt is counted, unless another transaction has locked the row. The last one is an event an operator acts on. Where the answer to
-/// that is lost, it may be written: so it is reported.
-pub(crate) fn report_refusal(refusal: &Refusal) {
-    metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
-    if refusal.dead {
-        error!(
-            id = refusal.id,
-            reason = refusal.reason,
-            "dead letter: the row was refused for good"
-        );
-    }
-}
-
-fn report_hold(hold: &HoldOrder) {
-    if hold.unit.is_empty() {
-        warn!(
-            topic = hold.topic,
-            reason = hold.reason,
-            "topic parked: it is tried again by itself; other topics go on"
-        );
-    } else if let Some(paused) = Partition::of_unit(&hold.unit) {
-        // The publisher has said so, once for all lanes.
-        debug!(
-            topic = hold.topic,
-            partition = paused.number,
-            lane = hold.lane,
-            "rows of a paused partition are kept back"
-        );
-    } else if hold.failures == 0 {
-        // Perhaps thousands, each for a moment: nobody has to act.
-        debug!(
-            topic = hold.topic,
-            unit = hold.unit,
-            id = hold.head_id,
-            reason = hold.reason,
-            "key held until its row has been sent alone; other keys go on"
-        );
-    } else {
-        report_held_key(&hold.topic, &hold.unit, hold.head_id, &hold.reason);
-    }
-}
-
-pub(crate) fn report_held_key(topic: &str, unit: &str, id: Option<i64>, reason: &str) {
-    warn!(
-        topic,
-        unit, id, reason, "key held behind a refused row; other keys go on"
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::OnDead;
+    use crate::domain::retry::OnDead;
 
     #[test]
     fn the_lease_outlasts_a_batch_its_overrun_and_its_mark() {
@@ -742,7 +621,7 @@ mod tests {
             in_flight_bytes: 1 << 20,
             batch_deadline: Duration::from_secs(5),
             lease: Duration::from_secs(30),
-            policy: Policy {
+            policy: RetryPolicy {
                 max_attempts: 1,
                 backoff_min: Duration::ZERO,
                 backoff_max: Duration::ZERO,

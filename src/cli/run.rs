@@ -20,6 +20,8 @@ use crate::pace::Pace;
 use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::relay::{Company, MARK_MARGIN, Relay};
+use crate::tasks::fenced::FencedWriter;
+use crate::tasks::retry_holds::RetryHolds;
 use crate::wakeup::Watch;
 use crate::{horizon, janitor, metrics};
 
@@ -61,18 +63,19 @@ async fn start_and_run(
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Failure> {
-    let lanes = Arc::new(Lanes::default());
+    let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Failure::Broken(format!("Kafka client: {error}")))?;
     let relay = Arc::new(Relay {
-        outbox: Arc::new(open(config)?),
+        outbox: outbox.clone(),
         publisher,
-        lanes,
+        lanes: lanes.clone(),
         published: Arc::new(Published::default()),
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
         watch: Watch::new(config.poll_interval_max),
         company: Company::default(),
+        writer: FencedWriter { outbox, lanes },
     });
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
@@ -144,8 +147,8 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &C
         let (r, h, d) = (relay.clone(), health.clone(), draining.clone());
         tasks.spawn(async move { r.work(&h, &d).await });
     }
-    let (r, d) = (relay.clone(), draining.clone());
-    tasks.spawn(async move { r.retry_holds(&d).await });
+    let (holds, d) = (retry_holds(relay), draining.clone());
+    tasks.spawn(async move { holds.run(&d).await });
     let (r, d) = (relay.clone(), draining.clone());
     tasks.spawn(async move { r.mark_unmarked(&d).await });
     let (r, d) = (relay.clone(), draining.clone());
@@ -155,6 +158,17 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, draining: &C
     let (r, d, settings) = (relay.clone(), draining.clone(), config.janitor);
     tasks.spawn(async move { janitor::sweep(&r.lanes, &r.outbox, settings, &d).await });
     tasks
+}
+
+fn retry_holds(relay: &Relay) -> RetryHolds {
+    RetryHolds {
+        outbox: relay.outbox.clone(),
+        publisher: relay.publisher.clone(),
+        lanes: relay.lanes.clone(),
+        published: relay.published.clone(),
+        writer: relay.writer.clone(),
+        settings: relay.settings.clone(),
+    }
 }
 
 /// Apart from the others: the lease is kept until they are done.
