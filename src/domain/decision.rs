@@ -1,4 +1,5 @@
-//! What [`super::retry::RetryPolicy::decide`] answers: the fate of a row, of the holds it has to do with, and what was learned about Kafka.
+//! What [`super::retry::RetryPolicy::decide`] answers: the fate of a row, of the holds it has to do with, and what was
+//! learned about Kafka.
 
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ impl RowFate {
         }
     }
 
-    /// What it means that this could not be written, since another transaction has locked the row. `None`: nothing is written of the row.
+    /// What it means that this could not be written, since another transaction has locked the row. `None`: nothing is written
+    /// of the row.
     pub fn when_locked(&self) -> Option<Event<'_>> {
         match self {
             RowFate::Published => Some(Event::MarkLocked),

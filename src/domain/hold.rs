@@ -12,7 +12,8 @@ pub struct Hold {
     pub topic: String,
     /// A key, an explicit partition or a paused one; empty: the whole topic.
     pub unit: String,
-    /// The refused row that the others of its key wait for. `None`: a topic or a partition takes nothing, and any row may probe it.
+    /// The refused row that the others of its key wait for. `None`: a topic or a partition takes nothing, and any row may
+    /// probe it.
     pub head_id: Option<i64>,
     pub resume_floor: i64,
     pub failures: i32,
@@ -26,7 +27,7 @@ impl Hold {
         Partition::of_unit(&self.unit).map_or((None, None), |paused| (Some(paused.number), Some(paused.of)))
     }
 
-    /// Does it keep ordered rows back? Those of a lane are, and the others belong to no worker.
+    /// Are the rows that it keeps back ordered? Those of a lane are. Holds of unordered rows belong to no worker.
     pub fn is_ordered(&self) -> bool {
         self.lane != KEYLESS
     }

@@ -1,8 +1,9 @@
-//! What becomes of a row that was not simply published, and when it is tried again: one match, [`RetryPolicy::decide`], for rows of batches, for
-//! heads of held keys and for probes alike. All waits between two tries are here, too. Time and jitter are given to it.
+//! What becomes of a row that was not simply published, and when it is tried again: one match, [`RetryPolicy::decide`], for
+//! rows of batches, for heads of held keys and for probes alike. All waits between two tries are here, too. Time and jitter
+//! are given to it.
 //!
-//! Invariant: `attempts` rises only for [`RowFate::Refused`], and that comes only of [`Outcome::Refused`]. Outages, topics and partitions that
-//! take nothing and lost answers cost time, never an attempt, never a dead letter.
+//! Invariant: `attempts` rises only for [`RowFate::Refused`], and that comes only of [`Outcome::Refused`]. Outages, topics
+//! and partitions that take nothing and lost answers cost time, never an attempt, never a dead letter.
 
 use std::time::Duration;
 
@@ -56,8 +57,8 @@ impl<'a> Sent<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
     pub sent: Sent<'a>,
-    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a topic that times out has a fault of
-    /// its own; otherwise all of Kafka may be away.
+    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a topic that times out
+    /// has a fault of its own; otherwise all of Kafka may be away.
     pub kafka_answers: bool,
 }
 
@@ -85,8 +86,8 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after this many failures in a row: doubling, capped, and spread over the upper half, so that what failed together
-    /// does not come back together. Jitter is between 0 and 1.
+    /// How long to wait after this many failures in a row: doubling, capped, and spread over the upper half, so that what
+    /// failed together does not come back together. Jitter is between 0 and 1.
     pub fn backoff(&self, failures: u32, jitter: f64) -> Duration {
         let doubled = self
             .backoff_min
@@ -94,8 +95,8 @@ impl RetryPolicy {
         doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * jitter)
     }
 
-    /// How long to leave a topic or a partition alone that took nothing so many times in a row. Not long: it should flow again soon
-    /// after it is fixed.
+    /// How long to leave a topic or a partition alone that took nothing so many times in a row. Not long: it should flow
+    /// again soon after it is fixed.
     fn probe_wait(&self, failures: u32, jitter: f64) -> Duration {
         self.backoff(failures, jitter).min(PROBE_WAIT_MAX)
     }
@@ -159,7 +160,8 @@ impl RetryPolicy {
         }
     }
 
-    /// To do: end the transaction that has locked the row. Until then the row is left alone; a key that it holds waits for its mark.
+    /// To do: end the transaction that has locked the row. Until then the row is left alone; a key that it holds waits for
+    /// its mark.
     fn mark_locked(&self, sent: Sent<'_>, jitter: f64) -> HoldFate {
         match sent {
             Sent::InBatch => HoldFate::Unchanged,
@@ -197,15 +199,16 @@ impl RetryPolicy {
                 wait,
                 reason: reason.to_owned(),
             },
-            // What was probed takes records. Of an ordered row this refusal is not counted: its lane sends it next, finds out again, and holds
-            // its key, which would be counted twice.
+            // What was probed takes records. Of an ordered row this refusal is not counted: its lane sends it next, finds out
+            // again, and holds its key, which would be counted twice.
             Sent::AsProbe(_) if row.lane.is_some() => return Decision::new(pending(row, false), HoldFate::ReleaseAll),
             Sent::AsProbe(_) => HoldFate::ReleaseAll,
         };
         Decision::new(RowFate::Refused(refusal), hold)
     }
 
-    /// To do, for an unusable topic: create it, or grant write access. For one that times out: see to Kafka, or to the brokers of the partition.
+    /// To do, for an unusable topic: create it, or grant write access. For one that times out: see to Kafka, or to the
+    /// brokers of the partition.
     fn unavailable(&self, row: &Row, sick: &Outcome, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
         use TopicFault::{Paused, Transient, Unusable};
         let Outcome::Sick {
@@ -240,7 +243,8 @@ impl RetryPolicy {
             (_, Sent::AsProbe(hold)) if partition.is_some() && hold.unit.is_empty() => {
                 (HoldFate::ReleaseAll, KafkaFate::Unchanged)
             }
-            // A partition that gives no answer says nothing of Kafka as a whole: it gave none before, and its topic was just looked up.
+            // A partition that gives no answer says nothing of Kafka as a whole: it gave none before, and its topic was just
+            // looked up.
             (Transient, Sent::AsProbe(_)) if partition.is_none() && !attempt.kafka_answers => {
                 (postponed(), everything())
             }
@@ -399,8 +403,8 @@ mod tests {
     const TOPIC: &str = "probe of the topic";
     const PARTITION: &str = "probe of the partition";
 
-    /// What happened, how the row was sent, whether Kafka answers others (where that matters), and the decisions on an ordered row and on an
-    /// unordered one, which is never the head of a hold.
+    /// What happened, how the row was sent, whether Kafka answers others (where that matters), and the decisions on an
+    /// ordered row and on an unordered one, which is never the head of a hold.
     type Line = (&'static str, &'static str, Option<bool>, &'static str, &'static str);
 
     const TABLE: &[Line] = &[

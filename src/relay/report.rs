@@ -1,4 +1,4 @@
-//! One log line for each event that an operator acts on, and none for each message.
+//! Log lines: one for each event that an operator acts on, none for each message.
 
 use tracing::{debug, error, warn};
 
@@ -7,8 +7,8 @@ use crate::domain::hold::NewHold;
 use crate::message::Partition;
 use crate::metrics;
 
-/// An attempt is counted, unless another transaction has locked the row. The last one is an event an operator acts on. Where the answer to
-/// that is lost, it may be written: so it is reported.
+/// An attempt is counted, unless another transaction has locked the row. The last one is an event an operator acts on. Where
+/// the answer to that is lost, it may be written: so it is reported.
 pub fn report_refusal(refusal: &Refusal) {
     metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
     if refusal.dead {

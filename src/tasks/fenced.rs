@@ -1,5 +1,5 @@
-//! Writes that count only while our term lasts: the fence is in each statement, and here is what becomes of one that fails, is fenced off, or
-//! meets a row that another transaction has locked.
+//! Writes that count only while our term lasts: the fence is in each statement, and here is what becomes of one that fails,
+//! is fenced off, or meets a row that another transaction has locked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,8 @@ impl FencedWriter {
         }
     }
 
-    /// As [`FencedWriter::while_term_lasts`]. `Some(None)`: another transaction has locked what it would write, and nothing is written.
+    /// As [`FencedWriter::while_term_lasts`]. `Some(None)`: another transaction has locked what it would write, and nothing
+    /// is written.
     pub async fn unless_locked<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<Option<T>>
     where
         F: Future<Output = Result<Option<T>>>,
@@ -80,7 +81,8 @@ impl FencedWriter {
         self.lasts(term).then_some(locked)
     }
 
-    /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any more.
+    /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any
+    /// more.
     pub async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
         let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
         match self.outbox.record(term, lanes, &ranges).await {
@@ -92,7 +94,8 @@ impl FencedWriter {
         }
     }
 
-    /// Claims free rows without a lane, whichever they are, and reads them; answers the number of the claim. `None`: there are none.
+    /// Claims free rows without a lane, whichever they are, and reads them; answers the number of the claim. `None`: there
+    /// are none.
     pub async fn claim_free(
         &self,
         term: &Term,

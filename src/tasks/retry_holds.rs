@@ -1,16 +1,16 @@
-//! Held keys, paused partitions and parked topics: tried again when their time has come, released when Kafka takes the row. What becomes of a
-//! row that was tried, and when it is tried again, is decided by [`crate::domain::retry`].
+//! Held keys, paused partitions and parked topics: tried again when their time has come, released when Kafka takes the row.
+//! What becomes of a row that was tried, and when it is tried again, is decided by [`crate::domain::retry`].
 //!
-//! Heads of refused keys are tried in `keys`; topics and partitions that take nothing are probed beside that, in `probes`, so that nobody's
-//! retry waits for one that gives no answer. What became of either is written by `change`.
+//! Heads of refused keys are tried in `keys`; topics and partitions that take nothing are probed beside that, in `probes`, so
+//! that nobody's retry waits for one that gives no answer. What became of either is written by `change`.
 //!
-//! A hold lives in `outbox.hold`, so that a successor finds what a floor has passed. Its head is sent alone, in
-//! quarantine, while the lane goes on; only the change of the hold itself waits for the lane to be between batches. What is due in
-//! a lane is tried, and changed, together: each change is a transaction, and after a release its lane walks again over all that was
+//! A hold lives in `outbox.hold`, so that a successor finds what a floor has passed. Its head is sent alone, in quarantine,
+//! while the lane goes on; only the change of the hold itself waits for the lane to be between batches. What is due in a lane
+//! is tried, and changed, together: each change is a transaction, and after a release its lane walks again over all that was
 //! published since.
 //!
-//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. A head that another transaction has locked
-//! is marked before, by itself: see [`crate::relay`].
+//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. A head that another
+//! transaction has locked is marked before, by itself: see [`crate::relay`].
 
 mod change;
 mod keys;
@@ -36,7 +36,7 @@ use crate::tasks::fenced::FencedWriter;
 
 /// Connections that the task uses at most.
 pub const CONNECTIONS: usize = keys::CONNECTIONS + probes::CONNECTIONS;
-/// So many heads may be published and not marked.
+/// The most rows that are published and not marked yet.
 pub const IN_FLIGHT_MAX: usize = keys::IN_FLIGHT_MAX + probes::IN_FLIGHT_MAX;
 /// While nothing is held, how often to check whether something is.
 const IDLE_WAIT: Duration = Duration::from_millis(500);
@@ -98,7 +98,7 @@ impl RetryHolds {
         }
     }
 
-    /// What was sent beside the batches of its lane need not be remembered any longer if it is certainly not there.
+    /// A row that Kafka certainly does not have need not be remembered as maybe sent any longer.
     async fn head_answered(&self, lane: i16, row: &Row, decision: &Decision) {
         failpoint::hit("after_head").await;
         if decision.row.is_certainly_not_sent() {

@@ -65,8 +65,8 @@ impl RetryHolds {
         // A release raises the epoch, so it comes last.
         let changed = self.postpone(&term, &held, postponed).await && self.release(&term, &held, released).await;
         if !changed {
-            // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again. Ended before the lane is
-            // given back, or somebody claims from where it stood.
+            // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again. Ended before
+            // the lane is given back, or somebody claims from where it stood.
             self.writer.fenced(&term, 0);
         }
         self.lanes.put_back(&term, &[held]);
@@ -126,7 +126,8 @@ impl RetryHolds {
         }
     }
 
-    /// False: fenced. Where another transaction has locked heads, their holds are postponed, and the others released without them.
+    /// False: fenced. Where another transaction has locked heads, their holds are postponed, and the others released without
+    /// them.
     async fn release(&self, term: &Term, held: &Held, mut released: Vec<(HoldRelease, Option<Record>)>) -> bool {
         while !released.is_empty() {
             let (holds, records) = with_records(released.clone());

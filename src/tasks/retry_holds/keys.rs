@@ -22,19 +22,19 @@ use crate::metrics;
 use crate::outbox::Result;
 use crate::relay::report::report_held_key;
 
-/// So many holds are read at once: enough that of thousands many are of one lane.
+/// How many holds one round reads: enough that, of thousands, many belong to one lane.
 const READ_MAX: usize = 1024;
-/// So many lanes have their heads sent at once, and so many heads of each.
+/// How many lanes have their heads sent at the same time, and how many heads of each.
 const LANES_AT_ONCE: usize = 2;
 const HEADS_AT_ONCE: usize = 2;
-/// For each lane its heads are read and what became of them is written.
+/// Connections: for each lane its heads are read, and what became of them is written.
 pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1);
-/// So long what has been tried of a lane waits for the rest. A head that is answered late keeps nobody longer: one that was published
-/// and is not marked would be sent again after a crash.
+/// The longest that an answered head waits for the others of its lane, so that one transaction is written for them. One that
+/// was published and is not marked yet would be sent again after a crash.
 const TOGETHER: Duration = Duration::from_millis(250);
-/// No more than so many are written at a time.
+/// The most changes of one transaction.
 const TOGETHER_MAX: usize = 64;
-/// So many heads may be published and not marked: written together, handed over, or on their way.
+/// The most heads that are published and not marked yet: written together, handed over, or on their way.
 pub const IN_FLIGHT_MAX: usize = LANES_AT_ONCE * (TOGETHER_MAX + 1 + HEADS_AT_ONCE);
 
 impl RetryHolds {
@@ -79,7 +79,7 @@ impl RetryHolds {
             return;
         };
         let (done, tried) = mpsc::channel(1);
-        // Side by side: who waits for an answer holds what others wait for, and they what a change waits for.
+        // Concurrently: a batch of the lane may wait for the quarantine that a head uses, and the change waits for that batch.
         tokio::join!(
             self.try_heads(round, holds, done),
             self.change_all(&round.term, lane, tried)
@@ -95,7 +95,7 @@ impl RetryHolds {
                 match self.retry(round, hold).await {
                     Ok(None) => {}
                     Ok(Some(tried)) => {
-                        // Whoever listens does so until we are gone.
+                        // The receiver lives until the sender is dropped.
                         let _ = done.send(tried).await;
                     }
                     Err(error) => {
@@ -125,7 +125,7 @@ impl RetryHolds {
         }
     }
 
-    /// `None`: somebody else's by now.
+    /// `None`: the lane has another owner by now.
     async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<Recorded>> {
         // Asked before the row is read: once it is marked, nobody remembers that Kafka has it.
         let acknowledged = self.lanes.acknowledged_of(hold.lane);

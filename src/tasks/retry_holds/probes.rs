@@ -1,5 +1,6 @@
-//! Topics and partitions that take nothing. Whatever number of lanes one is held in, one row is sent there at a time, with little time for its
-//! answer: if Kafka takes it, all lanes of this process release what they hold back for it, and if not, all wait.
+//! Topics and partitions that take nothing. Whatever number of lanes one is held in, one row is sent there at a time, with
+//! little time for its answer: if Kafka takes it, all lanes of this process release what they hold back for it, and if not,
+//! all wait.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,23 +24,23 @@ use crate::metrics;
 use crate::outbox::Result;
 use crate::publisher::Until;
 
-/// So many topics and partitions are probed at once, and so many more with rows without a lane: a fixed one has its turn although many
-/// give no answer.
+/// How many topics and partitions are probed at the same time, and how many more among the unordered rows: enough that one
+/// that recovered is probed although many give no answer.
 const PROBES_AT_ONCE: usize = 8;
 const UNORDERED_AT_ONCE: usize = 2;
-/// So many rows may be published by probes and not yet marked.
+/// The most rows that are published by probes and not marked yet.
 pub const IN_FLIGHT_MAX: usize = PROBES_AT_ONCE + UNORDERED_AT_ONCE;
-/// A probe waits so long for its answer, or for the batch deadline where that is shorter.
+/// The longest that a probe waits for its answer, unless the batch deadline is shorter.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
-/// So many lanes are released at once.
+/// How many lanes are released at the same time.
 const RELEASES_AT_ONCE: usize = 2;
-/// Connections that takes. Probes use one for a moment before and after they wait.
+/// Connections: one for each lane that is released. Probes use one for a moment before and after they wait.
 pub const CONNECTIONS: usize = RELEASES_AT_ONCE + 2;
 
 /// What is probed: a topic, and the unit of its holds.
 type Name = (String, String);
 
-/// What takes records again, and whom to tell when every lane has released it.
+/// A topic or partition that takes records again, and whom to tell when every lane has released it.
 struct Recovered {
     name: Name,
     released: oneshot::Sender<()>,
@@ -227,8 +228,8 @@ impl RetryHolds {
         self.answered(hold, row, &outcome, began)
     }
 
-    /// Releases what takes records again, in all lanes that hold it back: lane by lane, each with one transaction for all that recovered
-    /// meanwhile, since a lane walks again after each release.
+    /// Releases what takes records again, in all lanes that hold it back: lane by lane, each with one transaction for all
+    /// that recovered meanwhile, since a lane walks again after each release.
     async fn release_fixed(&self, mut fixed: mpsc::Receiver<Recovered>) {
         let mut together = Vec::new();
         while fixed.recv_many(&mut together, PROBES_AT_ONCE).await > 0 {

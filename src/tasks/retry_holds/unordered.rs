@@ -1,4 +1,5 @@
-//! Probes of what is paused among the rows without a lane, which belong to no worker: the row that is sent is claimed like any other.
+//! Probes of what is paused among the rows without a lane, which belong to no worker: the row that is sent is claimed like
+//! any other.
 
 use std::time::Instant;
 
