@@ -54,7 +54,7 @@ bench-quick: ## The same in small, in a few minutes
 bench-keep: ## Put the last report of make bench into the README and docs/performance.md
 	@benches/keep
 
-bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="verdict"
+bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="outcome"
 	@cargo bench --quiet --locked --bench pure -- $(ARGS)
 
 bench-idempotency: setup ## Measure what a command and its replay cost: make bench-idempotency ARGS="5 5"

@@ -6,12 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use outboxd::boottime::BootInstant;
+use outboxd::domain::batch_outcome::BatchOutcome;
 use outboxd::domain::delivery::Outcome;
 use outboxd::domain::floor::Sight;
+use outboxd::domain::retry::{OnDead, RetryPolicy};
 use outboxd::domain::row::{Body, KEYLESS, Row};
 use outboxd::kafka::headers;
 use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Ranges, Seen, Taken, Term, Work};
-use outboxd::verdict::{OnDead, Policy, judge};
 use rdkafka::producer::BaseRecord;
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ const BATCH: i64 = 2_000;
 const LANES: i16 = 64;
 const PARTITIONS: i32 = 8;
 
-const POLICY: Policy = Policy {
+const POLICY: RetryPolicy = RetryPolicy {
     max_attempts: 5,
     backoff_min: Duration::from_secs(1),
     backoff_max: Duration::from_secs(60),
@@ -48,20 +49,20 @@ fn row(id: i64) -> Row {
     }
 }
 
-fn verdict(criterion: &mut Criterion) {
+fn batch_outcome(criterion: &mut Criterion) {
     let rows: Vec<Row> = (1..=BATCH).map(row).collect();
     let acked = vec![Outcome::Acked; rows.len()];
     let mut refused = acked.clone();
     refused[rows.len() / 2] = Outcome::Refused {
         reason: "too large".to_owned(),
     };
-    let mut group = criterion.benchmark_group("verdict");
+    let mut group = criterion.benchmark_group("batch outcome");
     group.throughput(Throughput::Elements(BATCH as u64));
     group.bench_function("all acknowledged", |bencher| {
-        bencher.iter(|| judge(black_box(&rows), black_box(&acked), true, &POLICY));
+        bencher.iter(|| BatchOutcome::of(black_box(&rows), black_box(&acked), true, &POLICY, fastrand::f64));
     });
     group.bench_function("one refused", |bencher| {
-        bencher.iter(|| judge(black_box(&rows), black_box(&refused), true, &POLICY));
+        bencher.iter(|| BatchOutcome::of(black_box(&rows), black_box(&refused), true, &POLICY, fastrand::f64));
     });
     group.finish();
 }
@@ -168,5 +169,5 @@ fn record(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, verdict, batch, record);
+criterion_group!(benches, batch_outcome, batch, record);
 criterion_main!(benches);

@@ -10,13 +10,13 @@ pub use args::{DatabaseArgs, KafkaArgs, LogFormat, RetentionArgs, RunArgs};
 use check::{Check, parse_bytes};
 
 use crate::domain::retention::Retention;
+use crate::domain::retry::RetryPolicy;
 use crate::identity::Identity;
 use crate::kafka::{ClientConfig, OVERRUN, properties};
 use crate::outbox::{Database, OnPublished, Pooler};
 use crate::relay::{self, MARK_MARGIN};
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
-use crate::verdict::Policy;
 
 /// What is wrong with the settings, each with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -242,8 +242,8 @@ impl RunArgs {
         })
     }
 
-    fn policy(&self, check: &mut Check) -> Policy {
-        let policy = Policy {
+    fn policy(&self, check: &mut Check) -> RetryPolicy {
+        let policy = RetryPolicy {
             max_attempts: check.number("--max-attempts", &self.max_attempts, 1, 1000) as i16,
             backoff_min: check.duration("--retry-backoff-min", &self.retry_backoff_min),
             backoff_max: check.duration("--retry-backoff-max", &self.retry_backoff_max),

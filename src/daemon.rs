@@ -15,16 +15,18 @@ use crate::http;
 use crate::jitter::jittered;
 use crate::kafka::Publisher;
 use crate::lanes::{Lanes, RecentlyPublished};
+use crate::metrics;
 use crate::outbox::{self, Outbox, connect, migrate};
 use crate::pace::Pace;
 use crate::relay::{MARK_MARGIN, Relay};
 use crate::tasks::Shutdown;
+use crate::tasks::fenced::FencedWriter;
 use crate::tasks::lease::LeaseTask;
 use crate::tasks::loss_check::LossCheck;
 use crate::tasks::maintenance::MaintenanceTask;
+use crate::tasks::retry_holds::{self, RetryHolds};
 use crate::tasks::watermark::WatermarkTask;
 use crate::wakeup::Watch;
-use crate::{hold, metrics};
 
 /// The longest a statement may take, however long the lease.
 const PATIENCE_MAX: Duration = Duration::from_secs(25);
@@ -109,23 +111,24 @@ async fn start_and_run(
 }
 
 fn relay(config: &Config) -> Result<Relay, Error> {
-    let lanes = Arc::new(Lanes::default());
+    let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
     Ok(Relay {
-        outbox: Arc::new(open(config)?),
+        outbox: outbox.clone(),
         publisher,
-        lanes,
+        lanes: lanes.clone(),
         published: Arc::new(RecentlyPublished::default()),
         settings: config.relay.clone(),
         pace: Pace::new(config.relay.bytes_per_task()),
         watch: Watch::new(config.poll_interval_max),
+        writer: FencedWriter { outbox, lanes },
     })
 }
 
 /// Connections the daemon needs at once: its tasks, one each for lease, watermark and maintenance, and what retries holds.
 pub fn pool_size(config: &Config) -> usize {
-    config.relay.tasks + 3 + hold::CONNECTIONS
+    config.relay.tasks + 3 + retry_holds::CONNECTIONS
 }
 
 fn open(config: &Config) -> Result<Outbox, Error> {
@@ -166,8 +169,8 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, shutdown: &S
         let (r, h, s) = (relay.clone(), health.clone(), shutdown.clone());
         tasks.spawn(async move { r.work(&h, &s.draining).await });
     }
-    let (r, s) = (relay.clone(), shutdown.clone());
-    tasks.spawn(async move { r.retry_holds(&s.draining).await });
+    let (holds, s) = (retry_holds(relay), shutdown.clone());
+    tasks.spawn(async move { holds.run(&s.draining).await });
     let (r, s) = (relay.clone(), shutdown.clone());
     tasks.spawn(async move { r.mark_unmarked(&s.draining).await });
     let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
@@ -184,6 +187,17 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, shutdown: &S
     let s = shutdown.clone();
     tasks.spawn(async move { maintenance.run(&s).await });
     tasks
+}
+
+fn retry_holds(relay: &Relay) -> RetryHolds {
+    RetryHolds {
+        outbox: relay.outbox.clone(),
+        publisher: relay.publisher.clone(),
+        lanes: relay.lanes.clone(),
+        published: relay.published.clone(),
+        writer: relay.writer.clone(),
+        settings: relay.settings.clone(),
+    }
 }
 
 /// Apart from the others: the lease is kept until they are done.

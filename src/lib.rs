@@ -1,18 +1,16 @@
 //! `outboxd` carries committed rows of a PostgreSQL outbox table to Kafka.
 //!
 //! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
-//! [`lanes`] decides which keyed rows are ours, [`domain::floor`] where a claim starts to look, [`hold`]
-//! what is kept back and when it is tried again, [`wakeup`] when to look at all, [`tasks::maintenance`] what
-//! is removed. [`outbox`] is the only module that speaks SQL, [`kafka`] the only one that
-//! sends to Kafka, and they do not know each other. [`domain`] and [`verdict`] are pure.
+//! [`lanes`] decides which keyed rows are ours, [`domain::floor`] where a claim starts to look, [`domain::retry`]
+//! what becomes of a failed row, [`wakeup`] when to look at all, [`tasks::maintenance`] what is removed;
+//! [`tasks::retry_holds`] tries again what is held back. [`outbox`] is the only module that speaks SQL, [`kafka`] the only one that
+//! sends to Kafka, and they do not know each other. [`domain`] is pure.
 //! [`verify`] compares afterwards what was committed with what a [`kafka::consumer`] finds.
 //!
 //! `ARCHITECTURE.md` is the map; read the modules in the order below.
 
 pub mod domain;
 pub mod tasks;
-
-pub mod verdict;
 
 pub mod boottime;
 pub mod clock;
@@ -24,7 +22,6 @@ pub mod kafka;
 pub mod outbox;
 pub mod wakeup;
 
-pub mod hold;
 pub mod pace;
 pub mod relay;
 

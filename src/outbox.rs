@@ -25,7 +25,6 @@ use std::time::Duration;
 pub use claim::{Claim, Dropped, Found, Free, Recorded, Writing};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
 pub use error::{Error, Kind, Result};
-pub use hold::{Postponed, Released, StoredHold};
 pub use holder::Holder;
 pub use lease::{Peer, Renewal};
 pub use mark::{KeylessSettlement, Settlement};

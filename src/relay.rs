@@ -3,6 +3,7 @@
 mod batch;
 mod locked;
 mod look;
+pub mod report;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,26 +11,27 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 use self::batch::{
-    ByLane, discarded, flag_suspects, in_doubt, in_order, put_acknowledged_back, see_keyless, see_lane,
-    take_acknowledged, unknown_by_lane, unseen, with_epochs, with_floors,
+    ByLane, discarded, flag_suspects, in_order, maybe_sent_by_lane, put_acknowledged_back, returned_maybe_sent,
+    see_keyless, see_lane, take_acknowledged, unseen, with_epochs, with_floors,
 };
+use self::report::{report_hold, report_refusal};
 use crate::boottime::BootInstant;
-use crate::domain::delivery::{Outcome, TopicFault};
-use crate::domain::partition::Partition;
+use crate::domain::batch_outcome::BatchOutcome;
+use crate::domain::retry::RetryPolicy;
 use crate::domain::row::{KEYLESS, Row};
 use crate::domain::watermark::Settled;
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::kafka::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::lanes::RecentlyPublished;
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, SentRanges, Term, Unmarked, Work};
+use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, Term, Unmarked, Work};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
 use crate::pace::Pace;
-use crate::verdict::{HoldOrder, Policy, Refusal, Verdict, judge};
+use crate::tasks::fenced::FencedWriter;
 use crate::wakeup::Watch;
 
 /// What the loop is told by the settings.
@@ -40,7 +42,7 @@ pub struct Settings {
     pub in_flight_bytes: usize,
     pub batch_deadline: Duration,
     pub lease: Duration,
-    pub policy: Policy,
+    pub policy: RetryPolicy,
 }
 
 /// Time between the last answer and the end of the lease that a mark may need.
@@ -78,6 +80,7 @@ pub struct Relay {
     pub settings: Settings,
     pub pace: Pace,
     pub watch: Watch,
+    pub writer: FencedWriter,
 }
 
 /// Rows of checked-out lanes, from their claim until what became of them is written.
@@ -125,11 +128,6 @@ async fn until(at: Option<Instant>) {
         Some(at) => sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// After an error, before the same lanes are tried again.
-fn breather() -> Duration {
-    Duration::from_millis(100 + fastrand::u64(0..400))
 }
 
 impl Relay {
@@ -241,13 +239,13 @@ impl Relay {
     }
 
     /// Publishes a batch and writes what became of it. `None`: its lanes are not ours any more.
-    async fn relay_batch(&self, batch: &mut LaneBatch<'_>) -> Result<Option<Verdict>> {
+    async fn relay_batch(&self, batch: &mut LaneBatch<'_>) -> Result<Option<BatchOutcome>> {
         if batch.rows.is_empty() {
-            return Ok(Some(Verdict::default()));
+            return Ok(Some(BatchOutcome::default()));
         }
         let acknowledged = take_acknowledged(&mut batch.rows, batch.held);
         if !batch.rows.is_empty() {
-            batch.record = self.record(batch.term, &batch.lanes, &batch.rows).await?;
+            batch.record = self.writer.record(batch.term, &batch.lanes, &batch.rows).await?;
             if batch.record.is_none() {
                 self.lease_lost(batch.term);
                 return Ok(None);
@@ -282,18 +280,6 @@ impl Relay {
         Ok(ended.is_empty())
     }
 
-    /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any more.
-    pub(crate) async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
-        let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
-        match self.outbox.record(term, lanes, &ranges).await {
-            Ok(Some(id)) => Ok(Some(self.lanes.recorded(place, id, ranges))),
-            other => {
-                self.lanes.not_recorded(place);
-                other.map(|_| None)
-            }
-        }
-    }
-
     /// Nothing was sent: whoever has the lanes now does that.
     fn lease_lost(&self, term: &Term) {
         warn!("the lease had gone to another worker, or was over: sent nothing of what was claimed");
@@ -303,14 +289,14 @@ impl Relay {
     }
 
     /// Writes the verdict. False: fenced, and the term is over.
-    async fn settle_lanes(&self, batch: &LaneBatch<'_>, verdict: &mut Verdict) -> bool {
+    async fn settle_lanes(&self, batch: &LaneBatch<'_>, verdict: &mut BatchOutcome) -> bool {
         failpoint::hit("after_publish").await;
         if verdict.published.is_empty() && batch.record.is_none() {
             // All of it waits for its mark still, as is written already.
             return true;
         }
         if self.settle(Batch::Lanes(batch), verdict).await.is_none() {
-            self.fenced(batch.term, verdict.published.len());
+            self.writer.fenced(batch.term, verdict.published.len());
             return false;
         }
         self.lanes.settled_records(batch.record.as_slice());
@@ -318,10 +304,10 @@ impl Relay {
     }
 
     /// Writes the verdict, once. `None`: fenced.
-    async fn write_lanes(&self, batch: &LaneBatch<'_>, verdict: &Verdict) -> Result<Option<u64>> {
-        let unknown = unknown_by_lane(&batch.rows, verdict);
+    async fn write_lanes(&self, batch: &LaneBatch<'_>, verdict: &BatchOutcome) -> Result<Option<u64>> {
+        let unknown = maybe_sent_by_lane(&batch.rows, verdict);
         self.remember_doubts(batch.term, &unknown, verdict);
-        if verdict.refused.is_empty() && verdict.holds.is_empty() && verdict.unknown.is_empty() {
+        if verdict.refused.is_empty() && verdict.holds.is_empty() && verdict.maybe_sent.is_empty() {
             return self.mark_lanes(batch, &verdict.published).await;
         }
         let suspects = self.lanes.suspects_to_store(&unknown);
@@ -340,7 +326,7 @@ impl Relay {
     }
 
     /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
-    fn remember_doubts(&self, term: &Term, unknown: &[(i16, i64)], verdict: &Verdict) {
+    fn remember_doubts(&self, term: &Term, unknown: &[(i16, i64)], verdict: &BatchOutcome) {
         for (lane, id) in unknown {
             self.lanes.remember_unknown(*lane, *id);
             if verdict.unmarked.contains(id) {
@@ -383,7 +369,7 @@ impl Relay {
         let Some((claim, Claim { mut rows, dropped })) = claimed else {
             return Seen {
                 took,
-                ..see_keyless(held, &[], &[], &Verdict::default())
+                ..see_keyless(held, &[], &[], &BatchOutcome::default())
             };
         };
         let slow = self.is_slow(began);
@@ -420,19 +406,12 @@ impl Relay {
             of_hold: None,
             skip_held: held.has_holds,
         };
-        self.claim_free(term, &free, self.pace.bytes()).await
+        self.writer
+            .claim_free(term, &free, self.settings.lease, self.pace.bytes())
+            .await
     }
 
-    /// A claim of free rows, whichever they are, and its number; `None`: there are none.
-    pub(crate) async fn claim_free(&self, term: &Term, free: &Free<'_>, bytes: usize) -> Result<Option<(i64, Claim)>> {
-        let recorded = self.outbox.claim_keyless(term, free, self.settings.lease).await?;
-        self.lanes.saw_claims(term.worker, recorded.lowest);
-        let Some(number) = recorded.claim else { return Ok(None) };
-        let claim = self.outbox.claimed(term, number, bytes).await?;
-        Ok(Some((number, claim)))
-    }
-
-    async fn settle_keyless(&self, batch: &KeylessBatch<'_>, verdict: &mut Verdict) {
+    async fn settle_keyless(&self, batch: &KeylessBatch<'_>, verdict: &mut BatchOutcome) {
         failpoint::hit("after_publish_keyless").await;
         let Some(count) = self.settle(Batch::Keyless(batch), verdict).await else {
             return;
@@ -448,7 +427,7 @@ impl Relay {
     }
 
     /// Writes the verdict, once, and answers how many rows it marked. Rows that Kafka has and that cannot be marked yet stay claimed.
-    async fn write_keyless(&self, batch: &KeylessBatch<'_>, verdict: &Verdict) -> Result<u64> {
+    async fn write_keyless(&self, batch: &KeylessBatch<'_>, verdict: &BatchOutcome) -> Result<u64> {
         let KeylessBatch { term, claim, .. } = *batch;
         if verdict.is_clean() && batch.dropped.is_empty() {
             return self.outbox.mark_keyless(term, claim, &verdict.published).await;
@@ -458,7 +437,7 @@ impl Relay {
             published: &verdict.published,
             unmarked: &verdict.unmarked,
             refused: &verdict.refused,
-            suspect: &in_doubt(&batch.rows, &batch.dropped, verdict),
+            suspect: &returned_maybe_sent(&batch.dropped, verdict),
             holds: &holds.collect::<Vec<_>>(),
         };
         let (ids, claimed) = (verdict.unmarked.clone(), Instant::now());
@@ -471,7 +450,7 @@ impl Relay {
     // ── both ───────────────────────────────────────────────────────────────────────────────────
 
     /// Writes the verdict on a batch. Answers how many rows were marked; `None`: fenced, or the term is over.
-    async fn settle(&self, batch: Batch<'_>, verdict: &mut Verdict) -> Option<u64> {
+    async fn settle(&self, batch: Batch<'_>, verdict: &mut BatchOutcome) -> Option<u64> {
         let (stream, term, rows) = batch.parts();
         let began = Instant::now();
         let written = self.write_unlocked(batch, term, verdict).await;
@@ -482,7 +461,7 @@ impl Relay {
     }
 
     /// Where somebody else has locked rows of the batch, the verdict is written without those.
-    async fn write_unlocked(&self, batch: Batch<'_>, term: &Term, verdict: &mut Verdict) -> Option<u64> {
+    async fn write_unlocked(&self, batch: Batch<'_>, term: &Term, verdict: &mut BatchOutcome) -> Option<u64> {
         loop {
             let judged = &*verdict;
             let write = || async {
@@ -491,7 +470,7 @@ impl Relay {
                     Batch::Keyless(batch) => self.write_keyless(batch, judged).await.map(Some),
                 }
             };
-            let written = self.unless_locked(term, write).await;
+            let written = self.writer.unless_locked(term, write).await;
             if !matches!(written, Some(None)) {
                 judged.refused.iter().for_each(report_refusal);
             }
@@ -513,9 +492,9 @@ impl Relay {
     }
 
     /// Publishes within the batch deadline, and in any case so that the mark can still be written under the lease.
-    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: BootInstant) -> Verdict {
+    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: BootInstant) -> BatchOutcome {
         if rows.is_empty() {
-            return Verdict::default();
+            return BatchOutcome::default();
         }
         metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
@@ -529,9 +508,9 @@ impl Relay {
         metrics::publish_took(stream, sending.elapsed());
         self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
-        let verdict = judge(rows, &outcomes, answered, &self.settings.policy);
-        if verdict.outage.is_none() {
-            self.note_paused(rows, &outcomes);
+        let verdict = BatchOutcome::of(rows, &outcomes, answered, &self.settings.policy, fastrand::f64);
+        for ((topic, partition), reason) in &verdict.paused {
+            self.publisher.pause_partition(topic, *partition, reason);
         }
         let sent = rows.iter().filter(|row| verdict.has_published(row.id));
         self.published.remember(sent);
@@ -539,25 +518,10 @@ impl Relay {
         verdict
     }
 
-    /// What took nothing while others answered is not waited for again by the next batch.
-    fn note_paused(&self, rows: &[Row], outcomes: &[Outcome]) {
-        for (row, outcome) in rows.iter().zip(outcomes) {
-            if let Outcome::Sick {
-                fault: TopicFault::Transient,
-                partition: Some(partition),
-                reason,
-                ..
-            } = outcome
-            {
-                self.publisher.pause_partition(&row.topic, *partition, reason);
-            }
-        }
-    }
-
     /// One log line per event an operator acts on; none per message.
-    fn report(&self, rows: &[Row], verdict: &Verdict) {
+    fn report(&self, rows: &[Row], verdict: &BatchOutcome) {
         metrics::rows_published(verdict.published.len());
-        metrics::rows_deferred(verdict.unsent.len() + verdict.unknown.len());
+        metrics::rows_deferred(verdict.unsent.len() + verdict.maybe_sent.len());
         let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &verdict.holds {
             // What takes nothing is held in many lanes: one line is enough.
@@ -581,46 +545,9 @@ impl Relay {
         }
     }
 
-    pub(crate) fn fenced(&self, term: &Term, rows: usize) {
-        metrics::rows_fenced(rows);
-        warn!(
-            rows,
-            "the lease had gone to another worker: marked nothing; the rows are sent again by their new owner"
-        );
-        if self.lanes.end_term(term.worker) {
-            metrics::terms_lost();
-        }
-    }
-
     fn claim_failed(&self, error: &crate::outbox::Error) {
         metrics::database_error();
         warn!(%error, "cannot claim rows; trying again");
-    }
-
-    /// Repeats a write until it is answered or the term is over: what Kafka has acknowledged must not be sent again
-    /// only because PostgreSQL was away for a moment. Repeating is harmless: the fence is in the statement, and what it would
-    /// count twice is guarded by what was seen.
-    pub(crate) async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
-    where
-        F: Future<Output = Result<Option<T>>>,
-    {
-        let mut failures = 0u32;
-        loop {
-            match write().await {
-                Ok(done) => return done,
-                Err(error) => {
-                    metrics::database_error();
-                    if failures == 0 {
-                        warn!(%error, "cannot write what became of a batch; trying again while the lease lasts");
-                    }
-                    failures += 1;
-                }
-            }
-            if self.lanes.term().is_none_or(|current| current.worker != term.worker) {
-                return None;
-            }
-            sleep(breather() * failures.min(10)).await;
-        }
     }
 }
 
@@ -630,59 +557,10 @@ async fn before_claim(is_soft: bool) {
     }
 }
 
-/// An attempt is counted, unless another transaction has locked the row. The last one is an event an operator acts on. Where the answer to
-/// that is lost, it may be written: so it is reported.
-pub(crate) fn report_refusal(refusal: &Refusal) {
-    metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
-    if refusal.dead {
-        error!(
-            id = refusal.id,
-            reason = refusal.reason,
-            "dead letter: the row was refused for good"
-        );
-    }
-}
-
-fn report_hold(hold: &HoldOrder) {
-    if hold.unit.is_empty() {
-        warn!(
-            topic = hold.topic,
-            reason = hold.reason,
-            "topic parked: it is tried again by itself; other topics go on"
-        );
-    } else if let Some(paused) = Partition::of_unit(&hold.unit) {
-        // The publisher has said so, once for all lanes.
-        debug!(
-            topic = hold.topic,
-            partition = paused.number,
-            lane = hold.lane,
-            "rows of a paused partition are kept back"
-        );
-    } else if hold.failures == 0 {
-        // Perhaps thousands, each for a moment: nobody has to act.
-        debug!(
-            topic = hold.topic,
-            unit = hold.unit,
-            id = hold.head_id,
-            reason = hold.reason,
-            "key held until its row has been sent alone; other keys go on"
-        );
-    } else {
-        report_held_key(&hold.topic, &hold.unit, hold.head_id, &hold.reason);
-    }
-}
-
-pub(crate) fn report_held_key(topic: &str, unit: &str, id: Option<i64>, reason: &str) {
-    warn!(
-        topic,
-        unit, id, reason, "key held behind a refused row; other keys go on"
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::OnDead;
+    use crate::domain::retry::OnDead;
 
     #[test]
     fn the_lease_outlasts_a_batch_its_overrun_and_its_mark() {
@@ -692,7 +570,7 @@ mod tests {
             in_flight_bytes: 1 << 20,
             batch_deadline: Duration::from_secs(5),
             lease: Duration::from_secs(30),
-            policy: Policy {
+            policy: RetryPolicy {
                 max_attempts: 1,
                 backoff_min: Duration::ZERO,
                 backoff_max: Duration::ZERO,

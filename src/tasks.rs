@@ -1,8 +1,10 @@
 //! Loops: each task is a struct with its settings and a `run` that ends at its shutdown signal.
 
+pub mod fenced;
 pub mod lease;
 pub mod loss_check;
 pub mod maintenance;
+pub mod retry_holds;
 pub mod watermark;
 
 use tokio_util::sync::CancellationToken;

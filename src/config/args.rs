@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::domain::retry::OnDead;
 use crate::outbox::{OnPublished, Pooler};
-use crate::verdict::OnDead;
 
 /// How to reach the database. Shared by every subcommand.
 #[derive(Args, Clone, Debug)]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
-use super::{Error, Outbox, Params, Result, StoredHold, row};
+use super::{Error, Outbox, Params, Result, row};
+use crate::domain::hold::Hold;
 use crate::domain::row::Row;
 use crate::domain::watermark::{Sequence, Writers};
 use crate::lanes::{Held, Lookout, Overview, Term};
@@ -111,7 +112,7 @@ pub struct Free<'a> {
     pub most: usize,
     pub most_in_all: usize,
     /// Only what this hold keeps back: rows of its topic, or of one partition of that.
-    pub of_hold: Option<&'a StoredHold>,
+    pub of_hold: Option<&'a Hold>,
     /// Not what others keep back.
     pub skip_held: bool,
 }
@@ -212,7 +213,7 @@ impl Outbox {
 
     /// Claims rows without a lane for `lease`, when it is our turn.
     pub async fn claim_keyless(&self, term: &Term, free: &Free<'_>, lease: Duration) -> Result<Recorded> {
-        let (partition, partitions) = free.of_hold.map_or((None, None), StoredHold::partition);
+        let (partition, partitions) = free.of_hold.map_or((None, None), Hold::partition);
         let params: Params<'_> = &[
             &free.claims_from,
             &free.start,

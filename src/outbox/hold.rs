@@ -8,62 +8,13 @@ use futures_util::future::try_join4;
 use super::mark::record_ids;
 use super::param::{Param, Params};
 use super::{Error, Outbox, Result, Transaction, row};
-use crate::domain::partition::Partition;
+use crate::domain::decision::Refusal;
+use crate::domain::hold::{Hold, HoldPostponement, HoldRelease, NewHold};
 use crate::domain::row::Row;
 use crate::lanes::{Lowered, Record, Term};
-use crate::verdict::{HoldOrder, Refusal};
-
-/// A hold as stored.
-#[derive(Clone, Debug)]
-pub struct StoredHold {
-    pub lane: i16,
-    pub topic: String,
-    pub unit: String,
-    pub head_id: Option<i64>,
-    pub resume_floor: i64,
-    pub failures: i32,
-    /// Seconds until it is to be tried again; negative when due.
-    pub wait: f64,
-}
-
-impl StoredHold {
-    /// The paused partition it is of, and of how many, as statements take them.
-    pub(super) fn partition(&self) -> (Option<i32>, Option<i32>) {
-        Partition::of_unit(&self.unit).map_or((None, None), |paused| (Some(paused.number), Some(paused.of)))
-    }
-}
-
-/// A hold that is let go.
-#[derive(Clone, Debug)]
-pub struct Released {
-    pub hold: StoredHold,
-    /// Its head, which Kafka has taken.
-    pub published: Option<i64>,
-    /// Its head, which is dead.
-    pub refused: Option<Refusal>,
-}
-
-impl Released {
-    /// The row that is changed with it.
-    pub fn head(&self) -> Option<i64> {
-        let refused = self.refused.as_ref().map(|refusal| refusal.id);
-        self.published.or(refused)
-    }
-}
-
-/// A hold whose next try is put away.
-#[derive(Clone, Debug)]
-pub struct Postponed {
-    pub hold: StoredHold,
-    pub reason: String,
-    /// `None`: until an operator acts.
-    pub wait: Option<Duration>,
-    /// Its head, where that was refused.
-    pub refused: Option<Refusal>,
-}
 
 impl Outbox {
-    pub async fn holds(&self, term: &Term, most: usize) -> Result<Vec<StoredHold>> {
+    pub async fn holds(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
         let rows = self
             .query(
                 &self.statements.holds,
@@ -80,14 +31,14 @@ impl Outbox {
     }
 
     /// One hold of each topic or partition that is paused in lanes of ours, due first.
-    pub async fn paused(&self, term: &Term, most: usize) -> Result<Vec<StoredHold>> {
+    pub async fn paused(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
         let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
         let rows = self.query(&self.statements.paused, params).await?;
         rows.iter().map(stored_hold).collect()
     }
 
     /// All holds of ours, and of the rows without a lane, with these topics and units.
-    pub async fn paused_as(&self, term: &Term, names: &[(String, String)]) -> Result<Vec<StoredHold>> {
+    pub async fn paused_as(&self, term: &Term, names: &[(String, String)]) -> Result<Vec<Hold>> {
         let (topics, units) = texts(names);
         let params: Params<'_> = &[&term.worker, &term.incarnation, &topics, &units];
         let rows = self.query(&self.statements.paused_as, params).await?;
@@ -101,7 +52,7 @@ impl Outbox {
         reserve: Duration,
         tried: &[(String, String)],
         most: usize,
-    ) -> Result<Vec<StoredHold>> {
+    ) -> Result<Vec<Hold>> {
         let (topics, units) = texts(tried);
         let (reserve, most) = (reserve.as_secs_f64(), most as i64);
         let params: Params<'_> = &[&reserve, &term.incarnation, &topics, &units, &most];
@@ -110,7 +61,7 @@ impl Outbox {
     }
 
     /// A probe failed: what we hold back of the same topic and unit, in any lane, waits so long.
-    pub async fn postpone_paused(&self, term: &Term, hold: &StoredHold, reason: &str, wait: Duration) -> Result<()> {
+    pub async fn postpone_paused(&self, term: &Term, hold: &Hold, reason: &str, wait: Duration) -> Result<()> {
         let wait = wait.as_secs_f64();
         let params: Params<'_> = &[&term.worker, &term.incarnation, &hold.topic, &hold.unit, &reason, &wait];
         self.execute(&self.statements.postpone_paused, params).await?;
@@ -119,7 +70,7 @@ impl Outbox {
 
     /// The row a hold waits for, which is none of `known` where it may be any; `None`: it is gone, published or dead, and the hold has no
     /// reason left.
-    pub async fn hold_head(&self, hold: &StoredHold, known: &[i64]) -> Result<Option<Row>> {
+    pub async fn hold_head(&self, hold: &Hold, known: &[i64]) -> Result<Option<Row>> {
         let rows = match hold.head_id {
             Some(head) => self.query(&self.statements.hold_head, &[&hold.lane, &head]).await?,
             None => {
@@ -145,7 +96,7 @@ impl Outbox {
         term: &Term,
         lane: i16,
         epoch: i64,
-        released: &[Released],
+        released: &[HoldRelease],
         records: &[Record],
     ) -> Result<Option<Lowered>> {
         let records = record_ids(records);
@@ -184,7 +135,7 @@ impl Outbox {
         &self,
         term: &Term,
         held: (i16, i64),
-        postponed: &[Postponed],
+        postponed: &[HoldPostponement],
         records: &[Record],
         suspects: &[(i16, Vec<i64>)],
     ) -> Result<bool> {
@@ -212,12 +163,7 @@ impl Outbox {
     }
 
     /// What was paused among rows without a lane takes records again; its head was `published` under the claim named first.
-    pub async fn release_hold_keyless(
-        &self,
-        term: &Term,
-        hold: &StoredHold,
-        published: Option<(i64, i64)>,
-    ) -> Result<()> {
+    pub async fn release_hold_keyless(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             let resume: Params<'_> = &[&hold.topic, &hold.unit];
@@ -249,7 +195,7 @@ impl Outbox {
     }
 }
 
-pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds: &[(HoldOrder, i64)]) -> Result<()> {
+pub(super) async fn insert_holds(transaction: &Transaction<'_>, sql: &str, holds: &[(NewHold, i64)]) -> Result<()> {
     if holds.is_empty() {
         return Ok(());
     }
@@ -277,7 +223,7 @@ fn texts(names: &[(String, String)]) -> (Vec<&str>, Vec<&str>) {
         .unzip()
 }
 
-fn names<'a>(holds: impl Iterator<Item = &'a StoredHold>) -> (Vec<&'a str>, Vec<&'a str>) {
+fn names<'a>(holds: impl Iterator<Item = &'a Hold>) -> (Vec<&'a str>, Vec<&'a str>) {
     holds.map(|hold| (hold.topic.as_str(), hold.unit.as_str())).unzip()
 }
 
@@ -289,8 +235,8 @@ struct PostponedColumns<'a> {
     waits: Vec<f64>,
 }
 
-impl<'a> From<&'a [Postponed]> for PostponedColumns<'a> {
-    fn from(postponed: &'a [Postponed]) -> Self {
+impl<'a> From<&'a [HoldPostponement]> for PostponedColumns<'a> {
+    fn from(postponed: &'a [HoldPostponement]) -> Self {
         let (topics, units) = names(postponed.iter().map(|later| &later.hold));
         PostponedColumns {
             topics,
@@ -317,8 +263,8 @@ pub(super) fn held_topics(row: &tokio_postgres::Row) -> Result<BTreeSet<String>>
     Ok(topics.into_iter().collect())
 }
 
-fn stored_hold(row: &tokio_postgres::Row) -> Result<StoredHold> {
-    Ok(StoredHold {
+fn stored_hold(row: &tokio_postgres::Row) -> Result<Hold> {
+    Ok(Hold {
         lane: row.try_get("lane")?,
         topic: row.try_get("topic")?,
         unit: row.try_get("unit")?,

@@ -7,15 +7,16 @@ use futures_util::future::try_join4;
 use super::hold::insert_holds;
 use super::param::Params;
 use super::{OnPublished, Outbox, Result, Transaction};
+use crate::domain::decision::Refusal;
+use crate::domain::hold::NewHold;
 use crate::lanes::{Record, Term};
-use crate::verdict::{HoldOrder, Refusal};
 
 /// What is written of a batch that was not all acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub struct Settlement<'a> {
     pub published: &'a [i64],
     pub refused: &'a [Refusal],
-    pub holds: &'a [(HoldOrder, i64)],
+    pub holds: &'a [(NewHold, i64)],
     /// Of what was in flight: they go.
     pub records: &'a [Record],
     /// Of lanes of which more may have been sent than was known.
@@ -31,7 +32,7 @@ pub struct KeylessSettlement<'a> {
     pub refused: &'a [Refusal],
     /// Given back, though a copy may be there.
     pub suspect: &'a [i64],
-    pub holds: &'a [(HoldOrder, i64)],
+    pub holds: &'a [(NewHold, i64)],
 }
 
 impl Outbox {

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::breather;
+use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::floor::Sight;
+use crate::domain::hold::NewHold;
 use crate::domain::row::{KEYLESS, LANE_COUNT, Row};
 use crate::domain::watermark::Settled;
 use crate::lanes::{Held, HeldKeyless, Seen};
 use crate::outbox::{Claim, Dropped};
-use crate::verdict::{HoldOrder, Verdict};
+use crate::tasks::fenced::short_backoff;
 
 /// The rows of each lane, in order. One pass for all lanes: a batch has dozens of them and thousands of rows.
 pub struct ByLane<'a>(Vec<Vec<&'a Row>>);
@@ -89,7 +90,7 @@ pub fn take_acknowledged(rows: &mut Vec<Row>, held: &[Held]) -> Vec<Row> {
 }
 
 /// Puts them back, since no floor passes them while they wait for their mark.
-pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdict: &mut Verdict) {
+pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdict: &mut BatchOutcome) {
     if acknowledged.is_empty() {
         return;
     }
@@ -99,19 +100,10 @@ pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdic
     rows.sort_by_cached_key(|row| row.id);
 }
 
-/// What goes back unpublished although a copy of it may be there: from this try, or from an earlier one.
-pub fn in_doubt(rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Vec<i64> {
-    let is_unsent = |row: &&Row| verdict.unsent.binary_search(&row.id).is_ok();
-    let unsent = rows
-        .iter()
-        .filter(is_unsent)
-        .filter(|row| row.suspect)
-        .map(|row| row.id);
+/// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
+pub fn returned_maybe_sent(dropped: &[Dropped], verdict: &BatchOutcome) -> Vec<i64> {
     let dropped = dropped.iter().filter(|row| row.suspect).map(|row| row.id);
-    let refused = verdict.refused.iter().filter(|refusal| refusal.stays_suspect());
-    let refused = refused.map(|refusal| refusal.id);
-    let unknown = verdict.unknown.iter().filter(|id| !verdict.unmarked.contains(id));
-    unsent.chain(dropped).chain(refused).chain(unknown.copied()).collect()
+    verdict.returned_maybe_sent().chain(dropped).collect()
 }
 
 /// The lanes that rows of the batch stand in, with their epochs.
@@ -122,12 +114,12 @@ pub fn with_epochs(held: &[Held], rows: &[Row]) -> Vec<(i16, i64)> {
 }
 
 /// Rows of which a copy may be there, each with its lane.
-pub fn unknown_by_lane(rows: &[Row], verdict: &Verdict) -> Vec<(i16, i64)> {
-    let unknown = rows.iter().filter(|row| verdict.unknown.contains(&row.id));
-    unknown.filter_map(|row| Some((row.lane?, row.id))).collect()
+pub fn maybe_sent_by_lane(rows: &[Row], verdict: &BatchOutcome) -> Vec<(i16, i64)> {
+    let maybe_sent = rows.iter().filter(|row| verdict.maybe_sent.contains(&row.id));
+    maybe_sent.filter_map(|row| Some((row.lane?, row.id))).collect()
 }
 
-pub fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> {
+pub fn with_floors(holds: &[NewHold], held: &[Held]) -> Vec<(NewHold, i64)> {
     let floor_of = |lane| held.iter().find(|h| h.lane == lane).map_or(0, |h| h.floor);
     holds.iter().map(|hold| (hold.clone(), floor_of(hold.lane))).collect()
 }
@@ -136,7 +128,7 @@ pub fn with_floors(holds: &[HoldOrder], held: &[Held]) -> Vec<(HoldOrder, i64)> 
 pub fn unseen(lane: i16) -> Seen {
     Seen {
         lane,
-        pause: Some(breather()),
+        pause: Some(short_backoff()),
         ..Seen::default()
     }
 }
@@ -166,7 +158,13 @@ pub fn with_rows(lanes: Vec<Held>, claim: &Claim) -> (Vec<Held>, Vec<i16>) {
     (lanes, empty.iter().map(|held| held.lane).collect())
 }
 
-pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settled: Settled, verdict: &Verdict) -> Seen {
+pub fn see_lane(
+    held: &Held,
+    rows: &ByLane<'_>,
+    cuts: &HashMap<i16, i64>,
+    settled: Settled,
+    verdict: &BatchOutcome,
+) -> Seen {
     let of_lane = rows.rows(held.lane);
     let is_published = |row: &Row| verdict.has_published(row.id);
     let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
@@ -206,23 +204,23 @@ pub fn see_lane(held: &Held, rows: &ByLane<'_>, cuts: &HashMap<i16, i64>, settle
         highest_id: of_lane.last().map_or(0, |row| row.id),
         unknown: of_lane
             .iter()
-            .filter(|row| verdict.unknown.contains(&row.id) || is_suspect_still(row))
+            .filter(|row| verdict.maybe_sent.contains(&row.id) || is_suspect_still(row))
             .map(|row| row.id)
             .collect(),
         acknowledged,
         held_topics: topics(verdict.holds.iter().filter(|hold| hold.lane == held.lane)),
-        pause: stuck.then(breather),
+        pause: stuck.then(short_backoff),
         published,
         ..Seen::default()
     }
 }
 
-fn topics<'a>(holds: impl IntoIterator<Item = &'a HoldOrder>) -> BTreeSet<String> {
+fn topics<'a>(holds: impl IntoIterator<Item = &'a NewHold>) -> BTreeSet<String> {
     holds.into_iter().map(|hold| hold.topic.clone()).collect()
 }
 
 /// Nothing about floors: others claim rows of these too.
-pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &Verdict) -> Seen {
+pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &BatchOutcome) -> Seen {
     let all_done = verdict.is_clean() && dropped.is_empty();
     let stuck = verdict.published.is_empty() && !verdict.is_clean();
     let full = rows.len() + dropped.len() >= held.most;
@@ -236,7 +234,7 @@ pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdic
         sight: all_done.then_some(Sight::of_everything(Settled::default())),
         highest_id: rows.last().map_or(0, |row| row.id),
         held_topics: topics(&verdict.holds),
-        pause: stuck.then(breather),
+        pause: stuck.then(short_backoff),
         ..Seen::default()
     }
 }
@@ -249,10 +247,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::domain::decision::Refusal;
+    use crate::domain::retry::{OnDead, RetryPolicy};
     use crate::domain::row::tests::row;
     use crate::lanes::tests::owning_suspect;
     use crate::lanes::{Appetite, Lanes, Ranges, Term, Work};
-    use crate::verdict::Refusal;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        backoff_min: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(60),
+        on_dead: OnDead::Continue,
+    };
 
     fn of_lane(lane: i16, ids: impl IntoIterator<Item = i64>) -> Vec<Row> {
         let lane = Some(lane);
@@ -300,8 +306,8 @@ mod tests {
         }
     }
 
-    fn hold(lane: i16, unit: &str) -> HoldOrder {
-        HoldOrder {
+    fn hold(lane: i16, unit: &str) -> NewHold {
+        NewHold {
             lane,
             topic: "orders".into(),
             unit: unit.into(),
@@ -320,7 +326,7 @@ mod tests {
         rows.iter().filter(|row| row.suspect).map(|row| row.id).collect()
     }
 
-    fn see(held: &Held, rows: &[Row], verdict: &Verdict) -> Seen {
+    fn see(held: &Held, rows: &[Row], verdict: &BatchOutcome) -> Seen {
         see_lane(held, &ByLane::new(rows), &HashMap::new(), Settled::default(), verdict)
     }
 
@@ -396,7 +402,7 @@ mod tests {
                 &ByLane::new(&rows),
                 &cuts,
                 Settled::default(),
-                &Verdict::default(),
+                &BatchOutcome::default(),
             );
             (cuts[&0], seen.walked, seen.full)
         };
@@ -482,13 +488,13 @@ mod tests {
     #[test]
     fn a_row_that_could_not_be_marked_is_not_sent_again_and_no_floor_passes_it() {
         let batch = of_lane(0, [1, 2, 3]);
-        let mut verdict = Verdict {
+        let mut verdict = BatchOutcome {
             published: vec![1, 2, 3],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
-        verdict.leave_locked(&[2]);
-        assert_eq!(unknown_by_lane(&batch, &verdict), [(0, 2)], "a successor is told");
-        assert!(in_doubt(&batch, &[], &verdict).is_empty(), "it is not given back");
+        verdict.leave_locked(&[2], &POLICY);
+        assert_eq!(maybe_sent_by_lane(&batch, &verdict), [(0, 2)], "a successor is told");
+        assert!(returned_maybe_sent(&[], &verdict).is_empty(), "it is not given back");
         let seen = see(&held(0), &batch, &verdict);
         assert_eq!(
             (seen.published, seen.acknowledged, seen.unknown),
@@ -503,9 +509,9 @@ mod tests {
         let mut rows = of_lane(0, [2, 4]);
         let acknowledged = take_acknowledged(&mut rows, std::slice::from_ref(&next));
         assert_eq!((ids(&rows), ids(&acknowledged)), (vec![4], vec![2]));
-        let mut verdict = Verdict {
+        let mut verdict = BatchOutcome {
             published: vec![4],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         put_acknowledged_back(&mut rows, acknowledged, &mut verdict);
         let seen = see(&next, &rows, &verdict);
@@ -514,22 +520,21 @@ mod tests {
         assert_eq!(lowest_left, Some(2), "still none passes it");
     }
 
-    // ── in_doubt, with_floors ────────────────────────────────────────────────────────────────
+    // ── returned_maybe_sent, with_floors ────────────────────────────────────────────────────────────────
 
     #[test]
     fn what_goes_back_keeps_its_doubt() {
-        let mut rows: Vec<Row> = (1..=4).map(row).collect();
-        rows[1].suspect = true;
         let suspect = |refusal: Refusal| Refusal {
             suspect: true,
             ..refusal
         };
-        let verdict = Verdict {
+        let verdict = BatchOutcome {
             published: vec![3],
-            unsent: vec![1, 2],
-            unknown: vec![4],
+            unsent: vec![1],
+            maybe_sent: vec![2, 4, 10],
+            unmarked: vec![10],
             refused: vec![refusal(7, false), suspect(refusal(8, false)), suspect(refusal(9, true))],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         let left_behind = [
             dropped(5, 0),
@@ -538,7 +543,7 @@ mod tests {
                 ..dropped(6, 0)
             },
         ];
-        assert_eq!(in_doubt(&rows, &left_behind, &verdict), [2, 6, 8, 4]);
+        assert_eq!(returned_maybe_sent(&left_behind, &verdict), [8, 2, 4, 6]);
     }
 
     #[test]
@@ -576,9 +581,9 @@ mod tests {
     #[test]
     fn a_lane_whose_rows_are_all_published_has_nothing_left() {
         let rows = [of_lane(0, [1, 2]), of_lane(1, [3])].concat();
-        let verdict = Verdict {
+        let verdict = BatchOutcome {
             published: vec![1, 2, 3],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         let settled = Settled {
             hard: 4,
@@ -602,12 +607,12 @@ mod tests {
         let mut rows = of_lane(0, 1..=7);
         rows[2] = delayed(row(3));
         rows[3].key = Some("held".into());
-        let verdict = Verdict {
+        let verdict = BatchOutcome {
             published: vec![1],
             refused: vec![refusal(2, true), refusal(5, false)],
             unsent: vec![3, 4, 6, 7],
             holds: vec![hold(0, "k:held")],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         let seen = see(&held(0), &rows, &verdict);
         assert_eq!(seen.sight.and_then(|sight| sight.lowest_left), Some(5));
@@ -619,9 +624,9 @@ mod tests {
     #[test]
     fn only_a_lane_that_got_nothing_through_and_has_rows_left_takes_a_breath() {
         let rows = of_lane(0, [1]);
-        let unsent = Verdict {
+        let unsent = BatchOutcome {
             unsent: vec![1],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         assert!(see(&held(0), &rows, &unsent).pause.is_some());
         assert_eq!(see(&held(1), &rows, &unsent).pause, None, "it had no rows");
@@ -631,12 +636,12 @@ mod tests {
     fn what_may_have_landed_is_remembered_by_id() {
         let mut rows = of_lane(0, 1..=5);
         rows.iter_mut().take(3).for_each(|row| row.suspect = true);
-        let verdict = Verdict {
+        let verdict = BatchOutcome {
             published: vec![1],
             refused: vec![refusal(2, true)],
             unsent: vec![3, 5],
-            unknown: vec![4],
-            ..Verdict::default()
+            maybe_sent: vec![4],
+            ..BatchOutcome::default()
         };
         assert_eq!(see(&held(0), &rows, &verdict).unknown, [3, 4]);
     }
@@ -655,9 +660,9 @@ mod tests {
             claims_from: 0,
         };
         let rows = [row(4), row(9)];
-        let published = Verdict {
+        let published = BatchOutcome {
             published: vec![4, 9],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         let done = see_keyless(&held, &rows, &[], &published);
         assert_eq!((done.lane, done.rows, done.highest_id), (KEYLESS, 2, 9));
@@ -665,21 +670,21 @@ mod tests {
         assert!(!done.full && !done.overweight && done.held_topics.is_empty());
         let heavy = see_keyless(&held, &rows, &[dropped(10, KEYLESS)], &published);
         assert!(heavy.full && heavy.overweight && heavy.sight.is_none() && heavy.pause.is_none());
-        let parked = Verdict {
+        let parked = BatchOutcome {
             unsent: vec![4, 9],
             holds: vec![hold(KEYLESS, "")],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         let stuck = see_keyless(&held, &rows, &[], &parked);
         assert!(!stuck.held_topics.is_empty() && stuck.sight.is_none() && stuck.pause.is_some());
-        let partly = Verdict {
+        let partly = BatchOutcome {
             published: vec![4],
             unsent: vec![9],
-            ..Verdict::default()
+            ..BatchOutcome::default()
         };
         let partly = see_keyless(&held, &rows, &[], &partly);
         assert!(partly.sight.is_none() && partly.pause.is_none());
-        assert_eq!(see_keyless(&held, &[], &[], &Verdict::default()).highest_id, 0);
+        assert_eq!(see_keyless(&held, &[], &[], &BatchOutcome::default()).highest_id, 0);
         let far = HeldKeyless { upto: Some(50), ..held };
         let walked = see_keyless(&far, &rows, &[], &published);
         assert!(walked.walked && !done.walked);
@@ -752,10 +757,10 @@ mod tests {
             let mut rows = of_lane(0, ids.iter().copied());
             flag_suspects(&mut rows, std::slice::from_ref(&held));
             let (unsent, published) = ids.iter().partition(|id| unsent.contains(id));
-            let verdict = Verdict {
+            let verdict = BatchOutcome {
                 published,
                 unsent,
-                ..Verdict::default()
+                ..BatchOutcome::default()
             };
             let seen = Seen {
                 pause: None,

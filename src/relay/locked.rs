@@ -2,58 +2,24 @@
 //! a moment: the others are marked without them. Those that Kafka has are remembered, and are not sent again but marked by a task of their own
 //! when they are free.
 
-use std::time::Duration;
-
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::debug;
 
-use super::{Relay, breather};
+use super::Relay;
+use crate::domain::batch_outcome::BatchOutcome;
+use crate::domain::retry::LOCKED_ROW_WAIT;
 use crate::lanes::{Acknowledged, Term, Unmarked};
 use crate::metrics;
 use crate::outbox::{Error, KeylessSettlement, Result};
-use crate::verdict::Verdict;
-
-/// So long a row that is locked is left alone before its mark is tried again.
-const REST: Duration = Duration::from_millis(250);
 
 impl Relay {
-    /// As [`Relay::while_term_lasts`]. `Some(None)`: somebody else has locked what it would write, and nothing is written.
-    pub(crate) async fn unless_locked<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<Option<T>>
-    where
-        F: Future<Output = Result<Option<T>>>,
-    {
-        let write = || async {
-            match write().await {
-                Err(error) if error.is_locked() => Ok(Some(None)),
-                written => written.map(|written| written.map(Some)),
-            }
-        };
-        self.while_term_lasts(term, write).await
-    }
-
-    /// Which of these rows somebody else has locked. `None`: the term is over.
-    pub(crate) async fn locked(&self, term: &Term, ids: &[i64]) -> Option<Vec<i64>> {
-        let locked = self
-            .while_term_lasts(term, || async { self.outbox.locked(ids).await.map(Some) })
-            .await?;
-        debug!(rows = locked.len(), "rows are locked by another transaction");
-        if locked.is_empty() {
-            // They are free again, or it was another lock: of the table, say, or of a lane that is being taken.
-            metrics::database_error();
-            warn!("what became of a batch waits for a lock of another transaction; trying again");
-            sleep(breather()).await;
-        }
-        let lasts = self.lanes.term().is_some_and(|current| current.worker == term.worker);
-        lasts.then_some(locked)
-    }
-
-    /// Takes out of the verdict what cannot be written of it. `None`: the term is over.
-    pub(super) async fn leave_locked(&self, term: &Term, verdict: &mut Verdict) -> Option<()> {
+    /// Takes out of what is to be written what cannot be. `None`: the term is over.
+    pub(super) async fn leave_locked(&self, term: &Term, verdict: &mut BatchOutcome) -> Option<()> {
         let refused = verdict.refused.iter().map(|refusal| refusal.id);
         let ids: Vec<i64> = verdict.published.iter().copied().chain(refused).collect();
-        let locked = self.locked(term, &ids).await?;
-        verdict.leave_locked(&locked);
+        let locked = self.writer.locked(term, &ids).await?;
+        verdict.leave_locked(&locked, &self.settings.policy);
         Some(())
     }
 
@@ -61,7 +27,7 @@ impl Relay {
     pub async fn mark_unmarked(&self, draining: &CancellationToken) {
         while !draining.is_cancelled() {
             tokio::select! {
-                () = sleep(REST) => {}
+                () = sleep(LOCKED_ROW_WAIT) => {}
                 () = draining.cancelled() => return,
             }
             self.mark_free().await;

@@ -23,7 +23,7 @@ pub const LEASE: Duration = Duration::from_secs(8);
 const BATCH_DEADLINE: &str = "3s";
 
 /// The most rows a replica can have in flight: its batches, and the heads of holds it tries again.
-pub const IN_FLIGHT_MAX: usize = TASKS * BATCH_ROWS + outboxd::hold::IN_FLIGHT_MOST;
+pub const IN_FLIGHT_MAX: usize = TASKS * BATCH_ROWS + outboxd::tasks::retry_holds::IN_FLIGHT_MAX;
 
 struct State {
     relay: Relay,

@@ -1,0 +1,478 @@
+//! What is to be written after a batch was published: the decisions about its rows, put together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::decision::{Decision, HoldFate, KafkaFate, Refusal, RowFate};
+use super::hold::NewHold;
+use super::retry::{Attempt, Event, RetryPolicy, Sent};
+use crate::domain::delivery::Outcome;
+use crate::domain::partition::Partition;
+use crate::domain::row::Row;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BatchOutcome {
+    pub published: Vec<i64>,
+    pub refused: Vec<Refusal>,
+    pub holds: Vec<NewHold>,
+    /// Not published, certainly not sent.
+    pub unsent: Vec<i64>,
+    /// Not published as far as we know, but a copy may be there: the next one must say so.
+    pub maybe_sent: Vec<i64>,
+    /// Of those, the ones that Kafka has: another transaction has locked their rows. They are marked later, and not sent again.
+    pub unmarked: Vec<i64>,
+    /// Of each topic the partitions that took nothing while others answered, and why.
+    pub paused: BTreeMap<(String, Partition), String>,
+    /// Nothing got through to Kafka at all: wait for it, hold nobody.
+    pub outage: Option<String>,
+}
+
+impl BatchOutcome {
+    /// `kafka_answers`: has Kafka acknowledged anything to this process since the batch began? `jitter` is drawn for each row.
+    pub fn of(
+        rows: &[Row],
+        outcomes: &[Outcome],
+        kafka_answers: bool,
+        policy: &RetryPolicy,
+        mut jitter: impl FnMut() -> f64,
+    ) -> Self {
+        debug_assert_eq!(rows.len(), outcomes.len());
+        let attempt = Attempt {
+            sent: Sent::InBatch,
+            kafka_answers: kafka_answers || outcomes.contains(&Outcome::Acked),
+        };
+        let mut batch = BatchOutcome::default();
+        let mut held_units = BTreeSet::new();
+        // In the order of their units: whoever locks several holds of a topic does so in this order.
+        let mut paused_units = BTreeMap::new();
+        for (row, outcome) in rows.iter().zip(outcomes) {
+            let Decision { row: fate, hold, kafka } = policy.decide(attempt, Event::Delivered(row, outcome), jitter());
+            batch.add(row.id, fate);
+            match hold {
+                HoldFate::Create(hold) if hold.head_id.is_none() => {
+                    let place = (hold.lane, hold.topic.clone(), hold.unit.clone());
+                    paused_units.entry(place).or_insert(hold);
+                }
+                // The first row of a key that stays is its head; one behind it waits with the rest.
+                HoldFate::Create(hold) => {
+                    if held_units.insert((hold.topic.clone(), hold.unit.clone())) {
+                        batch.holds.push(hold);
+                    }
+                }
+                HoldFate::Unchanged
+                | HoldFate::Postpone { .. }
+                | HoldFate::PostponeAll { .. }
+                | HoldFate::Release
+                | HoldFate::ReleaseAll => {}
+            }
+            match kafka {
+                KafkaFate::Unchanged => {}
+                KafkaFate::PausePartition { partition, reason } => {
+                    batch.paused.entry((row.topic.clone(), partition)).or_insert(reason);
+                }
+                KafkaFate::PauseEverything { reason } => batch.outage = Some(reason),
+            }
+        }
+        batch.holds.extend(paused_units.into_values());
+        batch
+    }
+
+    fn add(&mut self, id: i64, fate: RowFate) {
+        match fate {
+            RowFate::Published => self.published.push(id),
+            RowFate::PublishedUnmarked => {
+                self.maybe_sent.push(id);
+                self.unmarked.push(id);
+            }
+            RowFate::Pending { maybe_sent: true } => self.maybe_sent.push(id),
+            RowFate::Pending { maybe_sent: false } => self.unsent.push(id),
+            RowFate::Refused(refusal) => self.refused.push(refusal),
+            RowFate::Gone => {}
+        }
+    }
+
+    /// Everything acknowledged: the common case, and one statement.
+    pub fn is_clean(&self) -> bool {
+        self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.maybe_sent.is_empty()
+    }
+
+    /// Kafka has had these rows since an earlier batch, and they are marked later.
+    pub fn leave_unmarked(&mut self, ids: &[i64]) {
+        ids.iter().for_each(|id| self.add(*id, RowFate::PublishedUnmarked));
+    }
+
+    /// Another transaction has locked these rows: nothing can be written of them.
+    pub fn leave_locked(&mut self, locked: &[i64], policy: &RetryPolicy) {
+        let attempt = Attempt {
+            sent: Sent::InBatch,
+            kafka_answers: true,
+        };
+        let published: Vec<i64> = self.published.extract_if(.., |id| locked.contains(id)).collect();
+        for id in published {
+            self.add(id, policy.decide(attempt, Event::MarkLocked, 0.0).row);
+        }
+        let is_locked = |refusal: &mut Refusal| locked.contains(&refusal.id);
+        let refused: Vec<Refusal> = self.refused.extract_if(.., is_locked).collect();
+        for refusal in refused {
+            // How long it waits was drawn when it was refused.
+            let decision = policy.decide(attempt, Event::RefusalLocked(&refusal), 0.0);
+            self.add(refusal.id, decision.row);
+            if let HoldFate::Postpone { wait, .. } = decision.hold {
+                let of_row = self.holds.iter_mut().filter(|hold| hold.head_id == Some(refusal.id));
+                of_row.for_each(|hold| hold.wait = wait);
+            }
+        }
+    }
+
+    /// Was this row of the batch acknowledged?
+    pub fn has_published(&self, id: i64) -> bool {
+        self.is_clean() || self.published.binary_search(&id).is_ok()
+    }
+
+    /// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
+    pub fn returned_maybe_sent(&self) -> impl Iterator<Item = i64> {
+        let refused = self.refused.iter().filter(|refusal| refusal.stays_suspect());
+        let pending = self.maybe_sent.iter().filter(|id| !self.unmarked.contains(id));
+        refused.map(|refusal| refusal.id).chain(pending.copied())
+    }
+
+    /// Does a hold of this batch keep the row back?
+    pub fn holds_back(&self, row: &Row) -> bool {
+        let Some(lane) = row.lane else { return false };
+        self.holds.iter().any(|hold| {
+            hold.lane == lane
+                && hold.topic == row.topic
+                && (hold.unit.is_empty()
+                    || Some(&hold.unit) == row.unit().as_ref()
+                    || Partition::of_unit(&hold.unit).is_some_and(|paused| paused.takes(row)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::delivery::TopicFault;
+    use crate::domain::retry::OnDead;
+    use crate::domain::row::{self, KEYLESS};
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        backoff_min: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(60),
+        on_dead: OnDead::Continue,
+    };
+
+    fn row(id: i64, lane: Option<i16>, topic: &str, key: Option<&str>, attempts: i16) -> Row {
+        Row {
+            lane,
+            topic: topic.into(),
+            key: key.map(Into::into),
+            attempts,
+            ..row::tests::row(id)
+        }
+    }
+
+    fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
+        BatchOutcome::of(rows, outcomes, kafka_answers, policy, || 0.5)
+    }
+
+    fn refused() -> Outcome {
+        Outcome::Refused {
+            reason: "too large".into(),
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_of_locked_rows_and_those_that_kafka_has_are_remembered() {
+        let mut batch = BatchOutcome {
+            published: vec![1, 2, 5],
+            refused: vec![POLICY.refusal(&row(3, Some(0), "t", Some("k"), 0), "too large", 0.5)],
+            ..BatchOutcome::default()
+        };
+        batch.holds = vec![NewHold {
+            lane: 0,
+            topic: "t".to_owned(),
+            unit: "k:k".to_owned(),
+            head_id: Some(3),
+            reason: "too large".to_owned(),
+            failures: 1,
+            wait: None,
+        }];
+        batch.leave_locked(&[2, 3], &POLICY);
+        assert!(batch.holds[0].wait.is_some(), "it is not dead, so it is tried again");
+        assert_eq!(batch.published, [1, 5]);
+        assert_eq!(
+            (batch.unmarked.as_slice(), batch.maybe_sent.as_slice()),
+            (&[2][..], &[2][..])
+        );
+        assert_eq!((batch.refused.len(), batch.unsent.as_slice()), (0, &[3][..]));
+        assert!(!batch.is_clean() && !batch.has_published(2) && batch.has_published(5));
+    }
+
+    fn put_off() -> Outcome {
+        Outcome::PutOff {
+            reason: "another was refused".into(),
+        }
+    }
+
+    fn slow() -> Outcome {
+        Outcome::Sick {
+            fault: TopicFault::Transient,
+            partition: None,
+            reason: "no answer".into(),
+            maybe_landed: true,
+        }
+    }
+
+    /// The partition of a topic of four that the row belongs to.
+    fn partition_of(row: &Row) -> Partition {
+        let number = row.place().partition(4).expect("a partition");
+        Partition { number, of: 4 }
+    }
+
+    /// The row's partition is sick, not the topic.
+    fn partition_sick(row: &Row, fault: TopicFault) -> Outcome {
+        Outcome::Sick {
+            fault,
+            partition: Some(partition_of(row)),
+            reason: "no leader".into(),
+            maybe_landed: fault == TopicFault::Transient,
+        }
+    }
+
+    #[test]
+    fn a_clean_batch_is_published_and_nothing_else() {
+        let rows = [row(1, Some(0), "t", Some("a"), 0)];
+        let batch = judge(&rows, &[Outcome::Acked], false, &POLICY);
+        assert!(batch.is_clean());
+        assert_eq!(batch.published, [1]);
+        for outcome in [refused(), put_off(), Outcome::Unsent, Outcome::Unknown, slow()] {
+            assert!(!judge(&rows, &[outcome], true, &POLICY).is_clean());
+        }
+    }
+
+    #[test]
+    fn a_row_put_off_holds_its_key_untried_and_may_be_sent_at_once() {
+        let rows = [
+            row(1, Some(0), "t", Some("a"), 0),
+            row(2, Some(0), "t", Some("a"), 0),
+            row(3, None, "t", None, 0),
+        ];
+        let batch = judge(&rows, &[put_off(), Outcome::Unsent, put_off()], true, &POLICY);
+        assert_eq!(batch.unsent, [1, 2, 3]);
+        assert!(batch.refused.is_empty(), "it costs no attempt");
+        let [hold] = batch.holds.as_slice() else {
+            panic!("{:?}", batch.holds)
+        };
+        assert_eq!((hold.unit.as_str(), hold.head_id), ("k:a", Some(1)));
+        assert_eq!((hold.failures, hold.wait), (0, Some(Duration::ZERO)));
+        assert!(batch.holds_back(&rows[1]));
+    }
+
+    #[test]
+    fn a_refused_row_holds_its_key_and_only_its_key() {
+        let rows = [
+            row(1, Some(0), "t", Some("a"), 0),
+            row(2, Some(0), "t", Some("a"), 0),
+            row(3, Some(0), "t", Some("b"), 0),
+        ];
+        let outcomes = [refused(), Outcome::Unsent, Outcome::Acked];
+        let batch = judge(&rows, &outcomes, false, &POLICY);
+        assert_eq!(batch.published, [3]);
+        assert_eq!(batch.holds.len(), 1);
+        assert_eq!(batch.holds[0].head_id, Some(1));
+        assert!(batch.holds_back(&rows[1]));
+        assert!(!batch.holds_back(&rows[2]));
+    }
+
+    #[test]
+    fn the_last_attempt_is_a_dead_letter_and_by_default_lets_the_key_go_on() {
+        let rows = [row(1, Some(0), "t", Some("a"), 2)];
+        let batch = judge(&rows, &[refused()], true, &POLICY);
+        assert!(batch.refused[0].dead);
+        assert!(batch.holds.is_empty());
+        let hold = RetryPolicy {
+            on_dead: OnDead::Hold,
+            ..POLICY
+        };
+        let batch = judge(&rows, &[refused()], true, &hold);
+        assert_eq!(batch.holds[0].wait, None, "waits for an operator");
+    }
+
+    #[test]
+    fn silence_from_all_of_kafka_is_an_outage_and_holds_nobody() {
+        let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(1), "u", Some("b"), 0)];
+        let batch = judge(&rows, &[slow(), slow()], false, &POLICY);
+        assert!(batch.outage.is_some());
+        assert!(batch.holds.is_empty());
+        assert_eq!(batch.maybe_sent, [1, 2]);
+    }
+
+    #[test]
+    fn silence_from_one_topic_parks_that_topic() {
+        let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(0), "u", Some("b"), 0)];
+        let batch = judge(&rows, &[slow(), Outcome::Acked], false, &POLICY);
+        assert!(batch.outage.is_none());
+        assert_eq!(batch.holds.len(), 1);
+        assert_eq!((batch.holds[0].topic.as_str(), batch.holds[0].unit.as_str()), ("t", ""));
+    }
+
+    #[test]
+    fn silence_from_one_partition_pauses_that_partition_in_each_lane_that_met_it() {
+        // By the known answers of murmur2: "21" belongs to partition 0 of four, "foobar" to 2 and "abc" to 3.
+        let rows = [
+            row(1, Some(0), "t", Some("21"), 0),
+            row(2, Some(0), "t", Some("foobar"), 0),
+            row(3, Some(1), "t", Some("21"), 0),
+            row(4, None, "t", None, 0),
+        ];
+        let mut outcomes: Vec<_> = rows
+            .iter()
+            .map(|row| partition_sick(row, TopicFault::Transient))
+            .collect();
+        outcomes[1] = Outcome::Acked;
+        let batch = judge(&rows, &outcomes, false, &POLICY);
+        let held: Vec<_> = batch.holds.iter().map(|hold| (hold.lane, hold.unit.clone())).collect();
+        let unordered = (KEYLESS, partition_of(&rows[3]).unit());
+        assert_eq!(held, [unordered, (0, "s:0/4".to_owned()), (1, "s:0/4".to_owned())]);
+        assert!(
+            batch
+                .holds
+                .iter()
+                .all(|hold| hold.head_id.is_none() && hold.failures == 1)
+        );
+        let holds_back = |lane, key| batch.holds_back(&row(9, Some(lane), "t", Some(key), 0));
+        assert!(holds_back(0, "21") && holds_back(1, "21"));
+        assert!(!holds_back(0, "foobar") && !holds_back(0, "abc") && !holds_back(2, "21"));
+    }
+
+    #[test]
+    fn a_partition_known_to_be_paused_is_held_though_nothing_was_acknowledged() {
+        let rows = [row(1, Some(0), "t", Some("21"), 0)];
+        let paused = judge(&rows, &[partition_sick(&rows[0], TopicFault::Paused)], false, &POLICY);
+        assert_eq!((paused.outage, paused.holds.len()), (None, 1));
+        assert_eq!((paused.unsent, paused.maybe_sent), (vec![1], vec![]));
+        let silent = judge(
+            &rows,
+            &[partition_sick(&rows[0], TopicFault::Transient)],
+            false,
+            &POLICY,
+        );
+        assert!(silent.outage.is_some() && silent.holds.is_empty());
+    }
+
+    fn any_outcome() -> impl Strategy<Value = Outcome> {
+        prop_oneof![
+            4 => Just(Outcome::Acked),
+            2 => Just(Outcome::Unsent),
+            1 => Just(Outcome::Unknown),
+            1 => Just(refused()),
+            1 => Just(put_off()),
+            1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Outcome::Sick {
+                fault: if gone { TopicFault::Unusable } else { TopicFault::Transient },
+                partition: None,
+                reason: "sick".into(),
+                maybe_landed,
+            }),
+            // Of its row's own partition, once that is drawn.
+            1 => Just(partition_sick(&row(0, None, "", None, 0), TopicFault::Transient)),
+            1 => Just(partition_sick(&row(0, None, "", None, 0), TopicFault::Paused)),
+        ]
+    }
+
+    fn any_batch() -> impl Strategy<Value = Vec<(Row, Outcome)>> {
+        let one = (0..3u8, prop::option::of(0..4u8), 0..4i16, any_outcome());
+        prop::collection::vec(one, 0..40).prop_map(|drawn| {
+            drawn
+                .into_iter()
+                .enumerate()
+                .map(|(id, (topic, key, attempts, outcome))| {
+                    let key = key.map(|k| format!("k{k}"));
+                    let lane = key.as_ref().map(|k| i16::from(k.as_bytes()[1] % 2));
+                    let row = row(id as i64, lane, &format!("t{topic}"), key.as_deref(), attempts);
+                    let outcome = match outcome {
+                        Outcome::Sick {
+                            fault,
+                            partition: Some(_),
+                            ..
+                        } => partition_sick(&row, fault),
+                        outcome => outcome,
+                    };
+                    (row, outcome)
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        /// The plain model: each row alone, by the table of decisions.
+        #[test]
+        fn every_row_meets_the_fate_of_the_plain_model(
+            batch in any_batch(), answers: bool, hold_dead: bool,
+        ) {
+            let policy = RetryPolicy { on_dead: if hold_dead { OnDead::Hold } else { OnDead::Continue }, ..POLICY };
+            let (rows, outcomes): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let batch = judge(&rows, &outcomes, answers, &policy);
+            let alive = answers || outcomes.contains(&Outcome::Acked);
+            for (row, outcome) in rows.iter().zip(&outcomes) {
+                let refusal = batch.refused.iter().find(|r| r.id == row.id);
+                let places = [
+                    batch.published.contains(&row.id),
+                    batch.unsent.contains(&row.id),
+                    batch.maybe_sent.contains(&row.id),
+                    refusal.is_some(),
+                ];
+                prop_assert_eq!(places.iter().filter(|p| **p).count(), 1, "exactly one fate each");
+                match outcome {
+                    Outcome::Acked => prop_assert!(places[0]),
+                    Outcome::Unsent => prop_assert!(places[1]),
+                    Outcome::Unknown => prop_assert!(places[2]),
+                    Outcome::Refused { .. } => {
+                        let refusal = refusal.expect("refused");
+                        prop_assert_eq!(refusal.dead, row.attempts + 1 >= policy.max_attempts);
+                        let kept = !refusal.dead || hold_dead;
+                        if row.lane.is_some() && kept {
+                            prop_assert!(batch.holds_back(row), "a refused head holds its key");
+                        }
+                    }
+                    Outcome::PutOff { .. } => {
+                        prop_assert!(places[1]);
+                        prop_assert!(row.lane.is_none() || batch.holds_back(row), "its key waits for it");
+                    }
+                    Outcome::Sick { fault, maybe_landed, partition, .. } => {
+                        let place = 1 + usize::from(*maybe_landed);
+                        prop_assert!(places[place]);
+                        let outage = *fault == TopicFault::Transient && !alive;
+                        let lane = row.lane.unwrap_or(KEYLESS);
+                        let unit = partition.map_or_else(String::new, Partition::unit);
+                        let parked = batch.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit == unit);
+                        if outage {
+                            prop_assert!(batch.outage.is_some());
+                        } else {
+                            prop_assert!(parked, "a sick topic is parked in its lane, or a partition of it");
+                            prop_assert!(row.lane.is_none() || batch.holds_back(row), "and keeps the row back");
+                        }
+                    }
+                }
+            }
+            for hold in &batch.holds {
+                let cause = rows.iter().zip(&outcomes).any(|(row, outcome)| {
+                    row.lane.unwrap_or(KEYLESS) == hold.lane && row.topic == hold.topic
+                        && match outcome {
+                            Outcome::Refused { .. } | Outcome::PutOff { .. } => hold.head_id == Some(row.id),
+                            Outcome::Sick { partition, .. } => hold.unit == partition.map_or_else(String::new, Partition::unit),
+                            _ => false,
+                        }
+                });
+                prop_assert!(cause, "no hold without a cause: {:?}", hold);
+            }
+            if alive {
+                prop_assert_eq!(batch.outage, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,815 @@
+//! What becomes of a row that was not simply published, and when it is tried again: one match, [`RetryPolicy::decide`], for
+//! rows of batches, for heads of held keys and for probes alike. All waits between two tries are here, too. Time and jitter
+//! are given to it.
+//!
+//! Invariant: `attempts` rises only for [`RowFate::Refused`], and that comes only of [`Outcome::Refused`]. Outages, topics
+//! and partitions that take nothing and lost answers cost time, never an attempt, never a dead letter.
+
+use std::time::Duration;
+
+use super::decision::{Decision, HoldFate, KafkaFate, Refusal, RowFate};
+use super::hold::{Hold, NewHold};
+use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::partition::Partition;
+use crate::domain::row::{KEYLESS, Row};
+
+/// What becomes of a key whose row was refused for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnDead {
+    /// The dead row steps aside and the key goes on.
+    Continue,
+    /// The key stays held until an operator decides.
+    Hold,
+}
+
+/// A topic or a partition that takes nothing is tried at least this often.
+const PROBE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long a row that Kafka has and that another transaction has locked is left alone before its mark is tried again.
+pub const LOCKED_ROW_WAIT: Duration = Duration::from_millis(250);
+
+const NO_ANSWER: &str = "no answer from Kafka";
+const TOO_LATE: &str = "PostgreSQL answered too late";
+const LOCKED: &str = "another transaction has locked its row";
+
+/// After an error of a server, before the same work is tried again: between 100 and 500 ms. Jitter is between 0 and 1.
+pub fn short_backoff(jitter: f64) -> Duration {
+    Duration::from_millis(100) + Duration::from_millis(400).mul_f64(jitter)
+}
+
+/// How a row was sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Sent<'a> {
+    InBatch,
+    /// Alone, for the key that waits behind it.
+    AsHead(&'a Hold),
+    /// Alone, for a topic or a partition that took nothing: its answer is about all holds of the same topic and unit.
+    AsProbe(&'a Hold),
+}
+
+impl<'a> Sent<'a> {
+    /// How the row that a hold waits for is sent.
+    pub fn of_hold(hold: &'a Hold) -> Self {
+        match hold.head_id {
+            Some(_) => Sent::AsHead(hold),
+            None => Sent::AsProbe(hold),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    pub sent: Sent<'a>,
+    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a topic that times out
+    /// has a fault of its own; otherwise all of Kafka may be away.
+    pub kafka_answers: bool,
+}
+
+/// What happened to the row.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    Delivered(&'a Row, &'a Outcome),
+    /// It was claimed too late to be sent while the claim lasts.
+    TooLate(&'a Row),
+    /// It was removed, redriven or discarded, or is published or dead already.
+    RowGone,
+    /// Kafka has it, from this try or an earlier one, and another transaction has locked it: it cannot be marked yet.
+    MarkLocked,
+    /// Kafka refused it, and another transaction has locked it: that cannot be written.
+    RefusalLocked(&'a Refusal),
+}
+
+/// When a row that failed is tried again, and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryPolicy {
+    pub max_attempts: i16,
+    pub backoff_min: Duration,
+    pub backoff_max: Duration,
+    pub on_dead: OnDead,
+}
+
+impl RetryPolicy {
+    /// How long to wait after this many failures in a row: doubling, capped, and spread over the upper half, so that what
+    /// failed together does not come back together. Jitter is between 0 and 1.
+    pub fn backoff(&self, failures: u32, jitter: f64) -> Duration {
+        let doubled = self
+            .backoff_min
+            .saturating_mul(2u32.saturating_pow(failures.saturating_sub(1)));
+        doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * jitter)
+    }
+
+    /// How long to leave a topic or a partition alone that took nothing so many times in a row. Not long: it should flow
+    /// again soon after it is fixed.
+    fn probe_wait(&self, failures: u32, jitter: f64) -> Duration {
+        self.backoff(failures, jitter).min(PROBE_WAIT_MAX)
+    }
+
+    /// How long to leave a hold alone whose row could not be sent once more.
+    fn wait_of(&self, hold: &Hold, jitter: f64) -> Duration {
+        self.probe_wait(hold.failures.unsigned_abs() + 1, jitter)
+    }
+
+    /// What becomes of a row, of holds, and of what is believed of Kafka.
+    pub fn decide(&self, attempt: Attempt<'_>, event: Event<'_>, jitter: f64) -> Decision {
+        use Outcome::{Acked, PutOff, Refused, Sick, Unknown, Unsent};
+        let sent = attempt.sent;
+        match event {
+            // Kafka has it. Nothing to do.
+            Event::Delivered(_, Acked) => Decision::new(
+                RowFate::Published,
+                match sent {
+                    Sent::InBatch => HoldFate::Unchanged,
+                    Sent::AsHead(_) => HoldFate::Release,
+                    Sent::AsProbe(_) => HoldFate::ReleaseAll,
+                },
+            ),
+            // An operator acted on it, or it was done. Nothing to do; of what a probe would have asked nothing is known.
+            Event::RowGone => Decision::new(
+                RowFate::Gone,
+                match sent {
+                    Sent::InBatch => HoldFate::Unchanged,
+                    Sent::AsHead(_) | Sent::AsProbe(_) => HoldFate::Release,
+                },
+            ),
+            Event::MarkLocked => Decision::new(RowFate::PublishedUnmarked, self.mark_locked(sent, jitter)),
+            Event::RefusalLocked(refusal) => {
+                let maybe_sent = refusal.suspect;
+                Decision::new(
+                    RowFate::Pending { maybe_sent },
+                    self.refusal_locked(refusal, sent, jitter),
+                )
+            }
+            // Not the record's fault. Nothing to do: it is sent again.
+            Event::Delivered(row, outcome @ (Unsent | Unknown)) => {
+                let hold = self.not_answered(sent, NO_ANSWER, jitter);
+                Decision::new(pending(row, *outcome == Unknown), hold)
+            }
+            // PostgreSQL is slow. Nothing to do for the row.
+            Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
+            // Another record of its topic was refused, and this one, too, would go alone. To do: see to that one.
+            Event::Delivered(row, PutOff { reason }) => Decision::new(
+                pending(row, false),
+                match sent {
+                    Sent::InBatch => hold_key(row, reason, 0, Some(Duration::ZERO)),
+                    Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
+                },
+            ),
+            Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
+            Event::Delivered(row, outcome @ Sick { maybe_landed, .. }) => {
+                let (hold, kafka) = self.unavailable(row, outcome, attempt, jitter);
+                let row = pending(row, *maybe_landed);
+                Decision { row, hold, kafka }
+            }
+        }
+    }
+
+    /// To do: end the transaction that has locked the row. Until then the row is left alone; a key that it holds waits for
+    /// its mark.
+    fn mark_locked(&self, sent: Sent<'_>, jitter: f64) -> HoldFate {
+        match sent {
+            Sent::InBatch => HoldFate::Unchanged,
+            Sent::AsHead(hold) => self.postpone(hold, LOCKED, jitter),
+            // What may have been sent of a lane is stored with this change. It is released with the others of its topic and unit.
+            Sent::AsProbe(hold) if hold.is_ordered() => self.postpone(hold, LOCKED, jitter),
+            Sent::AsProbe(_) => HoldFate::ReleaseAll,
+        }
+    }
+
+    /// To do: the same. The refusal is not counted, so the row is tried again even where it would be dead.
+    fn refusal_locked(&self, refusal: &Refusal, sent: Sent<'_>, jitter: f64) -> HoldFate {
+        match sent {
+            // The hold that its refusal makes, if it makes one.
+            Sent::InBatch => HoldFate::Postpone {
+                wait: Some(refusal.wait),
+                reason: LOCKED.to_owned(),
+            },
+            Sent::AsHead(hold) => self.postpone(hold, LOCKED, jitter),
+            Sent::AsProbe(_) => HoldFate::ReleaseAll,
+        }
+    }
+
+    /// To do: raise the topic's limit, or fix the record; once it is dead, redrive or discard it.
+    fn refused(&self, row: &Row, reason: &str, sent: Sent<'_>, jitter: f64) -> Decision {
+        let refusal = self.refusal(row, reason, jitter);
+        let steps_aside = refusal.dead && self.on_dead == OnDead::Continue;
+        let wait = (!refusal.dead).then_some(refusal.wait);
+        let hold = match sent {
+            Sent::InBatch if steps_aside => HoldFate::Unchanged,
+            // An unordered row has no key to hold: its wait is written to the row itself.
+            Sent::InBatch => hold_key(row, reason, 1, wait),
+            Sent::AsHead(_) if steps_aside => HoldFate::Release,
+            Sent::AsHead(_) => HoldFate::Postpone {
+                wait,
+                reason: reason.to_owned(),
+            },
+            // What was probed takes records. Of an ordered row this refusal is not counted: its lane sends it next, finds out
+            // again, and holds its key, which would be counted twice.
+            Sent::AsProbe(_) if row.lane.is_some() => return Decision::new(pending(row, false), HoldFate::ReleaseAll),
+            Sent::AsProbe(_) => HoldFate::ReleaseAll,
+        };
+        Decision::new(RowFate::Refused(refusal), hold)
+    }
+
+    /// To do, for an unusable topic: create it, or grant write access. For one that times out: see to Kafka, or to the
+    /// brokers of the partition.
+    fn unavailable(&self, row: &Row, sick: &Outcome, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
+        use TopicFault::{Paused, Transient, Unusable};
+        let Outcome::Sick {
+            fault,
+            partition,
+            reason,
+            ..
+        } = sick
+        else {
+            return (HoldFate::Unchanged, KafkaFate::Unchanged);
+        };
+        let everything = || KafkaFate::PauseEverything { reason: reason.clone() };
+        let paused = || match partition {
+            Some(partition) => KafkaFate::PausePartition {
+                partition: *partition,
+                reason: reason.clone(),
+            },
+            None => KafkaFate::Unchanged,
+        };
+        let postponed = || self.not_answered(attempt.sent, reason, jitter);
+        match (fault, attempt.sent) {
+            // Nothing got through to Kafka at all: that holds nobody.
+            (Transient, Sent::InBatch) if !attempt.kafka_answers => (HoldFate::Unchanged, everything()),
+            (Transient, Sent::InBatch) => (self.hold_paused(row, *partition, reason, jitter), paused()),
+            (Unusable | Paused, Sent::InBatch) => {
+                (self.hold_paused(row, *partition, reason, jitter), KafkaFate::Unchanged)
+            }
+            (Transient, Sent::AsHead(_)) if !attempt.kafka_answers => (postponed(), everything()),
+            (Transient, Sent::AsHead(_)) => (postponed(), paused()),
+            (Unusable | Paused, Sent::AsHead(_)) => (postponed(), KafkaFate::Unchanged),
+            // One of its partitions takes nothing, and the topic is no longer to be held as a whole.
+            (_, Sent::AsProbe(hold)) if partition.is_some() && hold.unit.is_empty() => {
+                (HoldFate::ReleaseAll, KafkaFate::Unchanged)
+            }
+            // A partition that gives no answer says nothing of Kafka as a whole: it gave none before, and its topic was just
+            // looked up.
+            (Transient, Sent::AsProbe(_)) if partition.is_none() && !attempt.kafka_answers => {
+                (postponed(), everything())
+            }
+            (Transient | Unusable | Paused, Sent::AsProbe(_)) => (postponed(), KafkaFate::Unchanged),
+        }
+    }
+
+    /// What a refusal means for the row: one more attempt counted, and whether it was the last.
+    pub fn refusal(&self, row: &Row, reason: &str, jitter: f64) -> Refusal {
+        Refusal {
+            id: row.id,
+            attempts: row.attempts,
+            suspect: row.suspect,
+            reason: reason.to_owned(),
+            // Without its lane, or not readable, it will be refused for ever.
+            dead: row.attempts.saturating_add(1) >= self.max_attempts
+                || row.has_lost_its_line()
+                || row.withheld.is_some(),
+            wait: self.backoff(row.attempts as u32 + 1, jitter),
+        }
+    }
+
+    /// Rows of a batch come again with the next one; a hold waits, and so do all that a probe was sent for.
+    fn not_answered(&self, sent: Sent<'_>, reason: &str, jitter: f64) -> HoldFate {
+        match sent {
+            Sent::InBatch => HoldFate::Unchanged,
+            Sent::AsHead(hold) => self.postpone(hold, reason, jitter),
+            Sent::AsProbe(hold) => HoldFate::PostponeAll {
+                wait: self.wait_of(hold, jitter),
+                reason: reason.to_owned(),
+            },
+        }
+    }
+
+    fn postpone(&self, hold: &Hold, reason: &str, jitter: f64) -> HoldFate {
+        HoldFate::Postpone {
+            wait: Some(self.wait_of(hold, jitter)),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// Holds the partition in the row's lane, or the whole topic.
+    fn hold_paused(&self, row: &Row, partition: Option<Partition>, reason: &str, jitter: f64) -> HoldFate {
+        HoldFate::Create(NewHold {
+            lane: row.lane.unwrap_or(KEYLESS),
+            topic: row.topic.clone(),
+            unit: partition.map_or_else(String::new, Partition::unit),
+            head_id: None,
+            reason: reason.to_owned(),
+            failures: 1,
+            wait: Some(self.probe_wait(1, jitter)),
+        })
+    }
+}
+
+/// Holds the key, or the explicit partition, of a row, which is its head. An unordered row has none.
+fn hold_key(row: &Row, reason: &str, failures: i32, wait: Option<Duration>) -> HoldFate {
+    let (Some(lane), Some(unit)) = (row.lane, row.unit()) else {
+        return HoldFate::Unchanged;
+    };
+    HoldFate::Create(NewHold {
+        lane,
+        topic: row.topic.clone(),
+        unit,
+        head_id: Some(row.id),
+        reason: reason.to_owned(),
+        failures,
+        wait,
+    })
+}
+
+fn pending(row: &Row, maybe_landed: bool) -> RowFate {
+    RowFate::Pending {
+        maybe_sent: row.suspect || maybe_landed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::row;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        backoff_min: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(60),
+        on_dead: OnDead::Continue,
+    };
+    const THIRD: Partition = Partition { number: 3, of: 12 };
+
+    fn unordered(attempts: i16) -> Row {
+        Row {
+            lane: None,
+            key: None,
+            attempts,
+            ..row::tests::row(1)
+        }
+    }
+
+    fn hold(unit: &str, head_id: Option<i64>, is_ordered: bool) -> Hold {
+        Hold {
+            lane: if is_ordered { 0 } else { KEYLESS },
+            topic: "orders".to_owned(),
+            unit: unit.to_owned(),
+            head_id,
+            resume_floor: 0,
+            failures: 1,
+            wait: 0.0,
+        }
+    }
+
+    fn sick(fault: TopicFault, partition: Option<Partition>) -> Outcome {
+        Outcome::Sick {
+            fault,
+            partition,
+            reason: "sick".to_owned(),
+            maybe_landed: fault == TopicFault::Transient,
+        }
+    }
+
+    fn said(decision: &Decision) -> String {
+        let wait = |wait: &Option<Duration>| wait.map_or("never".to_owned(), |wait| format!("in {wait:?}"));
+        let row = match &decision.row {
+            RowFate::Published => "published",
+            RowFate::PublishedUnmarked => "unmarked",
+            RowFate::Pending { maybe_sent: false } => "pending",
+            RowFate::Pending { maybe_sent: true } => "maybe sent",
+            RowFate::Refused(refusal) if refusal.dead => "dead",
+            RowFate::Refused(_) => "refused",
+            RowFate::Gone => "gone",
+        };
+        let hold = match &decision.hold {
+            HoldFate::Unchanged => String::new(),
+            HoldFate::Create(new) if new.unit.is_empty() => {
+                format!(", hold topic {}x {}", new.failures, wait(&new.wait))
+            }
+            HoldFate::Create(new) => format!(", hold {} {}x {}", new.unit, new.failures, wait(&new.wait)),
+            HoldFate::Postpone { wait: after, .. } => format!(", again {}", wait(after)),
+            HoldFate::PostponeAll { wait: after, .. } => format!(", all again {}", wait(&Some(*after))),
+            HoldFate::Release => ", release".to_owned(),
+            HoldFate::ReleaseAll => ", release all".to_owned(),
+        };
+        let kafka = match &decision.kafka {
+            KafkaFate::Unchanged => "",
+            KafkaFate::PausePartition { .. } => ", pause partition",
+            KafkaFate::PauseEverything { .. } => ", pause everything",
+        };
+        format!("{row}{hold}{kafka}")
+    }
+
+    /// How rows are sent here: ordered or not, and with which hold.
+    const BATCH: &str = "batch";
+    const HEAD: &str = "head";
+    const TOPIC: &str = "probe of the topic";
+    const PARTITION: &str = "probe of the partition";
+
+    /// What happened, how the row was sent, whether Kafka answers others (where that matters), and the decisions on an
+    /// ordered row and on an unordered one, which is never the head of a hold.
+    type Line = (&'static str, &'static str, Option<bool>, &'static str, &'static str);
+
+    const TABLE: &[Line] = &[
+        ("acked", BATCH, None, "published", "published"),
+        ("acked", HEAD, None, "published, release", ""),
+        ("acked", TOPIC, None, "published, release all", "published, release all"),
+        (
+            "acked",
+            PARTITION,
+            None,
+            "published, release all",
+            "published, release all",
+        ),
+        ("gone", BATCH, None, "gone", "gone"),
+        ("gone", HEAD, None, "gone, release", ""),
+        ("gone", TOPIC, None, "gone, release", "gone, release"),
+        ("gone", PARTITION, None, "gone, release", "gone, release"),
+        ("mark locked", BATCH, None, "unmarked", "unmarked"),
+        ("mark locked", HEAD, None, "unmarked, again in 2s", ""),
+        (
+            "mark locked",
+            TOPIC,
+            None,
+            "unmarked, again in 2s",
+            "unmarked, release all",
+        ),
+        (
+            "mark locked",
+            PARTITION,
+            None,
+            "unmarked, again in 2s",
+            "unmarked, release all",
+        ),
+        (
+            "refusal locked",
+            BATCH,
+            None,
+            "pending, again in 4s",
+            "pending, again in 4s",
+        ),
+        ("refusal locked", HEAD, None, "pending, again in 2s", ""),
+        (
+            "refusal locked",
+            TOPIC,
+            None,
+            "pending, release all",
+            "pending, release all",
+        ),
+        (
+            "refusal locked",
+            PARTITION,
+            None,
+            "pending, release all",
+            "pending, release all",
+        ),
+        ("unsent", BATCH, None, "pending", "pending"),
+        ("unsent", HEAD, None, "pending, again in 2s", ""),
+        (
+            "unsent",
+            TOPIC,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+        (
+            "unsent",
+            PARTITION,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+        ("too late", BATCH, None, "pending", "pending"),
+        ("too late", HEAD, None, "pending, again in 2s", ""),
+        (
+            "too late",
+            TOPIC,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+        ("unknown", BATCH, None, "maybe sent", "maybe sent"),
+        ("unknown", HEAD, None, "maybe sent, again in 2s", ""),
+        (
+            "unknown",
+            TOPIC,
+            None,
+            "maybe sent, all again in 2s",
+            "maybe sent, all again in 2s",
+        ),
+        (
+            "unknown",
+            PARTITION,
+            None,
+            "maybe sent, all again in 2s",
+            "maybe sent, all again in 2s",
+        ),
+        ("put off", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
+        ("put off", HEAD, None, "pending, again in 2s", ""),
+        (
+            "put off",
+            TOPIC,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+        ("refused", BATCH, None, "refused, hold k:k 1x in 1s", "refused"),
+        ("refused", HEAD, None, "refused, again in 1s", ""),
+        ("refused", TOPIC, None, "pending, release all", "refused, release all"),
+        (
+            "refused",
+            PARTITION,
+            None,
+            "pending, release all",
+            "refused, release all",
+        ),
+        ("dead", BATCH, None, "dead", "dead"),
+        ("dead", HEAD, None, "dead, release", ""),
+        ("dead", TOPIC, None, "pending, release all", "dead, release all"),
+        ("dead, on-dead hold", BATCH, None, "dead, hold k:k 1x never", "dead"),
+        ("dead, on-dead hold", HEAD, None, "dead, again never", ""),
+        (
+            "dead, on-dead hold",
+            PARTITION,
+            None,
+            "pending, release all",
+            "dead, release all",
+        ),
+        (
+            "topic unusable",
+            BATCH,
+            None,
+            "pending, hold topic 1x in 1s",
+            "pending, hold topic 1x in 1s",
+        ),
+        ("topic unusable", HEAD, None, "pending, again in 2s", ""),
+        (
+            "topic unusable",
+            TOPIC,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+        (
+            "topic unusable",
+            PARTITION,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+        (
+            "topic silent",
+            BATCH,
+            Some(true),
+            "maybe sent, hold topic 1x in 1s",
+            "maybe sent, hold topic 1x in 1s",
+        ),
+        (
+            "topic silent",
+            BATCH,
+            Some(false),
+            "maybe sent, pause everything",
+            "maybe sent, pause everything",
+        ),
+        ("topic silent", HEAD, Some(true), "maybe sent, again in 2s", ""),
+        (
+            "topic silent",
+            HEAD,
+            Some(false),
+            "maybe sent, again in 2s, pause everything",
+            "",
+        ),
+        (
+            "topic silent",
+            TOPIC,
+            Some(true),
+            "maybe sent, all again in 2s",
+            "maybe sent, all again in 2s",
+        ),
+        (
+            "topic silent",
+            TOPIC,
+            Some(false),
+            "maybe sent, all again in 2s, pause everything",
+            "maybe sent, all again in 2s, pause everything",
+        ),
+        (
+            "topic silent",
+            PARTITION,
+            Some(false),
+            "maybe sent, all again in 2s, pause everything",
+            "maybe sent, all again in 2s, pause everything",
+        ),
+        (
+            "partition silent",
+            BATCH,
+            Some(true),
+            "maybe sent, hold s:3/12 1x in 1s, pause partition",
+            "maybe sent, hold s:3/12 1x in 1s, pause partition",
+        ),
+        (
+            "partition silent",
+            BATCH,
+            Some(false),
+            "maybe sent, pause everything",
+            "maybe sent, pause everything",
+        ),
+        (
+            "partition silent",
+            HEAD,
+            Some(true),
+            "maybe sent, again in 2s, pause partition",
+            "",
+        ),
+        (
+            "partition silent",
+            HEAD,
+            Some(false),
+            "maybe sent, again in 2s, pause everything",
+            "",
+        ),
+        (
+            "partition silent",
+            TOPIC,
+            None,
+            "maybe sent, release all",
+            "maybe sent, release all",
+        ),
+        (
+            "partition silent",
+            PARTITION,
+            None,
+            "maybe sent, all again in 2s",
+            "maybe sent, all again in 2s",
+        ),
+        (
+            "partition paused",
+            BATCH,
+            None,
+            "pending, hold s:3/12 1x in 1s",
+            "pending, hold s:3/12 1x in 1s",
+        ),
+        ("partition paused", HEAD, None, "pending, again in 2s", ""),
+        (
+            "partition paused",
+            TOPIC,
+            None,
+            "pending, release all",
+            "pending, release all",
+        ),
+        (
+            "partition paused",
+            PARTITION,
+            None,
+            "pending, all again in 2s",
+            "pending, all again in 2s",
+        ),
+    ];
+
+    fn decided(what: &str, how: &str, is_ordered: bool, kafka_answers: bool) -> Decision {
+        let mut row = if is_ordered { row::tests::row(1) } else { unordered(0) };
+        let mut policy = POLICY;
+        if what.starts_with("dead") {
+            row.attempts = 2;
+        }
+        if what.ends_with("hold") {
+            policy.on_dead = OnDead::Hold;
+        }
+        let reason = "why".to_owned();
+        let outcome = match what {
+            "unsent" => Outcome::Unsent,
+            "unknown" => Outcome::Unknown,
+            "put off" => Outcome::PutOff { reason },
+            "refused" | "dead" | "dead, on-dead hold" => Outcome::Refused { reason },
+            "topic unusable" => sick(TopicFault::Unusable, None),
+            "topic silent" => sick(TopicFault::Transient, None),
+            "partition silent" => sick(TopicFault::Transient, Some(THIRD)),
+            "partition paused" => sick(TopicFault::Paused, Some(THIRD)),
+            _ => Outcome::Acked,
+        };
+        let locked = Refusal {
+            wait: Duration::from_secs(4),
+            ..POLICY.refusal(&unordered(2), "too large", 1.0)
+        };
+        let event = match what {
+            "gone" => Event::RowGone,
+            "mark locked" => Event::MarkLocked,
+            "refusal locked" => Event::RefusalLocked(&locked),
+            "too late" => Event::TooLate(&row),
+            _ => Event::Delivered(&row, &outcome),
+        };
+        let hold = match how {
+            HEAD => hold("k:k", Some(1), is_ordered),
+            TOPIC => hold("", None, is_ordered),
+            _ => hold("s:3/12", None, is_ordered),
+        };
+        let sent = if how == BATCH {
+            Sent::InBatch
+        } else {
+            Sent::of_hold(&hold)
+        };
+        policy.decide(Attempt { sent, kafka_answers }, event, 1.0)
+    }
+
+    #[test]
+    fn each_event_has_its_answer_however_the_row_was_sent() {
+        for (what, how, answers, ordered, unordered) in TABLE {
+            let cases = answers.map_or(vec![true, false], |answers| vec![answers]);
+            for kafka_answers in cases {
+                let say = |is_ordered| said(&decided(what, how, is_ordered, kafka_answers));
+                assert_eq!(say(true), *ordered, "{what}, {how}, Kafka answers: {kafka_answers}");
+                if *how != HEAD {
+                    assert_eq!(
+                        say(false),
+                        *unordered,
+                        "{what}, {how}, unordered, Kafka answers: {kafka_answers}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_may_have_been_sent_before_stays_so_until_kafka_has_it() {
+        let row = Row {
+            suspect: true,
+            ..row::tests::row(1)
+        };
+        let held = hold("k:k", Some(1), true);
+        for sent in [Sent::InBatch, Sent::of_hold(&held)] {
+            let attempt = Attempt {
+                sent,
+                kafka_answers: true,
+            };
+            let fate = |outcome| POLICY.decide(attempt, Event::Delivered(&row, &outcome), 0.5).row;
+            for outcome in [Outcome::Unsent, sick(TopicFault::Unusable, None)] {
+                let fate = fate(outcome);
+                assert!(fate.returns_maybe_sent() && !fate.is_certainly_not_sent());
+            }
+            let refused = fate(Outcome::Refused {
+                reason: "too large".to_owned(),
+            });
+            assert!(refused.returns_maybe_sent() && !refused.is_certainly_not_sent());
+            assert!(!fate(Outcome::Acked).returns_maybe_sent());
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_written_of_a_locked_row_is_decided_again() {
+        let refusal = POLICY.refusal(&unordered(0), "too large", 0.5);
+        assert!(matches!(RowFate::Published.when_locked(), Some(Event::MarkLocked)));
+        assert!(matches!(
+            RowFate::Refused(refusal).when_locked(),
+            Some(Event::RefusalLocked(_))
+        ));
+        for fate in [
+            RowFate::Gone,
+            RowFate::PublishedUnmarked,
+            RowFate::Pending { maybe_sent: true },
+        ] {
+            assert!(fate.when_locked().is_none(), "nothing was to be written: {fate:?}");
+        }
+    }
+
+    #[test]
+    fn each_refusal_waits_longer_and_keeps_the_rows_doubt() {
+        let refusal = |attempts, suspect| {
+            let row = Row {
+                suspect,
+                ..unordered(attempts)
+            };
+            POLICY.refusal(&row, "too large", 1.0)
+        };
+        let (first, second) = (refusal(0, false), refusal(1, true));
+        assert_eq!((first.attempts, first.suspect, first.dead), (0, false, false));
+        assert_eq!((second.attempts, second.suspect, second.dead), (1, true, false));
+        assert!(first.wait <= POLICY.backoff_min, "{:?}", first.wait);
+        assert!(second.wait >= POLICY.backoff_min, "{:?}", second.wait);
+        assert!(refusal(i16::MAX, false).dead, "and no count overflows");
+        let astray = Row {
+            lane: None,
+            ..row::tests::row(1)
+        };
+        assert!(
+            POLICY.refusal(&astray, "no lane", 0.5).dead,
+            "another try would end in the same way"
+        );
+    }
+
+    #[test]
+    fn what_takes_nothing_is_tried_again_soon_however_patient_we_are_with_refused_rows() {
+        let patient = RetryPolicy {
+            backoff_min: Duration::from_secs(600),
+            ..POLICY
+        };
+        assert_eq!(patient.probe_wait(1, 0.5), PROBE_WAIT_MAX);
+        assert!(POLICY.probe_wait(1, 0.5) <= POLICY.backoff_min);
+    }
+
+    proptest! {
+        #[test]
+        fn backoff_grows_and_stays_within_its_bounds(failures in 1u32..1000, jitter in 0.0..=1.0) {
+            let wait = POLICY.backoff(failures, jitter);
+            prop_assert!(wait >= POLICY.backoff_min / 2 && wait <= POLICY.backoff_max);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Probes of what is paused among the rows without a lane, which belong to no worker: the row that is sent is claimed like
+//! any other.
+
+use std::time::Instant;
+
+use tracing::warn;
+
+use super::RetryHolds;
+use super::probes::ProbeResult;
+use crate::boottime::BootInstant;
+use crate::domain::decision::{Decision, HoldFate, Refusal, RowFate};
+use crate::domain::hold::Hold;
+use crate::domain::retry::Event;
+use crate::domain::row::{KEYLESS, Row};
+use crate::failpoint;
+use crate::lanes::{Term, Unmarked};
+use crate::metrics;
+use crate::outbox::{Free, KeylessSettlement, Result};
+use crate::relay::report::report_refusal;
+
+impl RetryHolds {
+    pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
+        let began = BootInstant::now();
+        let Some((claim, mut row)) = self.claim_head(term, hold).await? else {
+            // What it would have asked is not known: its release lets a batch find out.
+            self.release_unordered(term, hold, None).await?;
+            return Ok(ProbeResult::Gone);
+        };
+        let mut decision = if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
+            // It could arrive after somebody else has taken the row over.
+            self.decide(hold, Event::TooLate(&row), true)
+        } else {
+            row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
+            let decision = self.send_probe(hold, &row, began + self.settings.lease).await;
+            failpoint::hit("after_head").await;
+            decision
+        };
+        let place = (claim, row.id);
+        match self.write_unordered(term, hold, place, &decision).await {
+            Err(error) if error.is_locked() => {
+                if let Some(event) = decision.row.when_locked() {
+                    decision = self.decide(hold, event, true);
+                }
+                self.write_unordered(term, hold, place, &decision).await?;
+            }
+            written => written?,
+        }
+        Ok(match decision.hold {
+            HoldFate::PostponeAll { wait, reason } => ProbeResult::StillDown { wait, reason },
+            _ => ProbeResult::Accepted,
+        })
+    }
+
+    /// Writes what became of the row that was claimed for a hold, and releases the hold where that was decided.
+    async fn write_unordered(
+        &self,
+        term: &Term,
+        hold: &Hold,
+        (claim, id): (i64, i64),
+        decision: &Decision,
+    ) -> Result<()> {
+        let maybe_sent = decision.row.returns_maybe_sent().then_some(id);
+        match &decision.row {
+            // One transaction with its release.
+            RowFate::Published => return self.release_unordered(term, hold, Some((claim, id))).await,
+            RowFate::PublishedUnmarked => self.keep_claim(term, claim, id).await?,
+            RowFate::Refused(refusal) => self.give_back(term, claim, Some(refusal), maybe_sent).await?,
+            RowFate::Pending { .. } | RowFate::Gone => self.give_back(term, claim, None, maybe_sent).await?,
+        }
+        match decision.hold {
+            HoldFate::Release | HoldFate::ReleaseAll => self.release_unordered(term, hold, None).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Kafka has the row, and it is marked when it is free: until then its claim lasts.
+    async fn keep_claim(&self, term: &Term, claim: i64, id: i64) -> Result<()> {
+        let (ids, claimed) = (vec![id], Instant::now());
+        let settled = KeylessSettlement {
+            unmarked: &ids,
+            ..KeylessSettlement::default()
+        };
+        let lease = self.settings.lease;
+        self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        let unmarked = Unmarked { claim, ids, claimed };
+        self.lanes.remember_unmarked(term.worker, unmarked);
+        Ok(())
+    }
+
+    async fn give_back(
+        &self,
+        term: &Term,
+        claim: i64,
+        refusal: Option<&Refusal>,
+        maybe_sent: Option<i64>,
+    ) -> Result<()> {
+        let settled = KeylessSettlement {
+            refused: refusal.map(std::slice::from_ref).unwrap_or_default(),
+            suspect: maybe_sent.as_slice(),
+            ..KeylessSettlement::default()
+        };
+        let lease = self.settings.lease;
+        self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        refusal.into_iter().for_each(report_refusal);
+        Ok(())
+    }
+
+    /// The oldest row that a hold keeps back, claimed like any other. `None`: it has none that is free.
+    async fn claim_head(&self, term: &Term, hold: &Hold) -> Result<Option<(i64, Row)>> {
+        let free = Free {
+            claims_from: self.lanes.claims_from(),
+            start: hold.resume_floor,
+            upto: None,
+            most: 1,
+            most_in_all: 1,
+            of_hold: Some(hold),
+            skip_held: true,
+        };
+        let (lease, bytes) = (self.settings.lease, self.settings.bytes_per_task());
+        let claimed = self.writer.claim_free(term, &free, lease, bytes).await?;
+        let Some((claim, mut claimed)) = claimed else {
+            return Ok(None);
+        };
+        let Some(row) = claimed.rows.pop() else {
+            self.outbox.mark_keyless(term, claim, &[]).await?;
+            return Ok(None);
+        };
+        Ok(Some((claim, row)))
+    }
+
+    pub(super) async fn release_all_unordered(&self, term: &Term, holds: &[Hold]) {
+        for hold in holds {
+            if let Err(error) = self.release_unordered(term, hold, None).await {
+                metrics::database_error();
+                warn!(%error, topic = hold.topic, "cannot release rows without a key; trying again");
+            }
+        }
+    }
+
+    async fn release_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
+        self.outbox.release_hold_keyless(term, hold, published).await?;
+        if published.is_some() {
+            metrics::rows_published(1);
+            metrics::rows_marked(1);
+        }
+        if let Some(stored) = self.outbox.keyless(term.incarnation).await? {
+            self.lanes.keyless_read(term.worker, stored);
+        }
+        Ok(())
+    }
+}
