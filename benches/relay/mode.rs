@@ -1,5 +1,7 @@
 //! What becomes of a row once Kafka has it, and the product's statements that do it.
 
+use outboxd::outbox::statement;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Keep,
@@ -19,19 +21,19 @@ impl Mode {
         }
     }
 
-    pub fn mark_lanes(self) -> &'static str {
-        match self {
-            Mode::Keep => include_str!("../../src/outbox/mark_lanes_keep.sql"),
-            Mode::Archive => include_str!("../../src/outbox/mark_lanes_archive.sql"),
-            Mode::Delete => include_str!("../../src/outbox/mark_lanes_delete.sql"),
-        }
+    pub fn mark_lanes(self) -> String {
+        statement::text(match self {
+            Mode::Keep => "mark_lanes_keep",
+            Mode::Archive => "mark_lanes_archive",
+            Mode::Delete => "mark_lanes_delete",
+        })
     }
 
-    pub fn mark_keyless(self) -> &'static str {
-        match self {
-            Mode::Keep => include_str!("../../src/outbox/mark_keyless_keep.sql"),
-            Mode::Archive => include_str!("../../src/outbox/mark_keyless_archive.sql"),
-            Mode::Delete => include_str!("../../src/outbox/mark_keyless_delete.sql"),
-        }
+    pub fn mark_keyless(self) -> String {
+        statement::text(match self {
+            Mode::Keep => "mark_keyless_keep",
+            Mode::Archive => "mark_keyless_archive",
+            Mode::Delete => "mark_keyless_delete",
+        })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use outboxd::outbox::PLANS;
+use outboxd::outbox::{PLANS, statement};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
@@ -13,12 +13,6 @@ use crate::backlog::Shape;
 use crate::mode::Mode;
 use crate::place::Place;
 
-const REGISTER: &str = include_str!("../../src/outbox/register.sql");
-const TAKE: &str = include_str!("../../src/outbox/take.sql");
-const CLAIM_LANES: &str = include_str!("../../src/outbox/claim_lanes.sql");
-const CLAIM_TURN: &str = include_str!("../../src/outbox/claim_turn.sql");
-const CLAIM_KEYLESS: &str = include_str!("../../src/outbox/claim_keyless.sql");
-const CLAIMED: &str = include_str!("../../src/outbox/claimed.sql");
 
 /// The product's defaults: rows in a batch, and three tasks that share the lanes.
 pub const BATCH: usize = 2_000;
@@ -30,6 +24,7 @@ pub struct PostgresAlone {
     worker: Uuid,
     incarnation: SystemTime,
     mark: Statement,
+    claim_turn: String,
 }
 
 struct Lane {
@@ -58,14 +53,15 @@ impl PostgresAlone {
             &no_number,
             &no_number,
         ];
-        let registered = db.query_one(REGISTER, register).await?;
+        let registered = db.query_one(&statement::text("register"), register).await?;
         let mark = if shape == Shape::Keyless {
             mode.mark_keyless()
         } else {
             mode.mark_lanes()
         };
         Ok(PostgresAlone {
-            mark: db.prepare(mark).await?,
+            mark: db.prepare(&mark).await?,
+            claim_turn: statement::text("claim_turn"),
             db,
             worker,
             incarnation: registered.get("incarnation"),
@@ -89,7 +85,7 @@ impl PostgresAlone {
     async fn take_lanes(&self) -> Outcome<Vec<Lane>> {
         let taken = self
             .db
-            .query(TAKE, &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS])
+            .query(&statement::text("take"), &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS])
             .await?;
         let lane = |row: &tokio_postgres::Row| Lane {
             lane: row.get("lane"),
@@ -100,7 +96,7 @@ impl PostgresAlone {
     }
 
     async fn drain_lanes(&self) -> Outcome<u64> {
-        let claim = self.db.prepare(CLAIM_LANES).await?;
+        let claim = self.db.prepare(&statement::text("claim_lanes")).await?;
         let mut lanes = self.take_lanes().await?;
         let mut marked = 0;
         while !lanes.is_empty() {
@@ -168,8 +164,8 @@ impl PostgresAlone {
     }
 
     async fn drain_keyless(&self) -> Outcome<u64> {
-        let claim = self.db.prepare(CLAIM_KEYLESS).await?;
-        let read = self.db.prepare(CLAIMED).await?;
+        let claim = self.db.prepare(&statement::text("claim_keyless")).await?;
+        let read = self.db.prepare(&statement::text("claimed")).await?;
         let (mut floor, mut claims_from, mut marked) = (0_i64, 0, 0);
         while let Some(number) = self.claim_keyless(&claim, claims_from, floor).await? {
             let rows = self.db.query(&read, &[&number, &self.incarnation]).await?;
@@ -203,7 +199,7 @@ impl PostgresAlone {
             &None::<&str>,
             &i64::MAX,
         ];
-        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{CLAIM_TURN}");
+        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{}", self.claim_turn);
         let ((), row, ()) = tokio::try_join!(
             self.db.batch_execute(&begin),
             self.db.query_one(claim, params),

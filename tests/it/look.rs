@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use outboxd::outbox::statement;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::support::*;
 
 const HERE: &str = "SELECT incarnation FROM outbox.server";
-const LOOK: &str = include_str!("../../src/outbox/look.sql");
-const GLANCE: &str = include_str!("../../src/outbox/glance.sql");
 
 /// What a look answers: the ids with whether each was delayed, whether there are rows without a lane, whether it was cut.
 #[derive(Debug, Default, PartialEq)]
@@ -53,7 +52,7 @@ impl Default for Look {
 
 impl Look {
     async fn rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
-        let text = LOOK.replace("$6", &format!("({incarnation})"));
+        let text = statement::text("look").replace("$6", &format!("({incarnation})"));
         let text = text.replace("$7", "0");
         let text = text.replace("$8", &format!("{}::bigint", self.settled));
         let text = text.replace("$9", &format!("{}::bigint", self.highest_walked));
@@ -63,7 +62,7 @@ impl Look {
 
     /// The same in passing.
     async fn glance_rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
-        let text = GLANCE.replace("$5", &format!("({incarnation})"));
+        let text = statement::text("glance").replace("$5", &format!("({incarnation})"));
         let text = text.replace("$6", &format!("{}::bigint", self.settled));
         let text = text.replace("$7", &format!("{}::bigint", self.highest_walked));
         let params: [&(dyn ToSql + Sync); 4] = [&self.start, &self.lanes, &self.walk, &self.most];

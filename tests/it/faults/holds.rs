@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use outboxd::outbox::statement;
+
 use crate::support::*;
 
 /// Refused rows are tried again twice a second, without end.
@@ -272,7 +274,7 @@ async fn a_topic_that_stays_parked_inherits_what_a_key_kept_back_and_one_that_go
     let world = World::new().await;
     let unhold = |topics: &[&str], units: &[&str]| {
         let array = |names: &[&str]| format!("ARRAY['{}']", names.join("','"));
-        let unhold = include_str!("../../../src/outbox/unhold.sql");
+        let unhold = statement::text("unhold");
         unhold
             .replace("$1", "3")
             .replace("$2", &array(topics))
@@ -312,7 +314,7 @@ async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_
              UNION ALL SELECT 1, 'well', 'k:next', 0, 'refused', now() + interval '1 hour'",
         )
         .await;
-    let holds = include_str!("../../../src/outbox/holds.sql")
+    let holds = statement::text("holds")
         .replace("$1", "(SELECT id FROM outbox.worker)")
         .replace("$2", "(SELECT incarnation FROM outbox.server)");
     let read = |most: i64| {

@@ -2,21 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
+use outboxd::outbox::statement;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use crate::support::*;
-
-const REGISTER: &str = include_str!("../../../src/outbox/register.sql");
-const RENEW: &str = include_str!("../../../src/outbox/renew.sql");
-const TAKE: &str = include_str!("../../../src/outbox/take.sql");
-const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
-const MARK_ARCHIVE: &str = include_str!("../../../src/outbox/mark_lanes_archive.sql");
-const MARK_DELETE: &str = include_str!("../../../src/outbox/mark_lanes_delete.sql");
-const LINEAGE: &str = include_str!("../../../src/outbox/lineage.sql");
-const HORIZON: &str = include_str!("../../../src/outbox/horizon.sql");
-const WRITERS: &str = include_str!("../../../src/outbox/writers.sql");
 
 /// One worker's side of the conversation with the database.
 struct Worker {
@@ -41,14 +32,14 @@ impl Worker {
             &none,
             &none,
         ];
-        let row = db.query_one(REGISTER, &params).await;
+        let row = db.query_one(&statement::text("register"), &params).await;
         let incarnation = row.expect("registered").get("incarnation");
         Worker { db, id, incarnation }
     }
 
     async fn renew(&self) -> bool {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &60.0f64, &self.incarnation, &0i64];
-        let here = self.db.query(RENEW, &params).await.expect("answered");
+        let here = self.db.query(&statement::text("renew"), &params).await.expect("answered");
         !here.is_empty()
     }
 
@@ -61,7 +52,7 @@ impl Worker {
     /// The same, where leases that a failover lost lasted so long.
     async fn take_after(&self, count: i64, lease_seconds: f64) -> Vec<Row> {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &count, &self.incarnation, &lease_seconds];
-        let taking = self.db.query(TAKE, &params);
+        let taking = self.db.query(&statement::text("take"), &params);
         let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
         rows.expect("what is locked is skipped, not waited for")
             .expect("answered")
@@ -69,13 +60,13 @@ impl Worker {
 
     /// Begins a term as far as the server's lineage goes.
     async fn inherit(&self) {
-        let lineage = self.db.query_one(LINEAGE, &[&self.incarnation]).await;
+        let lineage = self.db.query_one(&statement::text("lineage"), &[&self.incarnation]).await;
         assert!(!lineage.expect("answered").get::<_, String>("name").is_empty());
     }
 
     /// Marks every row, as the owner of these lanes.
     async fn mark(&self, held: &[(i16, i64)]) -> u64 {
-        self.mark_by(MARK, held).await
+        self.mark_by("mark_lanes_keep", held).await
     }
 
     async fn mark_by(&self, mark: &str, held: &[(i16, i64)]) -> u64 {
@@ -83,7 +74,7 @@ impl Worker {
         let ids: Vec<i64> = (1..=100).collect();
         let records: Vec<i64> = Vec::new();
         let params: [&(dyn ToSql + Sync); 6] = [&self.id, &lanes, &epochs, &self.incarnation, &ids, &records];
-        self.db.execute(mark, &params).await.expect("answered")
+        self.db.execute(&statement::text(mark), &params).await.expect("answered")
     }
 }
 
@@ -127,7 +118,7 @@ async fn a_worker_whose_lanes_were_taken_is_not_renewed() {
 
 #[tokio::test]
 async fn a_mark_needs_the_owner_and_the_epoch() {
-    for mark in [MARK, MARK_ARCHIVE, MARK_DELETE] {
+    for mark in ["mark_lanes_keep", "mark_lanes_archive", "mark_lanes_delete"] {
         let world = World::new().await;
         world.fill("nowhere", 100, 50).await;
         let (owner, other) = (
@@ -181,8 +172,8 @@ async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
 async fn what_another_server_says_moves_no_floor() {
     let world = World::new().await;
     let same_server = async |incarnation: SystemTime| {
-        let drawn = world.db.query(HORIZON, &[&incarnation]).await.expect("answered");
-        let writers = world.db.query_one(WRITERS, &[&incarnation]).await.expect("answered");
+        let drawn = world.db.query(&statement::text("horizon"), &[&incarnation]).await.expect("answered");
+        let writers = world.db.query_one(&statement::text("writers"), &[&incarnation]).await.expect("answered");
         (drawn.len(), writers.get::<_, bool>("same_server"))
     };
     let worker = Worker::register(&world, 60.0).await;

@@ -1,5 +1,7 @@
 //! What an operator sees of commands.
 
+use outboxd::outbox::statement;
+
 use super::*;
 
 /// However many commands have failed, a sample looks at its share of them.
@@ -14,7 +16,7 @@ async fn a_sample_of_commands_reads_no_more_than_its_share() {
         )
         .await;
     world.execute("VACUUM ANALYZE outbox.idempotency_request").await;
-    let sample = include_str!("../../../src/outbox/sample_commands.sql")
+    let sample = statement::text("sample_commands")
         .replace("$1", "100")
         .replace("$2", "20");
     let blocks = cost(&world.db, &sample, "Shared Hit Blocks").await;
