@@ -20,7 +20,7 @@ down: ## Stop them and delete their data
 	@deploy/dev/stack down
 
 demo: setup ## Run the demo: make demo ARGS="..."
-	@cargo build --release --locked
+	@cargo build --release --locked --package outboxd
 	@target/release/outboxd demo $(ARGS)
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
@@ -58,7 +58,7 @@ bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="verdict"
 	@cargo bench --quiet --locked --bench pure -- $(ARGS)
 
 bench-idempotency: setup ## Measure what a command and its replay cost: make bench-idempotency ARGS="5 5"
-	@cargo build --quiet --release --locked
+	@cargo build --quiet --release --locked --package outboxd
 	@benches/idempotency $(ARGS)
 
 # Without failpoints: what is soaked is what ships.

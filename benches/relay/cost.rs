@@ -1,6 +1,7 @@
 //! What a message costs, counted: WAL, processor time, statements, allocations; and what the application's own INSERT costs.
 
-use crate::allocations::Allocations;
+use testkit::Allocations;
+
 use crate::application::{self, Commit};
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
@@ -150,7 +151,7 @@ async fn allocations(bench: &Bench, contestant: Contestant) -> Outcome<Option<f6
     };
     let (shape, rows) = (contestant.shape(), bench.size.cost_rows);
     let place = Place::new(&bench.stack, shape).await?;
-    let allocations = Allocations::new();
+    let allocations = Allocations::start();
     let flags = ["--on-published", mode.name()];
     let process = Process::start_in(allocations.environment(), &place, &flags)?;
     place.insert(shape, WARM_UP_ROWS).await?;

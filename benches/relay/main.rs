@@ -2,8 +2,6 @@
 //!
 //! `make bench`, `make bench-quick`, `make bench ARGS="--only drain,latency --rounds 3"`. See `docs/performance.md`.
 
-#[path = "../../tests/it/support/allocations.rs"]
-mod allocations;
 mod application;
 mod backlog;
 mod chart;
@@ -22,8 +20,6 @@ mod marks;
 mod mode;
 mod place;
 mod postgres_alone;
-#[path = "../../tests/it/support/preload.rs"]
-mod preload;
 mod process;
 mod producer_alone;
 mod progress;
@@ -33,12 +29,8 @@ mod scale;
 mod size;
 mod spread;
 mod stack;
-#[path = "../../tests/soak/svg.rs"]
-mod svg;
 mod target;
 mod textbook;
-#[path = "../../tests/it/support/ticks.rs"]
-mod ticks;
 mod wal;
 mod warm_up;
 

@@ -13,7 +13,6 @@ use crate::backlog::Shape;
 use crate::mode::Mode;
 use crate::place::Place;
 
-
 /// The product's defaults: rows in a batch, and three tasks that share the lanes.
 pub const BATCH: usize = 2_000;
 pub const TASKS: usize = 3;
@@ -85,7 +84,10 @@ impl PostgresAlone {
     async fn take_lanes(&self) -> Outcome<Vec<Lane>> {
         let taken = self
             .db
-            .query(&statement::text("take"), &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS])
+            .query(
+                &statement::text("take"),
+                &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS],
+            )
             .await?;
         let lane = |row: &tokio_postgres::Row| Lane {
             lane: row.get("lane"),

@@ -7,12 +7,12 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use testkit::Ticks;
 use tokio::time::sleep;
 
 use crate::Outcome;
 use crate::machine::Fact;
 use crate::spread::Spread;
-use crate::ticks::Ticks;
 
 /// A run, or a look, that lacked no more of the processor time it wanted is good enough.
 const LACKING_MOST: f64 = 0.05;

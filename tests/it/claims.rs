@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn many_claimers_at_once_take_each_row_once() {

@@ -10,10 +10,9 @@ mod processed;
 
 use std::collections::BTreeMap;
 
+use testkit::*;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-
-use crate::support::*;
 
 /// The SQLSTATE a statement is refused with. The server must explain itself, and give nothing away.
 async fn refusal(client: &Client, sql: &str) -> String {

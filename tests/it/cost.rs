@@ -1,6 +1,6 @@
 //! What a row costs, counted: counts do not jitter, so a change that makes the hot path dearer is seen here first.
 
-use crate::support::*;
+use testkit::*;
 
 const ROWS: usize = 20_000;
 /// Enough that the rows of one page are marked by and by, as in any backlog that matters.
@@ -13,7 +13,7 @@ const ALLOCATIONS_A_ROW_MOST: f64 = 10.5;
 async fn a_row_costs_few_allocations() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let allocations = Allocations::new();
+    let allocations = Allocations::start();
     let counted = |relay: RelayBuilder, (name, value): (&str, String)| relay.env(name, &value);
     let relay = allocations.environment().into_iter().fold(world.relay(), counted);
     let _relay = relay.start_ready().await;

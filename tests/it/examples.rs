@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::support::*;
+use testkit::*;
 
 /// The folder of the examples.
 fn folder() -> PathBuf {

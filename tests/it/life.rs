@@ -1,6 +1,6 @@
 //! The life of a row.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn a_committed_row_arrives_and_a_rolled_back_one_does_not() {

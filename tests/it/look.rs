@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use outboxd::outbox::statement;
+use testkit::*;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-
-use crate::support::*;
 
 const HERE: &str = "SELECT incarnation FROM outbox.server";
 

@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use testkit::*;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use uuid::Uuid;
-
-use crate::support::*;
 
 const SESSIONS: usize = 8;
 const KEYS_PER_SESSION: usize = 25;

@@ -2,8 +2,7 @@
 
 use outboxd::message::Place;
 use outboxd::outbox::statement;
-
-use crate::support::*;
+use testkit::*;
 
 /// The known answers of the Java client's own test of `Utils.murmur2`, without their signs.
 #[tokio::test]
@@ -77,9 +76,7 @@ async fn a_paused_partition_keeps_back_its_rows_and_no_others() {
     world.until(&only_those).await;
     relay.stop();
     world.execute("UPDATE outbox.lane SET floor = 10000").await;
-    let rescan = statement::text("rescan")
-        .replace("$1", "0")
-        .replace("$2", "10000");
+    let rescan = statement::text("rescan").replace("$1", "0").replace("$2", "10000");
     let found = world.db.query_one(&rescan, &[]).await.expect("a rescan");
     assert_eq!(found.get::<_, i64>("found"), 0, "what is held is not forgotten");
     let shown = world.outboxd("status", &[]).stdout;
@@ -229,9 +226,7 @@ async fn a_topic_with_hundreds_of_paused_partitions_does_not_keep_others_from_be
              UNION ALL SELECT 2, 'others', 's:0/1', 0, 'no leader', now() - interval '1 hour'",
         )
         .await;
-    let paused = statement::text("paused")
-        .replace("$1", ONE)
-        .replace("$2", HERE);
+    let paused = statement::text("paused").replace("$1", ONE).replace("$2", HERE);
     let read = |most: i64| {
         let paused = paused.replace("$3", &most.to_string());
         format!("SELECT string_agg(DISTINCT topic || ' ' || (wait <= 0), ', '), count(*) FROM ({paused}) AS read")

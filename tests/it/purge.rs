@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use crate::support::*;
+use testkit::*;
 
 /// Rows of every kind and every state, all of them old but for those called young. Each name says what should become of it.
 const EVERY_STATE: &str = "

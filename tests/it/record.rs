@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::support::*;
+use testkit::*;
 
 /// Publishes the rows these statements insert (`$topic` stands for a topic of four partitions), and reads them back.
 async fn published(inserts: &str, count: usize) -> (World, Vec<Record>) {

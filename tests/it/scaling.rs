@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// A poll and a hand-over, on a slow machine. A lease that had to run out would cost more: it is renewed so
 /// often that four fifths are left whenever its owner goes.

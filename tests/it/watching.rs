@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn every_metric_is_there_and_explained() {

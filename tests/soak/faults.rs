@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use testkit::alter_topic;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{sleep, sleep_until};
 
 use crate::progress::Progress;
 use crate::schedule::{Event, Kind, REST, Schedule};
 use crate::stage::Stage;
-use crate::support::alter_topic;
 
 /// A fault that has been.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::Relay;
+use testkit::Relay;
 
 /// What a scrape says; the counters begin at 0 in each life.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]

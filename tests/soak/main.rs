@@ -11,10 +11,6 @@ mod replicas;
 mod report;
 mod schedule;
 mod stage;
-#[path = "../it/support/mod.rs"]
-#[expect(dead_code, unused_imports, reason = "the kit serves the integration tests as well")]
-mod support;
-mod svg;
 mod verdict;
 mod watch;
 mod writers;

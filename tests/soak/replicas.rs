@@ -7,9 +7,9 @@ use std::{fs, thread};
 
 use outboxd::config::{RunArgs, pool_size};
 use outboxd::http::ask;
+use testkit::{Relay, RelayBuilder};
 
 use crate::life::{Counters, Life};
-use crate::support::{Relay, RelayBuilder};
 
 pub const REPLICAS: usize = 4;
 

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use testkit::{OwnKafka, OwnPostgres, World, connect};
 use tokio_postgres::Client;
 
 use crate::replicas::{REPLICAS, Replica};
-use crate::support::{OwnKafka, OwnPostgres, World, connect};
 
 /// Keys the writers share. Each is a row of `soak_key`, locked by whoever writes to the key: so transactions that write to
 /// one key do not overlap, and its rows have one order.

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
+use testkit::noise;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_postgres::{Client, Error, NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 
 use crate::stage::{KEYS, Stage};
-use crate::support::noise;
 
 const WRITERS: u64 = 6;
 /// Of one writer, between two transactions.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// A statement is given up when a lease has passed, a session that does not come about sooner.
 #[tokio::test]

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use testkit::*;
 use tokio::time::sleep;
-
-use crate::support::*;
 
 const ROUNDS: usize = 3;
 const CALM: Duration = Duration::from_secs(3);

@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::support::*;
+use testkit::*;
 
 /// Sets a process's wall clock off. Its monotonic clock stays right, as that of a machine does whose time service is broken.
 fn relay_with_clock_off(clock: &Preload, world: &World, hours: i32) -> RelayBuilder {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// Ends the connections of every relay of this world.
 const KILL: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

@@ -1,6 +1,6 @@
 //! PostgreSQL goes away.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {

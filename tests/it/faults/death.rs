@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// Recovery is promised within the lease and a second; the rest is for a slow machine.
 const RECOVERED: Duration = LEASE.saturating_add(Duration::from_secs(3));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// A world on a pair of servers, with two relays that reach whichever takes writes.
 struct Failover {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// A relay asks for the partition count once a minute.
 const NOTICED: Duration = Duration::from_secs(60 + 15);

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outboxd::outbox::statement;
-
-use crate::support::*;
+use testkit::*;
 
 /// Refused rows are tried again twice a second, without end.
 fn patient(world: &World) -> RelayBuilder {

@@ -1,6 +1,6 @@
 //! What was in flight is written down: of what a dead worker may have sent its successor flags those rows, and hardly any other.
 
-use crate::support::*;
+use testkit::*;
 
 /// Small batches in a deep backlog: what is in flight is a small part of what is pending.
 fn small_batches(world: &World) -> RelayBuilder {

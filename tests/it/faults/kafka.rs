@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::*;
 use tokio::time::sleep;
-
-use crate::support::*;
 
 /// Several batch deadlines and message timeouts of a relay of [`World::relay`], which are one and three and a half seconds.
 const LONG: Duration = Duration::from_secs(20);

@@ -3,11 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use outboxd::outbox::statement;
+use testkit::*;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
-
-use crate::support::*;
 
 /// One worker's side of the conversation with the database.
 struct Worker {
@@ -39,7 +38,11 @@ impl Worker {
 
     async fn renew(&self) -> bool {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &60.0f64, &self.incarnation, &0i64];
-        let here = self.db.query(&statement::text("renew"), &params).await.expect("answered");
+        let here = self
+            .db
+            .query(&statement::text("renew"), &params)
+            .await
+            .expect("answered");
         !here.is_empty()
     }
 
@@ -52,7 +55,8 @@ impl Worker {
     /// The same, where leases that a failover lost lasted so long.
     async fn take_after(&self, count: i64, lease_seconds: f64) -> Vec<Row> {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &count, &self.incarnation, &lease_seconds];
-        let taking = self.db.query(&statement::text("take"), &params);
+        let take = statement::text("take");
+        let taking = self.db.query(&take, &params);
         let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
         rows.expect("what is locked is skipped, not waited for")
             .expect("answered")
@@ -60,7 +64,10 @@ impl Worker {
 
     /// Begins a term as far as the server's lineage goes.
     async fn inherit(&self) {
-        let lineage = self.db.query_one(&statement::text("lineage"), &[&self.incarnation]).await;
+        let lineage = self
+            .db
+            .query_one(&statement::text("lineage"), &[&self.incarnation])
+            .await;
         assert!(!lineage.expect("answered").get::<_, String>("name").is_empty());
     }
 
@@ -74,7 +81,10 @@ impl Worker {
         let ids: Vec<i64> = (1..=100).collect();
         let records: Vec<i64> = Vec::new();
         let params: [&(dyn ToSql + Sync); 6] = [&self.id, &lanes, &epochs, &self.incarnation, &ids, &records];
-        self.db.execute(&statement::text(mark), &params).await.expect("answered")
+        self.db
+            .execute(&statement::text(mark), &params)
+            .await
+            .expect("answered")
     }
 }
 
@@ -172,8 +182,16 @@ async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
 async fn what_another_server_says_moves_no_floor() {
     let world = World::new().await;
     let same_server = async |incarnation: SystemTime| {
-        let drawn = world.db.query(&statement::text("horizon"), &[&incarnation]).await.expect("answered");
-        let writers = world.db.query_one(&statement::text("writers"), &[&incarnation]).await.expect("answered");
+        let drawn = world
+            .db
+            .query(&statement::text("horizon"), &[&incarnation])
+            .await
+            .expect("answered");
+        let writers = world
+            .db
+            .query_one(&statement::text("writers"), &[&incarnation])
+            .await
+            .expect("answered");
         (drawn.len(), writers.get::<_, bool>("same_server"))
     };
     let worker = Worker::register(&world, 60.0).await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn a_table_locked_for_long_costs_time_but_neither_the_lease_nor_the_pool() {

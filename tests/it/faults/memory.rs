@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// Room for eight of the rows below, and time to send them.
 const FEW_BYTES: [&str; 6] = [

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use testkit::*;
+
 use super::memory::peak_memory;
-use crate::support::*;
 
 /// Time enough for a document of 1 GB to be rendered in vain on a busy machine.
 const PATIENT: [&str; 4] = ["--lease", "120s", "--batch-deadline", "5s"];

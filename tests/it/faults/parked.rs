@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 fn status(world: &World) -> serde_json::Value {
     let output = world.outboxd("status", &["--json"]);

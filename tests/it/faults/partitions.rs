@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// The partition of a topic of four that a row belongs to.
 const PARTITION: &str = "coalesce(partition, outbox.murmur2(coalesce(key, message_id::text)) % 4)";

@@ -3,10 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use outboxd::outbox::statement;
+use testkit::*;
 use tokio_postgres::Client;
 use uuid::Uuid;
-
-use crate::support::*;
 
 const NO_LIVE_LEASE: &str = "NOT EXISTS (SELECT FROM outbox.worker WHERE lease_until > clock_timestamp())
                          AND NOT EXISTS (SELECT FROM outbox.claim WHERE lease_until > clock_timestamp())";
@@ -89,7 +88,10 @@ impl Paused {
         let marked = if let Some(row) = session.query_opt(claimed, &[]).await.expect(claimed) {
             let (claim, worker): (i64, Uuid) = (row.get(0), row.get(1));
             session
-                .execute(&statement::text("mark_keyless_keep"), &[&ids, &claim, &worker, &incarnation])
+                .execute(
+                    &statement::text("mark_keyless_keep"),
+                    &[&ids, &claim, &worker, &incarnation],
+                )
                 .await
         } else {
             let held = "SELECT owner, array_agg(lane), array_agg(epoch) FROM outbox.lane
@@ -99,7 +101,10 @@ impl Paused {
             let recorded = "SELECT array_agg(id) FROM outbox.in_flight";
             let records: Vec<i64> = session.query_one(recorded, &[]).await.expect(recorded).get(0);
             session
-                .execute(&statement::text("mark_lanes_keep"), &[&owner, &lanes, &epochs, &incarnation, &ids, &records])
+                .execute(
+                    &statement::text("mark_lanes_keep"),
+                    &[&owner, &lanes, &epochs, &incarnation, &ids, &records],
+                )
                 .await
         };
         assert_eq!(marked.expect("answered"), 30);

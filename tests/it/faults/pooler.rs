@@ -1,6 +1,6 @@
 //! The relays reach PostgreSQL through a pooler in transaction mode.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
-
-use crate::support::*;
+use testkit::*;
 
 /// Rows claimed together are sent together: none is left unsent behind a request that failed.
 const IN_ONE_REQUEST: [&str; 2] = ["--kafka-property", "linger.ms=200"];

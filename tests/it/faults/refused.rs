@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 const SMALL: &[u8] = b"small";
 /// Large enough to travel in a produce request of its own, so that the rows behind it are in another.

@@ -1,6 +1,6 @@
 //! The lease is not renewed, though the process lives.
 
-use crate::support::*;
+use testkit::*;
 
 async fn published(relay: &Relay) -> f64 {
     let metric = relay.metric("outboxd_rows_published_total");

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::*;
 use tokio_postgres::Client;
-
-use crate::support::*;
 
 /// Sooner than the safety net, which would find a forgotten row half a minute later.
 const COMES: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 const SLOW: Line = Line {
     delay: Duration::from_millis(500),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// What a process may take to end after its grace period: a last word to the database, and a slow machine.
 const TO_EXIT: Duration = Duration::from_secs(2);

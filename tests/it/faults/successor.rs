@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// The most rows that a worker here has in flight.
 const BATCH: usize = 200;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use crate::support::{cells, documented_faults};
+use testkit::{cells, documented_faults};
 
 /// Those of the list that are not about exactly-once.
 fn promised() -> BTreeSet<u8> {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::*;
+use testkit::*;
 
 /// The schema number that this source brings, and the next one.
 async fn next_version(world: &World) -> i64 {

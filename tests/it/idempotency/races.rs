@@ -184,7 +184,7 @@ async fn who_hears_nothing_of_its_commit_gets_the_answer_by_a_retry() {
     execute_or_replay(&cut, "k").await.expect("executed");
     // A round trip: nothing else is then under way when the commit is.
     run(&cut, "SELECT").await.expect("an answer");
-    proxy.spoil_answer("COMMIT", crate::support::Answer::Cut);
+    proxy.spoil_answer("COMMIT", testkit::Answer::Cut);
     assert!(run(&cut, "COMMIT").await.is_err(), "the answer is lost");
     proxy.spoiled().await;
     assert_eq!(world.effects().await, 1, "the commit is not");

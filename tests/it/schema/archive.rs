@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// What a session that waits in line behind a backup would take much longer than.
 const AT_ONCE: Duration = Duration::from_secs(2);

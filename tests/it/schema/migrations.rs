@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn migrations_started_together_do_not_collide() {

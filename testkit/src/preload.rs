@@ -7,10 +7,10 @@ pub struct Preload {
 }
 
 impl Preload {
-    /// `source` is a file of this folder.
+    /// `source` is a file of the folder `preload` of this package.
     pub fn build(source: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let source = format!("{}/tests/it/support/{source}", env!("CARGO_MANIFEST_DIR"));
+        let source = format!("{}/preload/{source}", env!("CARGO_MANIFEST_DIR"));
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-o"])
             .arg(dir.path().join("it.so"))

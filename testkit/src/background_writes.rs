@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_postgres::{Client, NoTls};
 use tokio_util::sync::CancellationToken;
 
-use super::world::World;
+use crate::world::World;
 
 /// Rows of one statement: three with a key, one without.
 const STEP: &str = "INSERT INTO outbox.message (topic, key, payload)

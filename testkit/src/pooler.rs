@@ -1,7 +1,7 @@
 //! A PgBouncer in transaction mode between the relays of a world and their PostgreSQL.
 
-use super::relay::RelayBuilder;
-use super::stack::{address_of, clean_up, stack};
+use crate::relay::RelayBuilder;
+use crate::servers::{address_of, clean_up, stack};
 
 pub struct PgBouncer {
     dir: tempfile::TempDir,

@@ -5,7 +5,7 @@ use std::path::Path;
 use tokio::sync::OnceCell;
 use tokio_postgres::Client;
 
-use super::world::{connect, migrate, with_database};
+use crate::world::{connect, migrate, with_database};
 
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
 

@@ -1,7 +1,7 @@
 //! Rows put into the outbox, and what the outbox says of them.
 
-use super::world::World;
-use super::{Record, read_topic};
+use crate::world::World;
+use crate::{Record, read_topic};
 
 /// Bytes that no compression makes smaller.
 pub fn noise(len: usize) -> Vec<u8> {
@@ -53,7 +53,7 @@ impl World {
 
     /// Waits until no relay has a session any more: one tells what it has read when it ends.
     pub async fn relays_sessions_end(&self) {
-        super::eventually(super::SOON, "the relay's sessions to end", async || {
+        crate::eventually(crate::SOON, "the relay's sessions to end", async || {
             // A pooler keeps them open.
             let sessions = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                             WHERE datname = current_database() AND application_name = 'outboxd'";
@@ -72,7 +72,7 @@ impl World {
 
     /// Waits until the row is published.
     pub async fn published(&self, id: i64) {
-        super::eventually(super::SOON, &format!("row {id} to be published"), async || {
+        crate::eventually(crate::SOON, &format!("row {id} to be published"), async || {
             let sql = format!("SELECT count(*) FROM outbox.message WHERE id = {id} AND published_at IS NOT NULL");
             (self.count(&sql).await == 1).then_some(())
         })
@@ -81,7 +81,7 @@ impl World {
 
     /// Waits until the row is dead; answers why.
     pub async fn dead(&self, id: i64) -> String {
-        super::eventually(super::SOON, &format!("row {id} to be dead"), async || {
+        crate::eventually(crate::SOON, &format!("row {id} to be dead"), async || {
             let sql = "SELECT last_error FROM outbox.message WHERE id = $1 AND dead_at IS NOT NULL";
             let row = self.db.query_opt(sql, &[&id]).await.expect("rows are read")?;
             row.get(0)
@@ -129,7 +129,7 @@ impl World {
 
     /// Waits until so many holds are there.
     pub async fn held(&self, count: i64) {
-        super::eventually(super::SOON, &format!("{count} holds"), async || {
+        crate::eventually(crate::SOON, &format!("{count} holds"), async || {
             (self.holds().await == count).then_some(())
         })
         .await;
@@ -141,7 +141,7 @@ impl World {
             "SELECT count(*) FROM outbox.lane l JOIN outbox.message m ON m.lane = l.lane
              WHERE m.id = {id} AND l.floor >= m.id"
         );
-        super::eventually(super::SOON, "the stored floor to pass the row", async || {
+        crate::eventually(crate::SOON, "the stored floor to pass the row", async || {
             (self.count(&sql).await == 1).then_some(())
         })
         .await;
@@ -150,7 +150,7 @@ impl World {
     /// Relays rows without a key until their stored floor has passed this id: where nothing happens, nothing moves it.
     pub async fn keyless_floor_passes(&self, topic: &str, id: i64) {
         let passed = format!("SELECT floor >= {id} FROM outbox.lane WHERE lane = -1");
-        super::eventually(super::SOON, "the floor of rows without a key to pass", async || {
+        crate::eventually(crate::SOON, "the floor of rows without a key to pass", async || {
             self.fill(topic, 1, 0).await;
             self.is_true(&passed).await.then_some(())
         })

@@ -6,8 +6,8 @@ use outboxd::outbox::{Database, Pooler};
 use outboxd::verify::findings::{Finding, Findings};
 use outboxd::verify::{Settings, verify};
 
-use super::World;
-use super::relay::Relay;
+use crate::World;
+use crate::relay::Relay;
 
 /// The findings on one topic's history.
 #[derive(Debug)]

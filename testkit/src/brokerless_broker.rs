@@ -7,8 +7,8 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::frames::{PRODUCE, read_frame, write_frame};
-use super::{SOON, eventually};
+use crate::kafka_frames::{PRODUCE, read_frame, write_frame};
+use crate::{SOON, eventually};
 
 const FETCH: i16 = 1;
 const METADATA: i16 = 3;

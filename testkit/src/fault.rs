@@ -4,11 +4,11 @@
 //! to an empty backlog, `let recovered = fault.over().until_drained(&world).await`; and closes with
 //! `recovered.record(duplicates)`, which fails where the document tells another story.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs};
 
-use super::{LEASE, Patience, World};
+use crate::paths::repository;
+use crate::{LEASE, Patience, World};
 
 /// What every fault is promised: the backlog is drained so long after the lease would have ended.
 const GRACE: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl Recovered {
         let row = self.row(duplicates);
         println!("{row}");
         if env::var_os("OUTBOXD_WRITE_FAULTS").is_some() {
-            let folder = root().join("target/faults");
+            let folder = repository().join("target/faults");
             fs::create_dir_all(&folder).expect("a folder for the rows");
             fs::write(folder.join(format!("{:02}", self.fault.number)), row + "\n").expect("a row");
         } else if let Some(documented) = documented(self.fault.number) {
@@ -111,7 +111,7 @@ impl Recovered {
 
 /// The rows of the document, by their numbers.
 pub fn documented_faults() -> Vec<(u8, String)> {
-    let text = fs::read_to_string(root().join("docs/faults.md")).unwrap_or_default();
+    let text = fs::read_to_string(repository().join("docs/faults.md")).unwrap_or_default();
     let number = |line: &str| cells(line).get(1)?.parse().ok();
     text.lines()
         .filter_map(|line| Some((number(line)?, line.to_owned())))
@@ -131,8 +131,4 @@ fn story(row: &str) -> Vec<String> {
 /// The cells of a row; the first is what stands before the first bar.
 pub fn cells(row: &str) -> Vec<String> {
     row.split('|').map(|cell| cell.trim().to_owned()).collect()
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::wiretap::{Wiretap, ends_an_answer};
+use crate::statement_log::{Wiretap, ends_an_answer};
 
 /// What is read at once, and what a throttled line carries at once: small, so that connections share it fairly.
 const CHUNK: usize = 16 * 1024;
@@ -170,7 +170,7 @@ impl Proxy {
 
     /// Waits until that has happened: PostgreSQL has answered.
     pub async fn spoiled(&self) {
-        super::eventually(super::SOON, "an answer to be spoiled", async || {
+        crate::eventually(crate::SOON, "an answer to be spoiled", async || {
             self.shared.answered.load(Ordering::SeqCst).then_some(())
         })
         .await;

@@ -9,7 +9,7 @@ use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::Patience;
+use crate::Patience;
 
 /// A record as read back.
 #[derive(Clone, Debug, Default)]
@@ -93,7 +93,7 @@ pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
 /// Reads the topic again and again until it holds at least `count` records.
 pub async fn read_until(kafka: &str, topic: &str, count: usize, within: Duration) -> Vec<Record> {
     let what = format!("{count} records in {topic}");
-    super::eventually(within, &what, async || {
+    crate::eventually(within, &what, async || {
         let (kafka, topic) = (kafka.to_owned(), topic.to_owned());
         let records = tokio::task::spawn_blocking(move || read_topic(&kafka, &topic))
             .await

@@ -16,8 +16,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::frames::{PRODUCE, read_frame, write_frame};
-use super::{OwnKafka, SOON, eventually};
+use crate::kafka_frames::{PRODUCE, read_frame, write_frame};
+use crate::{OwnKafka, SOON, eventually};
 
 /// From this version on the protocol writes lengths in as few bytes as they need.
 const COMPACT_SINCE: i16 = 9;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::relay::Relay;
+use crate::relay::Relay;
 
 /// The counters of every process that ever ran, as last seen.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! A primary and its standby: the standby falls behind, the primary dies, the standby takes its place.
 
-use super::stack::{OwnPostgres, address_of};
-use super::{SOON, connect, eventually};
+use crate::servers::{OwnPostgres, address_of};
+use crate::{SOON, connect, eventually};
 
 pub struct Pair {
     primary: OwnPostgres,

@@ -25,7 +25,7 @@ pub async fn create_topic(kafka: &str, name: &str, partitions: i32, settings: &[
     assert!(created.iter().all(Result::is_ok), "{created:?}");
     // A busy broker may hear of it later than the controller that answered.
     let what = format!("topic {name} to have leaders");
-    super::eventually(super::SOON, &what, async || {
+    crate::eventually(crate::SOON, &what, async || {
         has_leaders(kafka, name).await.then_some(())
     })
     .await;
@@ -68,7 +68,7 @@ pub async fn alter_topic(kafka: &str, topic: &str, name: &str, value: &str) {
 pub async fn grow_topic(kafka: &str, topic: &str, partitions: usize) {
     let growth = NewPartitions::new(topic, partitions);
     let what = format!("topic {topic} to have {partitions} partitions");
-    super::eventually(super::SOON, &what, async || {
+    crate::eventually(crate::SOON, &what, async || {
         // Kafka names any broker as the controller, also one that was killed a moment ago: the next client is told of another.
         let (admin, options) = admin(kafka);
         let options = options.request_timeout(Some(Duration::from_secs(5)));

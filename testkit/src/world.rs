@@ -6,14 +6,15 @@ use std::time::Duration;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
-use super::LEASE;
-use super::pooler::PgBouncer;
-use super::proxy::Proxy;
-use super::relay::RelayBuilder;
-use super::stack::Stack;
-use super::template;
-use super::topics::create_topic;
-use super::turns::take_turn;
+use crate::LEASE;
+use crate::database_template;
+use crate::paths::outboxd;
+use crate::pooler::PgBouncer;
+use crate::proxy::Proxy;
+use crate::relay::RelayBuilder;
+use crate::servers::Stack;
+use crate::test_slots::take_turn;
+use crate::topics::create_topic;
 
 pub struct World {
     pub database_url: String,
@@ -30,7 +31,7 @@ impl World {
     /// A migrated database of its own on the shared stack.
     pub async fn new() -> Self {
         let stack = Stack::get();
-        let template = template::of(&stack.database_url).await;
+        let template = database_template::of(&stack.database_url).await;
         World::copied(&stack.database_url, &stack.kafka, template).await
     }
 
@@ -163,7 +164,7 @@ impl World {
 
     /// Waits until it does.
     pub async fn until(&self, condition: &str) {
-        super::eventually(super::SOON, condition, async || {
+        crate::eventually(crate::SOON, condition, async || {
             self.is_true(condition).await.then_some(())
         })
         .await;
@@ -184,7 +185,7 @@ impl World {
 
     /// Waits until nothing is pending any more.
     pub async fn drained(&self, within: Duration) {
-        super::eventually(within, "the backlog to drain", async || {
+        crate::eventually(within, "the backlog to drain", async || {
             (self.pending().await == 0).then_some(())
         })
         .await;
@@ -203,7 +204,7 @@ impl World {
         let lease = "SELECT (extract(epoch FROM lease_until) * 1000)::bigint FROM outbox.worker
                      ORDER BY started_at DESC LIMIT 1";
         let goal = self.count(lease).await + LEASE.as_millis() as i64 / 3;
-        super::eventually(super::SOON, "two renewals", async || {
+        crate::eventually(crate::SOON, "two renewals", async || {
             (self.count(lease).await >= goal).then_some(())
         })
         .await;
@@ -248,11 +249,6 @@ impl Drop for World {
                 .spawn();
         }
     }
-}
-
-/// The binary under test.
-pub fn outboxd() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_outboxd"))
 }
 
 pub fn migrate(database_url: &str) {

@@ -1,6 +1,6 @@
 //! What a relay allocates, in Rust and in C, counted from outside.
 
-use super::preload::Preload;
+use crate::preload::Preload;
 
 pub struct Allocations {
     preload: Preload,
@@ -8,7 +8,7 @@ pub struct Allocations {
 }
 
 impl Allocations {
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         let count = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(count.path(), 0u64.to_ne_bytes()).expect("a count");
         Allocations {

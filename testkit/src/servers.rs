@@ -1,11 +1,12 @@
 //! The running dev stack, and servers of a test's own that it may break.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use super::SmallDisk;
-use super::turns::take_turn;
+use crate::SmallDisk;
+use crate::paths::repository;
+use crate::test_slots::take_turn;
 
 /// Where the shared PostgreSQL and Kafka are.
 pub struct Stack {
@@ -28,7 +29,7 @@ impl Stack {
 }
 
 fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/dev/stack")
+    repository().join("deploy/dev/stack")
 }
 
 fn from_environment(value: impl Fn(&str) -> Option<String>) -> Option<Stack> {

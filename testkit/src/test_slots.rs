@@ -5,7 +5,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use super::ticks::Ticks;
+use crate::cpu_ticks::Ticks;
 
 /// A machine that gets so much of its processors has as many tests at once as were asked for.
 const NEARLY_ALL: f64 = 0.9;

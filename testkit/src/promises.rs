@@ -1,6 +1,6 @@
 //! What holds after every fault.
 
-use super::{History, Relay, World};
+use crate::{History, Relay, World};
 
 impl World {
     /// Nothing lost, nothing phantom, order per key; every repeat says so and is admitted by the relays, which all

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::ticks::Ticks;
+use crate::cpu_ticks::Ticks;
 
 /// However busy the host is, nobody waits for more than so many times as long.
 const STRETCH_MOST: f64 = 4.0;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use outboxd::http::ask;
 
-use super::Patience;
-use super::world::outboxd;
+use crate::Patience;
+use crate::paths::outboxd;
 
 pub struct RelayBuilder {
     command: Command,
@@ -84,7 +84,7 @@ impl RelayBuilder {
     /// Starts it and waits until it is ready.
     pub async fn start_ready(self) -> Relay {
         let relay = self.start();
-        super::eventually(super::SOON, "the relay to be ready", async || {
+        crate::eventually(crate::SOON, "the relay to be ready", async || {
             relay.get("/readyz").filter(|answer| answer.contains(" 200 ")).map(drop)
         })
         .await;
@@ -160,7 +160,7 @@ impl Relay {
     }
 
     pub fn signal(&self, signal: &str) {
-        super::signal(signal, self.pid().into());
+        crate::signal(signal, self.pid().into());
     }
 
     /// kill -9, and wait until it is gone.
@@ -205,7 +205,7 @@ impl Relay {
     /// Waits until it has.
     pub async fn at_failpoint(&self, name: &str) {
         let what = format!("failpoint {name}");
-        super::eventually(super::SOON, &what, async || self.is_at_failpoint(name).then_some(())).await;
+        crate::eventually(crate::SOON, &what, async || self.is_at_failpoint(name).then_some(())).await;
     }
 
     /// Lets it go on.
