@@ -1,12 +1,12 @@
 //! Consumers: one effect per message, however often and by however many it is consumed; the inbox and its workers.
 
+mod arguments;
 mod end_to_end;
 mod failure;
 mod inbox;
-mod input;
-mod lines;
-mod people;
+mod key_order;
 mod processed;
+mod roles;
 
 use std::collections::BTreeMap;
 

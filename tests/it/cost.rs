@@ -106,7 +106,7 @@ async fn marks_stay_on_their_page_though_a_transaction_is_left_open() {
 
 /// A new table has no statistics for minutes, and a session keeps the plan it made then.
 #[tokio::test]
-async fn marks_look_for_each_row_once_though_the_table_has_no_statistics() {
+async fn marks_search_for_each_row_once_though_the_table_has_no_statistics() {
     for on_published in ["keep", "archive", "delete"] {
         let world = World::new().await;
         let topic = world.topic("orders", 1, &[]).await;

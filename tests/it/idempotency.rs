@@ -1,12 +1,12 @@
 //! Idempotent commands: one effect and one answer, whatever is repeated, at once or late, and whoever dies.
 
-mod answers;
+mod arguments;
+mod counters;
 mod fence;
-mod input;
 mod merge;
 mod races;
+mod replays;
 mod retention;
-mod watching;
 
 use testkit::*;
 use tokio_postgres::{Client, Error};

@@ -1,22 +1,22 @@
 //! The integration tests: real `outboxd` processes against a real PostgreSQL and a real Kafka. One module a topic.
 
-mod claims;
 mod consumers;
 mod cost;
 mod examples;
 mod faults;
 mod idempotency;
-mod life;
-mod look;
+mod observability;
 mod order;
 mod partitions;
+mod polling;
 mod purge;
-mod record;
+mod row_lifecycle;
 mod scaling;
 mod schema;
 mod settings;
+mod unordered_rows;
 mod verify;
-mod watching;
+mod wire_format;
 
 /// The test kit finds the binary by itself: it must be the one that cargo has built for this run.
 #[test]

@@ -59,7 +59,7 @@ fn floors_and_holds_keep_their_promises() {
 }
 
 #[test]
-fn rows_without_a_lane_keep_their_promises() {
+fn unordered_rows_keep_their_promises() {
     check::holds("keyless", keyless(Rules::all()));
 }
 

@@ -154,7 +154,7 @@ async fn a_mark_answered_by_silence_is_repeated_without_harm() {
 }
 
 #[tokio::test]
-async fn a_mark_of_keyless_rows_whose_answer_is_lost_is_repeated_without_harm() {
+async fn a_mark_of_unordered_rows_whose_answer_is_lost_is_repeated_without_harm() {
     mark_answered_by_silence(Answer::Cut, "SET published_at", 0).await;
 }
 

@@ -148,7 +148,7 @@ async fn rows_read_in_the_end(world: &World) -> i64 {
 }
 
 #[tokio::test]
-async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
+async fn a_claim_does_not_scan_the_rows_of_a_held_key() {
     const BEHIND: i64 = 100_000;
     const OTHERS: usize = 100;
     let world = World::new().await;
@@ -188,7 +188,7 @@ async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
 
 /// A topic that refuses every key has thousands of holds in a lane, and each of its rows is looked up among them.
 #[tokio::test]
-async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
+async fn a_row_of_a_held_topic_does_not_cost_a_scan_of_its_holds() {
     const HELD: i64 = 3_000;
     const OTHERS: i64 = 300;
     let world = World::new().await;
@@ -367,11 +367,11 @@ async fn a_topic_that_refuses_much_is_tried_at_a_pace_and_no_other_waits_for_it(
 }
 
 #[tokio::test]
-async fn a_walk_longer_than_the_statement_timeout_resumes_where_it_stopped() {
+async fn a_scan_longer_than_the_statement_timeout_resumes_where_it_stopped() {
     const ROWS: i64 = 600_000;
     let fault = Fault::new(
         64,
-        "a walk longer than the statement timeout: a topic is held from the start, and released behind 600,000 published rows of its lane",
+        "a scan longer than the statement timeout: a topic is held from the start, and released behind 600,000 published rows of its lane",
         "resumes where it stopped",
     );
     let world = World::new().await;

@@ -156,7 +156,7 @@ async fn a_mark_needs_the_owner_and_the_epoch() {
 
 /// Whoever is first on another lineage of the server decides, and what it decided outlives it.
 #[tokio::test]
-async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
+async fn what_a_failover_leaves_as_maybe_sent_stays_so_for_every_later_owner() {
     let world = World::new().await;
     world.fill("nowhere", 100, 50).await;
     let first = Worker::register(&world, 60.0).await;

@@ -90,7 +90,7 @@ async fn rows_of_80_megabytes_are_never_read_and_their_neighbours_flow() {
 }
 
 #[tokio::test]
-async fn a_message_too_large_steps_aside_and_its_key_goes_on() {
+async fn a_message_too_large_steps_aside_and_its_key_continues() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let rows = [

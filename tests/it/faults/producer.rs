@@ -110,7 +110,7 @@ async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so(
 }
 
 #[tokio::test]
-async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_up_afterwards() {
+async fn an_unordered_record_that_may_have_landed_says_so_however_often_it_is_held_up_afterwards() {
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().args(&IN_ONE_REQUEST).start_ready().await;
     world.fill(&topic, 50, 0).await;
@@ -128,7 +128,7 @@ async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_
 }
 
 #[tokio::test]
-async fn a_keyless_record_that_may_have_landed_says_so_though_it_is_refused_afterwards() {
+async fn an_unordered_record_that_may_have_landed_says_so_though_it_is_refused_afterwards() {
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
     fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT; 10_000]);

@@ -161,7 +161,7 @@ async fn the_very_first_record_of_a_process_may_be_refused_and_the_rows_behind_i
 }
 
 #[tokio::test]
-async fn a_refused_row_whose_topic_is_mended_in_time_arrives_before_the_rows_behind_it() {
+async fn a_refused_row_whose_topic_is_fixed_in_time_arrives_before_the_rows_behind_it() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     let _relay = patient(&world).start_ready().await;
@@ -205,7 +205,7 @@ async fn the_producer_of_single_records_is_replaced_after_a_thousand_refusals() 
 
 /// Refusals take their time, one after the other: whoever is in the same batch does not wait for them.
 #[tokio::test]
-async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_in_order_when_mended() {
+async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_in_order_when_fixed() {
     let world = World::new().await;
     let ill = world.topic("ill", 8, &[("max.message.bytes", "2000")]).await;
     let relay = patient(&world).args(&["--log-level", "debug"]).start_ready().await;

@@ -21,7 +21,7 @@ async fn commit_heavy_rows(world: &World, topic: &str) {
 }
 
 /// Rows cross the slow line for longer than a lease, and the lease is kept.
-async fn crosses_a_slow_line(world: &World, proxy: &Proxy, builder: RelayBuilder) -> Recovered {
+async fn crosses_a_slow_link(world: &World, proxy: &Proxy, builder: RelayBuilder) -> Recovered {
     let fault = Fault::new(
         37,
         "500 ms and 1 Mbit/s, to PostgreSQL or to Kafka",
@@ -53,19 +53,19 @@ async fn crosses_a_slow_line(world: &World, proxy: &Proxy, builder: RelayBuilder
 }
 
 #[tokio::test]
-async fn leases_are_kept_over_a_slow_line_to_postgresql() {
+async fn leases_are_kept_over_a_slow_link_to_postgresql() {
     let world = World::new().await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = RelayBuilder::with_defaults(&proxy.url(&world.database_url), &world.kafka);
-    crosses_a_slow_line(&world, &proxy, relay).await.record(0);
+    crosses_a_slow_link(&world, &proxy, relay).await.record(0);
 }
 
 #[tokio::test]
-async fn leases_are_kept_over_a_slow_line_to_kafka() {
+async fn leases_are_kept_over_a_slow_link_to_kafka() {
     let proxy = Proxy::listen();
     let kafka = OwnKafka::advertising(proxy.port);
     proxy.forward_to(&kafka.address);
     let world = World::on(&Stack::get().database_url, &proxy.address()).await;
     let relay = RelayBuilder::with_defaults(&world.database_url, &world.kafka);
-    crosses_a_slow_line(&world, &proxy, relay).await;
+    crosses_a_slow_link(&world, &proxy, relay).await;
 }

@@ -39,7 +39,7 @@ async fn a_claim_left_behind_is_taken_over_bit_by_bit_and_each_row_of_it_is_flag
 }
 
 #[tokio::test]
-async fn a_late_mark_under_way_keeps_no_claimer_waiting() {
+async fn a_late_mark_under_way_keeps_no_claim_waiting() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 30, 0).await;
@@ -63,7 +63,7 @@ async fn a_late_mark_under_way_keeps_no_claimer_waiting() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_rows_are_gone_is_forgotten() {
+async fn a_claim_whose_rows_are_gone_is_deleted() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     world.fill(&topic, 3, 0).await;
@@ -108,7 +108,7 @@ async fn a_worker_that_does_not_read_its_rows_keeps_nobody_from_theirs() {
 
 /// While the vacuum horizon is pinned, whatever a claim left behind is there for good.
 #[tokio::test]
-async fn claims_do_not_walk_over_all_that_are_over() {
+async fn claims_do_not_scan_all_that_have_ended() {
     const ROUNDS: usize = 60;
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
@@ -138,7 +138,7 @@ async fn claims_do_not_walk_over_all_that_are_over() {
 const BACKLOG: usize = 120_000;
 
 /// Index entries read for each row of a backlog that was there before, while it is drained by a relay; and what came of it.
-async fn walked_over_a_standing_backlog(world: &World, relay: RelayBuilder) -> (f64, History) {
+async fn scanned_in_a_standing_backlog(world: &World, relay: RelayBuilder) -> (f64, History) {
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, BACKLOG, 0).await;
     world.execute("VACUUM ANALYZE outbox.message").await;
@@ -155,9 +155,9 @@ async fn walked_over_a_standing_backlog(world: &World, relay: RelayBuilder) -> (
 
 /// Nobody writes, so nothing but the claims themselves says that the floor should follow.
 #[tokio::test]
-async fn claims_do_not_walk_over_what_is_published_of_a_standing_backlog() {
+async fn claims_do_not_scan_what_is_published_of_a_standing_backlog() {
     let world = World::new().await;
-    let (a_row, history) = walked_over_a_standing_backlog(&world, world.relay()).await;
+    let (a_row, history) = scanned_in_a_standing_backlog(&world, world.relay()).await;
     assert!(a_row < 30.0, "{a_row:.1} index entries read for each row");
     history.assert_exact();
 }
@@ -172,7 +172,7 @@ async fn the_floor_follows_a_standing_backlog_also_after_a_slow_answer_who_write
     let relay = world
         .relay_through(&proxy)
         .args(&["--tasks", "1", "--batch-rows", "500"]);
-    let (a_row, history) = walked_over_a_standing_backlog(&world, relay).await;
+    let (a_row, history) = scanned_in_a_standing_backlog(&world, relay).await;
     assert!(a_row < 30.0, "{a_row:.1} index entries read for each row");
     // Some came again, and said so, on a machine that was kept from its processors.
     history.assert_repeats_at_most(BACKLOG);

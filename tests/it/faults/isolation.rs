@@ -42,7 +42,7 @@ fn median(paces: &[Pace], of: impl Fn(&Pace) -> f64) -> f64 {
 
 /// Calm and illness in turn, so that a busy machine disturbs both alike: rows written by `inflow` go to a topic that
 /// `fall_ill` makes ill and well again, while a healthy one is under a steady load.
-async fn assert_pace_kept(world: &World, healthy: &str, ill: &str, inflow: &str, fall_ill: impl AsyncFn(bool)) {
+async fn assert_rate_kept(world: &World, healthy: &str, ill: &str, inflow: &str, fall_ill: impl AsyncFn(bool)) {
     let load = Trickle::start(world, healthy);
     let (mut calm, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -89,14 +89,14 @@ const ONE_A_STEP: &str = "INSERT INTO outbox.message (topic, key, payload)
     VALUES ($1, CASE WHEN $2::bigint % 4 > 0 THEN 'k' || $2::bigint % 100 END, '{}')";
 
 #[tokio::test]
-async fn a_sick_topic_does_not_slow_the_others() {
+async fn a_silent_topic_does_not_slow_the_others() {
     let fault = Fault::new(
         54,
         "one topic falls silent (deleted under its writers), or is fed rows it refuses, for long; others are healthy",
         "healthy topics keep 90 % of their rate",
     );
     let (world, healthy, ill, relay) = beside(&[]).await;
-    assert_pace_kept(&world, &healthy, &ill, ONE_A_STEP, async |sick| {
+    assert_rate_kept(&world, &healthy, &ill, ONE_A_STEP, async |sick| {
         if sick {
             delete_topic(&world.kafka, &ill).await;
         } else {
@@ -121,7 +121,7 @@ async fn a_poisoned_topic_does_not_slow_the_others() {
         "INSERT INTO outbox.message (topic, key, payload_bytes)
          SELECT $1, 'k' || $2::bigint, {TOO_LARGE} WHERE $2::bigint % 5 = 0"
     );
-    assert_pace_kept(&world, &healthy, &ill, &poison, async |_| {}).await;
+    assert_rate_kept(&world, &healthy, &ill, &poison, async |_| {}).await;
     world.drained(SOON).await;
     world.held(0).await;
     world.history(&healthy).await.assert_admitted_by(&[&relay]);
@@ -138,7 +138,7 @@ async fn a_poisoned_topic_does_not_slow_the_others() {
 async fn a_missing_topic_does_not_slow_the_others() {
     let (world, healthy, _, _relay) = beside(&[]).await;
     let missing = format!("{}.missing", world.name);
-    assert_pace_kept(&world, &healthy, &missing, ONE_A_STEP, async |_| {}).await;
+    assert_rate_kept(&world, &healthy, &missing, ONE_A_STEP, async |_| {}).await;
     world.assert_nobody_blamed().await;
     let flowed = format!("NOT EXISTS (SELECT FROM outbox.message WHERE topic = '{healthy}' AND published_at IS NULL)");
     world.until(&flowed).await;

@@ -8,7 +8,7 @@ use testkit::*;
 const TO_EXIT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn sigterm_under_load_gives_everything_back_and_a_successor_goes_on_at_once() {
+async fn sigterm_under_load_gives_everything_back_and_a_successor_continues_at_once() {
     let fault = Fault::new(
         11,
         "SIGTERM under load",

@@ -69,7 +69,7 @@ async fn a_topic_that_grows_is_noticed_and_warned_of_and_each_key_moves_once() {
 }
 
 #[tokio::test]
-async fn a_topic_that_grows_goes_on_though_the_producer_has_not_heard_of_it() {
+async fn a_topic_that_grows_keeps_flowing_though_the_producer_has_not_heard_of_it() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[SMALL]).await;
     let relay = world

@@ -67,7 +67,7 @@ async fn a_message_stored_while_its_head_is_being_finished_is_not_forgotten() {
 }
 
 #[tokio::test]
-async fn whoever_finishes_a_head_waits_for_a_message_being_stored_behind_it_and_wakes_it() {
+async fn a_worker_that_finishes_a_head_waits_for_a_message_being_stored_behind_it_and_wakes_it() {
     let world = World::new().await;
     receive(&world, "1", ", key => 'k'").await;
     let worker = world.session().await;
@@ -116,7 +116,7 @@ async fn a_message_that_the_finisher_of_its_head_could_not_see_is_woken_by_a_lat
 }
 
 #[tokio::test]
-async fn a_look_for_stranded_messages_is_bounded_and_the_next_one_goes_on_behind_it() {
+async fn a_search_for_stranded_messages_is_bounded_and_the_next_one_continues_behind_it() {
     let world = World::new().await;
     // Of two consumers, each line with a message that nobody stands before and one that does stand behind it.
     world
@@ -136,7 +136,7 @@ async fn a_look_for_stranded_messages_is_bounded_and_the_next_one_goes_on_behind
 }
 
 #[tokio::test]
-async fn a_look_for_stranded_messages_costs_the_same_however_many_lines_there_are() {
+async fn a_search_for_stranded_messages_costs_the_same_however_many_keys_wait() {
     let world = World::new().await;
     world
         .execute(
@@ -150,7 +150,7 @@ async fn a_look_for_stranded_messages_costs_the_same_however_many_lines_there_ar
 }
 
 #[tokio::test]
-async fn a_long_line_of_one_key_costs_the_others_nothing() {
+async fn many_waiting_messages_of_one_key_cost_the_others_nothing() {
     let world = World::new().await;
     receive(&world, "head", ", key => 'k'").await;
     world

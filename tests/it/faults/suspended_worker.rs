@@ -148,12 +148,12 @@ async fn a_worker_paused_past_its_lease_marks_nothing_of_what_its_successor_clai
 }
 
 #[tokio::test]
-async fn a_worker_paused_past_its_lease_marks_no_keyless_row_that_its_successor_claimed() {
+async fn a_worker_paused_past_its_lease_marks_no_unordered_row_that_its_successor_claimed() {
     wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0, 1000).await;
 }
 
 #[tokio::test]
-async fn a_worker_paused_past_its_lease_marks_no_keyless_row_though_its_successor_claimed_only_some() {
+async fn a_worker_paused_past_its_lease_marks_no_unordered_row_though_its_successor_claimed_only_some() {
     wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0, 10).await;
 }
 
@@ -178,7 +178,7 @@ async fn a_worker_paused_past_its_lease_leaves_its_successors_marks_alone_and_wo
 }
 
 #[tokio::test]
-async fn a_worker_paused_past_its_lease_leaves_marks_of_keyless_rows_alone_and_works_again() {
+async fn a_worker_paused_past_its_lease_leaves_marks_of_unordered_rows_alone_and_works_again() {
     wakes_up_after_its_successor_marked("after_publish_keyless", 0).await;
 }
 
@@ -213,7 +213,7 @@ async fn a_mark_that_commits_while_a_successor_recovers_stays_and_its_rows_are_n
 }
 
 #[tokio::test]
-async fn a_mark_of_keyless_rows_that_commits_while_a_successor_recovers_stays() {
+async fn a_mark_of_unordered_rows_that_commits_while_a_successor_recovers_stays() {
     late_mark_meets_recovery("after_publish_keyless", 0).await;
 }
 
@@ -313,7 +313,7 @@ async fn a_worker_paused_before_it_sends_sends_nothing_when_its_lease_is_over() 
 }
 
 #[tokio::test]
-async fn a_worker_paused_before_it_sends_keyless_rows_sends_nothing_when_their_lease_is_over() {
+async fn a_worker_paused_before_it_sends_unordered_rows_sends_nothing_when_their_lease_is_over() {
     wakes_up_with_nothing_sent("after_claim_keyless", 0).await;
 }
 

@@ -39,7 +39,7 @@ async fn death_between_claim_and_send_makes_no_duplicate() {
 }
 
 #[tokio::test]
-async fn death_between_claim_and_send_of_keyless_rows_makes_no_duplicate() {
+async fn death_between_claim_and_send_of_unordered_rows_makes_no_duplicate() {
     dies_before_sending("after_claim_keyless", 0).await;
 }
 
@@ -79,7 +79,7 @@ async fn death_between_acknowledgement_and_mark_repeats_one_batch_and_says_so() 
 }
 
 #[tokio::test]
-async fn death_between_acknowledgement_and_mark_of_keyless_rows_repeats_one_batch_and_says_so() {
+async fn death_between_acknowledgement_and_mark_of_unordered_rows_repeats_one_batch_and_says_so() {
     dies_before_marking(before_mark(), "after_publish_keyless", 0, BATCH).await;
 }
 
@@ -127,12 +127,12 @@ async fn death_in_mid_batch_with_everything_sent_repeats_no_more_than_the_batch(
 }
 
 #[tokio::test]
-async fn death_in_mid_batch_of_keyless_rows_repeats_no_more_than_the_batch() {
+async fn death_in_mid_batch_of_unordered_rows_repeats_no_more_than_the_batch() {
     dies_before_marking(mid_batch(), "report:7", 0, BATCH).await;
 }
 
 #[tokio::test]
-async fn keyless_rows_of_a_dead_worker_are_not_passed_by_a_floor_that_moves_on() {
+async fn unordered_rows_of_a_dead_worker_are_not_passed_by_a_floor_that_moves_on() {
     let fault = Fault::new(
         53,
         "dies with rows without a key leased, while others move on",
@@ -171,7 +171,7 @@ async fn keyless_rows_of_a_dead_worker_are_not_passed_by_a_floor_that_moves_on()
 
 /// A claim that gives rows back unsent must not make them look fresh: an earlier owner may have sent them.
 #[tokio::test]
-async fn keyless_rows_of_a_dead_worker_stay_suspect_when_the_next_claim_leaves_them_behind() {
+async fn unordered_rows_of_a_dead_worker_may_still_have_been_sent_when_the_next_claim_leaves_them_behind() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let rows: Vec<_> = (0..5).map(|_| (None, noise(700_000))).collect();

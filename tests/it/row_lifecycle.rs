@@ -117,7 +117,7 @@ fn keys(records: &[Record]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_refused_row_holds_its_key_until_it_is_dead_and_then_the_key_goes_on() {
+async fn a_refused_row_holds_its_key_until_it_is_dead_and_then_the_key_continues() {
     let (world, topic) = world_with_a_refused_row().await;
     let _relay = world
         .relay()
@@ -228,7 +228,7 @@ async fn with_on_dead_hold_the_key_waits_for_an_operator() {
 }
 
 #[tokio::test]
-async fn a_dead_letter_is_redriven_once_its_cause_is_mended() {
+async fn a_dead_letter_is_redriven_once_its_cause_is_fixed() {
     let (world, topic) = world_with_a_refused_row().await;
     world
         .execute(&format!(
@@ -301,7 +301,7 @@ async fn a_row_without_a_key_is_refused_alone_and_nobody_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_line() {
+async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_order() {
     let world = World::new().await;
     let topic = world.topic("past", 1, &[]).await;
     world
@@ -339,7 +339,7 @@ async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_
 }
 
 #[tokio::test]
-async fn a_delayed_row_holds_nobody_back_and_joins_the_line_when_due() {
+async fn a_delayed_row_keeps_nobody_waiting_and_joins_its_key_when_due() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let _relay = world.relay().start_ready().await;

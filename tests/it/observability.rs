@@ -327,7 +327,7 @@ async fn an_idle_daemon_with_default_settings_costs_next_to_nothing() {
 }
 
 #[tokio::test]
-async fn a_look_that_finds_nothing_is_not_counted_as_a_mark() {
+async fn a_poll_that_finds_nothing_is_not_counted_as_a_mark() {
     let world = World::new().await;
     let relay = world.relay().start_ready().await;
     eventually(SOON, "lanes and rows without one to be looked at", async || {

@@ -151,7 +151,7 @@ fn fresh(ids: &[i64]) -> Answer {
 }
 
 #[tokio::test]
-async fn a_look_takes_along_what_is_pending_above_its_start_in_the_lanes_it_asks_for() {
+async fn a_poll_takes_what_is_pending_above_its_start_in_the_lanes_it_asks_for() {
     let (world, [first, second, third]) = three_rows().await;
     assert_eq!(
         Look::default().answer_of_both(&world).await,
@@ -175,7 +175,7 @@ async fn a_look_takes_along_what_is_pending_above_its_start_in_the_lanes_it_asks
 }
 
 #[tokio::test]
-async fn a_look_that_sees_more_than_it_takes_answers_only_that() {
+async fn a_poll_that_finds_more_than_it_takes_says_only_that() {
     let (world, _) = three_rows().await;
     let cut = Answer {
         cut: true,
@@ -198,7 +198,7 @@ async fn a_look_that_sees_more_than_it_takes_answers_only_that() {
 }
 
 #[tokio::test]
-async fn a_look_leaves_a_delayed_row_that_is_held_or_in_a_lane_it_does_not_ask_for() {
+async fn a_poll_leaves_a_delayed_row_that_is_held_or_in_a_lane_it_does_not_ask_for() {
     let (world, [first, _, third]) = three_rows().await;
     world
         .execute("UPDATE outbox.message SET available_at = now() - interval '1 s'")
@@ -213,7 +213,7 @@ async fn a_look_leaves_a_delayed_row_that_is_held_or_in_a_lane_it_does_not_ask_f
 }
 
 #[tokio::test]
-async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a_lane() {
+async fn a_poll_skips_what_is_held_or_not_yet_due_and_says_that_there_are_unordered_rows() {
     let (world, [first, second, third]) = three_rows().await;
     let holding = with_b_held(&world).await;
     assert_eq!(holding.answer(&world).await, fresh(&[first, third]));
@@ -238,7 +238,7 @@ async fn a_look_passes_over_what_is_held_or_not_yet_due_and_names_rows_without_a
 }
 
 #[tokio::test]
-async fn a_look_at_another_server_than_the_term_began_on_has_no_answer() {
+async fn a_poll_of_another_server_than_the_term_began_on_has_no_answer() {
     let (world, _) = three_rows().await;
     assert_eq!(Look::default().at(&world, "SELECT now()").await, None);
     let glance = Look::default().glance_rows(&world, "SELECT now()").await;
@@ -246,7 +246,7 @@ async fn a_look_at_another_server_than_the_term_began_on_has_no_answer() {
 }
 
 #[tokio::test]
-async fn a_look_passes_over_rows_without_a_lane_that_are_claimed_until_the_lease_is_over() {
+async fn a_poll_skips_unordered_rows_that_are_claimed_until_the_lease_is_over() {
     let world = World::new().await;
     world.fill("t", 3, 0).await;
     world
@@ -305,7 +305,7 @@ async fn a_look_says_whether_it_saw_every_id_up_to_the_highest_known() {
 }
 
 #[tokio::test]
-async fn a_look_names_the_lowest_row_without_a_lane_whoever_has_claimed_it() {
+async fn a_poll_names_the_lowest_unordered_row_whether_it_is_claimed_or_not() {
     let (world, _) = three_rows().await;
     let lowest = async || Look::default().overview(&world).await.lowest_keyless;
     assert_eq!(lowest().await, None);
@@ -460,7 +460,7 @@ async fn rows_removed_before_their_mark_are_missed_by_nobody_and_the_others_are_
 
 /// The next look is due when what the last one found is relayed, and finds something again, for as long as the load lasts.
 #[tokio::test]
-async fn looks_that_always_find_something_keep_nothing_else_waiting() {
+async fn polls_that_always_find_something_keep_nothing_else_waiting() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
