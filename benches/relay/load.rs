@@ -16,7 +16,7 @@ pub const INSERT: &str = "INSERT INTO outbox.message (topic, key, payload) VALUE
 
 /// More than one session needs at this rate, so that a slow commit makes nobody late.
 const RATE_PER_SESSION: u64 = 250;
-const SESSIONS_LEAST: u64 = 4;
+const SESSIONS_MIN: u64 = 4;
 
 /// One row that is committed.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub fn payload(number: u64) -> String {
 impl Load {
     /// Rows numbered from `first`, so many a second.
     pub async fn start(place: &Place, insert: &'static str, rate: u64, first: u64) -> Outcome<Self> {
-        let count = rate.div_ceil(RATE_PER_SESSION).max(SESSIONS_LEAST);
+        let count = rate.div_ceil(RATE_PER_SESSION).max(SESSIONS_MIN);
         let stop = Arc::new(AtomicBool::new(false));
         let mut clients = Vec::new();
         for _ in 0..count {

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use testkit::Ticks;
+use testkit::CpuTicks;
 use tokio::time::sleep;
 
 use crate::Outcome;
@@ -15,12 +15,12 @@ use crate::machine::Fact;
 use crate::spread::Spread;
 
 /// A run, or a look, that lacked no more of the processor time it wanted is good enough.
-const LACKING_MOST: f64 = 0.05;
-const TRIES_MOST: usize = 3;
+const LACKING_MAX: f64 = 0.05;
+const TRIES_MAX: usize = 3;
 /// For so long all processors are asked for, to see whether they are there; and so long is waited where they are not, so often.
 const LOOK: Duration = Duration::from_millis(500);
 const WAIT: Duration = Duration::from_secs(5);
-const WAITS_MOST: usize = 12;
+const WAITS_MAX: usize = 12;
 
 pub struct Quiet {
     /// How long all waiting and repeating together may still take.
@@ -47,8 +47,8 @@ impl Quiet {
     /// One run. What a try leaves behind is what another round would leave.
     pub async fn run<T>(&self, run: impl AsyncFn() -> Outcome<T>) -> Outcome<T> {
         let mut best = self.attempt(&run).await?;
-        for _ in 1..TRIES_MOST {
-            if best.lacked <= LACKING_MOST || self.patience.get().is_zero() {
+        for _ in 1..TRIES_MAX {
+            if best.lacked <= LACKING_MAX || self.patience.get().is_zero() {
                 break;
             }
             self.repeated.set(self.repeated.get() + 1);
@@ -82,7 +82,7 @@ impl Quiet {
 
     async fn attempt<T>(&self, run: &impl AsyncFn() -> Outcome<T>) -> Outcome<Try<T>> {
         self.wait().await;
-        let (ticks, began) = (Ticks::so_far(), Instant::now());
+        let (ticks, began) = (CpuTicks::so_far(), Instant::now());
         let outcome = run().await?;
         Ok(Try {
             outcome,
@@ -93,8 +93,8 @@ impl Quiet {
 
     /// Until the processors are there.
     async fn wait(&self) {
-        for _ in 0..WAITS_MOST {
-            if self.patience.get().is_zero() || lacking_now() <= LACKING_MOST {
+        for _ in 0..WAITS_MAX {
+            if self.patience.get().is_zero() || lacking_now() <= LACKING_MAX {
                 return;
             }
             sleep(WAIT).await;
@@ -121,7 +121,7 @@ impl Quiet {
 }
 
 fn lacking_now() -> f64 {
-    let ticks = Ticks::so_far();
+    let ticks = CpuTicks::so_far();
     let processors = std::thread::available_parallelism().map_or(1, |processors| processors.get());
     std::thread::scope(|scope| {
         for _ in 0..processors {

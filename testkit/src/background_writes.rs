@@ -15,14 +15,14 @@ const STEP: &str = "INSERT INTO outbox.message (topic, key, payload)
 
 /// Writes a few rows every few milliseconds, each statement a transaction, on a thread of its own: a test that
 /// blocks does not hold it up. It connects again when the database was away.
-pub struct Trickle {
+pub struct BackgroundWrites {
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Trickle {
+impl BackgroundWrites {
     pub fn start(world: &World, topic: &str) -> Self {
-        Trickle::writing(world, topic, STEP)
+        BackgroundWrites::writing(world, topic, STEP)
     }
 
     /// The same with a statement of the test's own, of the topic and the number of the step.
@@ -36,7 +36,7 @@ impl Trickle {
                 .expect("a runtime")
                 .block_on(write(&url, &topic, &sql, &stopped));
         });
-        Trickle {
+        BackgroundWrites {
             stop,
             thread: Some(thread),
         }
@@ -50,7 +50,7 @@ impl Trickle {
     }
 }
 
-impl Drop for Trickle {
+impl Drop for BackgroundWrites {
     fn drop(&mut self) {
         self.stop.cancel();
     }

@@ -1,4 +1,4 @@
-//! A broker that cannot make up its mind: now it knows itself, now it knows topics and no broker at all.
+//! A broker whose metadata names, every other time, topics and no broker at all.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const UNSUPPORTED_VERSION: i16 = 35;
 /// Speaks as much of Kafka's protocol as a client needs to ask for a topic. A real broker gives the second answer for some
 /// milliseconds of its start, and librdkafka 2.12 takes it, one time in four, as a reason to forget every broker for good.
 /// Given again and again it silences every client.
-pub struct WakingBroker {
+pub struct BrokerlessBroker {
     serving: JoinHandle<()>,
     asked: Arc<Mutex<Asked>>,
 }
@@ -30,7 +30,7 @@ struct Asked {
     last: Instant,
 }
 
-impl WakingBroker {
+impl BrokerlessBroker {
     /// In the place of a broker that is down.
     pub async fn at(address: &str) -> Self {
         let listener = eventually(SOON, "the broker's port", async || {
@@ -50,7 +50,7 @@ impl WakingBroker {
                 connections.spawn(async move { while serve(&mut client, port, &count).await.is_ok() {} });
             }
         });
-        WakingBroker { serving, asked }
+        BrokerlessBroker { serving, asked }
     }
 
     /// Nobody has asked for a topic for so long, after some did.

@@ -4,13 +4,13 @@ use std::fs;
 
 /// All of them since the machine started, in the kernel's unit.
 #[derive(Clone, Copy)]
-pub struct Ticks {
+pub struct CpuTicks {
     run: f64,
     /// The host of a virtual machine ran others meanwhile.
     stolen: f64,
 }
 
-impl Ticks {
+impl CpuTicks {
     pub fn so_far() -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let all: Vec<f64> = stat
@@ -19,7 +19,7 @@ impl Ticks {
             .map_while(|ticks| ticks.parse().ok())
             .collect();
         let sum = |places: &[usize]| places.iter().filter_map(|place| all.get(*place)).sum();
-        Ticks {
+        CpuTicks {
             // user, nice, system, irq, softirq; idle and iowait lie between.
             run: sum(&[0, 1, 2, 5, 6]),
             stolen: sum(&[7]),
@@ -28,7 +28,7 @@ impl Ticks {
 
     /// The share that this machine has got since then of the processor time it wanted.
     pub fn share_got(self) -> f64 {
-        let now = Ticks::so_far();
+        let now = CpuTicks::so_far();
         share(now.run - self.run, now.stolen - self.stolen)
     }
 }
@@ -42,5 +42,5 @@ fn what_the_host_took_away_is_missing_from_what_was_got() {
     assert_eq!(share(0.0, 0.0), 1.0);
     assert_eq!(share(80.0, 0.0), 1.0);
     assert_eq!(share(60.0, 20.0), 0.75);
-    assert!(Ticks::so_far().run > 0.0, "the kernel tells");
+    assert!(CpuTicks::so_far().run > 0.0, "the kernel tells");
 }

@@ -9,7 +9,7 @@ use crate::world::{connect, migrate, with_database};
 
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
 
-/// Its name; made by whoever asks first. There is one for each process of tests, since another may test another binary.
+/// Its name. The first test that asks for it makes it. There is one for each process of tests, since another may test another binary.
 pub async fn of(server_url: &str) -> &'static str {
     TEMPLATE.get_or_init(|| migrated(server_url)).await
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use crate::paths::repository;
-use crate::{LEASE, Patience, World};
+use crate::{LEASE, Stopwatch, World};
 
 /// What every fault is promised: the backlog is drained so long after the lease would have ended.
 const GRACE: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ pub struct Fault {
 /// The fault has ended; the recovery is being timed.
 pub struct Over {
     fault: Fault,
-    since: Patience,
+    since: Stopwatch,
 }
 
 impl Fault {
@@ -46,7 +46,7 @@ impl Fault {
     pub fn over(self) -> Over {
         Over {
             fault: self,
-            since: Patience::begin(),
+            since: Stopwatch::start(),
         }
     }
 }
@@ -60,21 +60,23 @@ pub struct Recovered {
 impl Over {
     /// Waits until nothing is pending, for as long as the promise allows.
     pub async fn until_drained(self, world: &World) -> Recovered {
-        world.drained(self.patience().saturating_sub(self.since.spent())).await;
+        world
+            .drained(self.time_limit().saturating_sub(self.since.without_steal()))
+            .await;
         self.recovered()
     }
 
     /// How long the recovery may take, all told.
-    pub fn patience(&self) -> Duration {
+    pub fn time_limit(&self) -> Duration {
         self.fault.lease + GRACE
     }
 
     /// The backlog is drained now, as the test has seen by other means.
     pub fn recovered(self) -> Recovered {
-        let (took, patience) = (self.since.elapsed(), self.patience());
+        let (took, limit) = (self.since.elapsed(), self.time_limit());
         assert!(
-            self.since.spent() <= patience,
-            "recovery took {took:?}, promised were {patience:?}"
+            self.since.without_steal() <= limit,
+            "recovery took {took:?}, promised were {limit:?}"
         );
         Recovered {
             fault: self.fault,

@@ -9,7 +9,7 @@ use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{Offset, TopicPartitionList};
 
-use crate::Patience;
+use crate::Stopwatch;
 
 /// A record as read back.
 #[derive(Clone, Debug, Default)]
@@ -51,14 +51,14 @@ pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
         .set("enable.partition.eof", "false")
         .create()
         .expect("a consumer");
-    let patience = Duration::from_secs(20);
-    let metadata = consumer.fetch_metadata(Some(topic), patience).expect("metadata");
+    let timeout = Duration::from_secs(20);
+    let metadata = consumer.fetch_metadata(Some(topic), timeout).expect("metadata");
     let partitions = metadata.topics()[0].partitions().len() as i32;
     let mut assignment = TopicPartitionList::new();
     let mut left = 0;
     for partition in 0..partitions {
         let (low, high) = consumer
-            .fetch_watermarks(topic, partition, patience)
+            .fetch_watermarks(topic, partition, timeout)
             .expect("watermarks");
         left += high - low;
         if high > low {
@@ -71,10 +71,10 @@ pub fn read_topic(kafka: &str, topic: &str) -> Vec<Record> {
         return records;
     }
     consumer.assign(&assignment).expect("assigned");
-    let patience = Patience::begin();
+    let stopwatch = Stopwatch::start();
     while left > 0 {
         assert!(
-            patience.spent() < Duration::from_secs(60),
+            stopwatch.without_steal() < Duration::from_secs(60),
             "{left} records of {topic} are still unread"
         );
         match consumer.poll(Duration::from_millis(200)) {

@@ -1,4 +1,5 @@
-//! What tests stand on: an isolated world each, real processes, and waiting on conditions.
+//! What the integration tests, the soak and the benches share: an isolated world for each test, real processes and servers, faults to
+//! inject, and waiting on conditions.
 
 mod allocations;
 mod background_writes;
@@ -35,24 +36,24 @@ use tokio_postgres::Client;
 use tokio_postgres::error::DbError;
 
 pub use allocations::Allocations;
-pub use background_writes::Trickle;
-pub use brokerless_broker::WakingBroker;
-pub use cpu_ticks::Ticks;
+pub use background_writes::BackgroundWrites;
+pub use brokerless_broker::BrokerlessBroker;
+pub use cpu_ticks::CpuTicks;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::History;
 pub use kafka_records::{Record, plant, read_topic, read_until};
-pub use lying_broker::FickleBroker;
+pub use lying_broker::LyingBroker;
 pub use paths::{binary, outboxd, repository};
 pub use preload::Preload;
-pub use primary_standby::Pair;
-pub use proxy::{Answer, Line, Proxy};
+pub use primary_standby::PrimaryStandby;
+pub use proxy::{Answer, Link, Proxy};
 pub use relay::{Relay, RelayBuilder};
 pub use relay_counters::Counters;
 pub use rows::noise;
 pub use servers::{OwnKafka, OwnPostgres, Stack};
 pub use small_disk::SmallDisk;
 pub use statement_cost::cost;
-pub use steal_time::Patience;
+pub use steal_time::Stopwatch;
 pub use topics::{alter_topic, create_topic, create_topic_on, delete_topic, forget_records, grow_topic};
 pub use world::{World, connect, with_database};
 
@@ -70,12 +71,15 @@ pub async fn refusal_of(client: &Client, sql: &str) -> DbError {
 
 /// Waits until `holds` answers something, or fails with `what` was waited for.
 pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> Option<T>) -> T {
-    let patience = Patience::begin();
+    let stopwatch = Stopwatch::start();
     loop {
         if let Some(found) = holds().await {
             return found;
         }
-        assert!(patience.spent() < within, "waited {within:?} in vain for: {what}");
+        assert!(
+            stopwatch.without_steal() < within,
+            "waited {within:?} in vain for: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,5 +1,5 @@
-//! A broker that writes what it is sent and then says that it does not lead the partition, or gets a request garbled and takes the
-//! next.
+//! A broker that writes what it is sent and then says that it does not lead the partition, or that gets a request garbled and takes
+//! the next.
 //!
 //! A real one answers so when leadership goes between its write and its answer, or comes between two requests: too short a moment
 //! for a test to hit. So a real broker stands behind a proxy that changes what it is told, or what it says.
@@ -25,7 +25,7 @@ const NOT_LEADER: i16 = 6;
 /// So long the answer to a garbled request waits for the request behind it.
 const OTHER_REQUEST: Duration = Duration::from_secs(1);
 
-pub struct FickleBroker {
+pub struct LyingBroker {
     /// Lives as long as we do.
     _kafka: OwnKafka,
     pub address: String,
@@ -50,7 +50,7 @@ struct Connection {
     requests: watch::Sender<usize>,
 }
 
-impl FickleBroker {
+impl LyingBroker {
     /// It leads, for now.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -58,7 +58,7 @@ impl FickleBroker {
         let kafka = OwnKafka::advertising(address.port());
         let server = kafka.address.parse().expect("an address");
         let shared = Arc::<Shared>::default();
-        FickleBroker {
+        LyingBroker {
             _kafka: kafka,
             address: address.to_string(),
             serving: tokio::spawn(serve(listener, server, shared.clone())),
@@ -66,7 +66,7 @@ impl FickleBroker {
         }
     }
 
-    /// From now on what it writes is denied, until [`FickleBroker::lead`].
+    /// From now on what it writes is denied, until [`LyingBroker::lead`].
     pub fn step_down(&self) {
         self.shared.demoted.store(true, Ordering::Relaxed);
     }
@@ -91,7 +91,7 @@ impl FickleBroker {
     }
 }
 
-impl Drop for FickleBroker {
+impl Drop for LyingBroker {
     fn drop(&mut self) {
         self.serving.abort();
     }

@@ -3,16 +3,16 @@
 use crate::servers::{OwnPostgres, address_of};
 use crate::{SOON, connect, eventually};
 
-pub struct Pair {
+pub struct PrimaryStandby {
     primary: OwnPostgres,
     standby: OwnPostgres,
 }
 
-impl Pair {
+impl PrimaryStandby {
     pub fn start() -> Self {
         let primary = OwnPostgres::start();
         let standby = primary.standby();
-        Pair { primary, standby }
+        PrimaryStandby { primary, standby }
     }
 
     /// Whichever of the two takes writes.

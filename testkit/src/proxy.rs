@@ -14,9 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::statement_log::{Wiretap, ends_an_answer};
+use crate::statement_log::{StatementLog, ends_an_answer};
 
-/// What is read at once, and what a throttled line carries at once: small, so that connections share it fairly.
+/// What is read at once, and what a throttled link carries at once: small, so that connections share it fairly.
 const CHUNK: usize = 16 * 1024;
 const SLICE: usize = 1024;
 /// Chunks under way in one direction of a connection, before its sender has to wait.
@@ -24,20 +24,20 @@ const WINDOW: usize = 16;
 
 /// How bytes travel in one direction; by default at once.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Line {
+pub struct Link {
     pub delay: Duration,
     /// Shared by all connections.
     pub bytes_per_second: Option<u32>,
-    /// Accepted and never delivered. A connection that has lost a byte stays silent for good, as one whose way a
+    /// Accepted and never delivered. A connection that has lost a byte stays silent for good, as one whose route a
     /// firewall has forgotten.
-    pub is_hole: bool,
+    pub is_black_hole: bool,
 }
 
-impl Line {
-    pub const HOLE: Line = Line {
+impl Link {
+    pub const BLACK_HOLE: Link = Link {
         delay: Duration::ZERO,
         bytes_per_second: None,
-        is_hole: true,
+        is_black_hole: true,
     };
 }
 
@@ -46,7 +46,7 @@ impl Line {
 pub enum Answer {
     /// It is lost, and the connection ends.
     Cut,
-    /// It is lost, and nothing is heard any more.
+    /// It is lost, and nothing arrives any more.
     Silenced,
     Late(Duration),
 }
@@ -61,13 +61,13 @@ pub struct Proxy {
 struct Shared {
     server: OnceLock<SocketAddr>,
     speaks_postgres: AtomicBool,
-    to_server: Way,
-    to_client: Way,
+    to_server: Direction,
+    to_client: Direction,
     accepted: Mutex<Vec<Instant>>,
     /// So many of them are silent.
     forgotten: AtomicUsize,
     /// The statements that clients have executed, and how often.
-    heard: Mutex<HashMap<String, usize>>,
+    executed_statements: Mutex<HashMap<String, usize>>,
     /// What is to become of the answer to the next statement with this text.
     wanted: Mutex<Option<(String, Answer)>>,
     answered: AtomicBool,
@@ -84,8 +84,8 @@ impl Shared {
 
 /// One direction, and when a throttled one is free again.
 #[derive(Default)]
-struct Way {
-    line: Mutex<Line>,
+struct Direction {
+    link: Mutex<Link>,
     free_at: Mutex<Option<Instant>>,
 }
 
@@ -132,17 +132,17 @@ impl Proxy {
         format!("127.0.0.1:{}", self.port)
     }
 
-    pub fn to_server(&self, line: Line) {
-        *self.shared.to_server.line.lock().expect("a line") = line;
+    pub fn to_server(&self, link: Link) {
+        *self.shared.to_server.link.lock().expect("a link") = link;
     }
 
-    pub fn to_client(&self, line: Line) {
-        *self.shared.to_client.line.lock().expect("a line") = line;
+    pub fn to_client(&self, link: Link) {
+        *self.shared.to_client.link.lock().expect("a link") = link;
     }
 
-    pub fn both_ways(&self, line: Line) {
-        self.to_server(line);
-        self.to_client(line);
+    pub fn both_ways(&self, link: Link) {
+        self.to_server(link);
+        self.to_client(link);
     }
 
     /// Every connection of now goes silent, for good; new ones get through.
@@ -156,9 +156,9 @@ impl Proxy {
     }
 
     /// How often statements with this text were executed.
-    pub fn heard(&self, text: &str) -> usize {
-        let heard = self.shared.heard.lock().expect("a count");
-        let with_text = heard.iter().filter(|(sql, _)| sql.contains(text));
+    pub fn times_executed(&self, text: &str) -> usize {
+        let counts = self.shared.executed_statements.lock().expect("a count");
+        let with_text = counts.iter().filter(|(sql, _)| sql.contains(text));
         with_text.map(|(_, times)| times).sum()
     }
 
@@ -242,7 +242,7 @@ async fn carry(client: TcpStream, number: usize, shared: &Shared) {
 struct Connection {
     /// The first client is number 1.
     number: usize,
-    tap: Mutex<Wiretap>,
+    log: Mutex<StatementLog>,
     spoiling: Mutex<Option<Answer>>,
     lost: AtomicBool,
     cut: CancellationToken,
@@ -253,25 +253,25 @@ impl Connection {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// How long bytes take that way; `None`: they never arrive.
-    fn delay(&self, shared: &Shared, way: &Way) -> Option<Duration> {
+    /// How long bytes take in this direction; `None`: they never arrive.
+    fn delay(&self, shared: &Shared, direction: &Direction) -> Option<Duration> {
         let is_forgotten = self.number <= shared.forgotten.load(Ordering::Relaxed);
-        let line = *way.line.lock().expect("a line");
-        if is_forgotten || line.is_hole {
+        let link = *direction.link.lock().expect("a link");
+        if is_forgotten || link.is_black_hole {
             self.lost.store(true, Ordering::Relaxed);
         }
-        (!self.is_lost()).then_some(line.delay)
+        (!self.is_lost()).then_some(link.delay)
     }
 
-    /// Listens, and for the statement whose answer is wanted above all.
+    /// Counts the statements, and notes when the one whose answer is to be spoiled has been executed.
     fn request(&self, shared: &Shared, bytes: &[u8]) {
         let mut wanted = shared.wanted.lock().expect("a wish");
-        let executed = self.tap.lock().expect("a tap").hear(bytes);
-        let mut heard = shared.heard.lock().expect("a count");
+        let executed = self.log.lock().expect("a log").read(bytes);
+        let mut counts = shared.executed_statements.lock().expect("a count");
         for sql in &executed {
-            *heard.entry(sql.clone()).or_default() += 1;
+            *counts.entry(sql.clone()).or_default() += 1;
         }
-        drop(heard);
+        drop(counts);
         if let Some((text, answer)) = &*wanted
             && executed.iter().any(|sql| has_words(sql, text))
         {
@@ -303,7 +303,12 @@ impl Connection {
 
 /// Carries bytes one way until their sender ends and all is delivered, or nobody receives.
 /// `delay` says how long bytes are under way, if they arrive at all.
-async fn pump(mut from: OwnedReadHalf, to: OwnedWriteHalf, way: &Way, delay: impl Fn(&[u8]) -> Option<Duration>) {
+async fn pump(
+    mut from: OwnedReadHalf,
+    to: OwnedWriteHalf,
+    direction: &Direction,
+    delay: impl Fn(&[u8]) -> Option<Duration>,
+) {
     let (queue, arrivals) = mpsc::channel(WINDOW);
     let reading = async move {
         let mut buffer = vec![0; CHUNK];
@@ -316,14 +321,14 @@ async fn pump(mut from: OwnedReadHalf, to: OwnedWriteHalf, way: &Way, delay: imp
             }
         }
     };
-    tokio::join!(reading, deliver(arrivals, to, way));
+    tokio::join!(reading, deliver(arrivals, to, direction));
 }
 
-async fn deliver(mut arrivals: mpsc::Receiver<(Instant, Vec<u8>)>, mut to: OwnedWriteHalf, way: &Way) {
+async fn deliver(mut arrivals: mpsc::Receiver<(Instant, Vec<u8>)>, mut to: OwnedWriteHalf, direction: &Direction) {
     while let Some((due, bytes)) = arrivals.recv().await {
         tokio::time::sleep_until(due.into()).await;
         for slice in bytes.chunks(SLICE) {
-            way.turn(slice.len()).await;
+            direction.wait_for_capacity(slice.len()).await;
             if to.write_all(slice).await.is_err() {
                 return;
             }
@@ -331,10 +336,10 @@ async fn deliver(mut arrivals: mpsc::Receiver<(Instant, Vec<u8>)>, mut to: Owned
     }
 }
 
-impl Way {
-    /// Waits until so many bytes have had their time on the line.
-    async fn turn(&self, bytes: usize) {
-        let Some(rate) = self.line.lock().expect("a line").bytes_per_second else {
+impl Direction {
+    /// Waits until so many bytes have had their time on the link.
+    async fn wait_for_capacity(&self, bytes: usize) {
+        let Some(rate) = self.link.lock().expect("a link").bytes_per_second else {
             return;
         };
         let through = {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use outboxd::http::ask;
 
-use crate::Patience;
+use crate::Stopwatch;
 use crate::paths::outboxd;
 
 pub struct RelayBuilder {
@@ -176,13 +176,13 @@ impl Relay {
 
     /// Waits for the process to end by itself.
     pub fn wait(&mut self, within: Duration) -> ExitStatus {
-        let patience = Patience::begin();
+        let stopwatch = Stopwatch::start();
         loop {
             if let Some(status) = self.ended() {
                 return status;
             }
             assert!(
-                patience.spent() < within,
+                stopwatch.without_steal() < within,
                 "it did not end within {within:?}:\n{}",
                 self.log()
             );

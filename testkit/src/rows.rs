@@ -109,7 +109,7 @@ impl World {
         assert_eq!(self.count(blamed).await, 0, "rows blamed for what is not their fault");
     }
 
-    /// Records of rows without a key: batches in flight, and rows that may have been sent.
+    /// Claims of unordered rows: batches in flight, and rows that may have been sent.
     pub async fn claims(&self) -> i64 {
         self.count("SELECT count(*) FROM outbox.claim").await
     }
@@ -147,10 +147,10 @@ impl World {
         .await;
     }
 
-    /// Relays rows without a key until their stored floor has passed this id: where nothing happens, nothing moves it.
-    pub async fn keyless_floor_passes(&self, topic: &str, id: i64) {
+    /// Relays unordered rows until their stored floor has passed this id: where nothing happens, nothing moves it.
+    pub async fn unordered_floor_passes(&self, topic: &str, id: i64) {
         let passed = format!("SELECT floor >= {id} FROM outbox.lane WHERE lane = -1");
-        crate::eventually(crate::SOON, "the floor of rows without a key to pass", async || {
+        crate::eventually(crate::SOON, "the floor of unordered rows to pass", async || {
             self.fill(topic, 1, 0).await;
             self.is_true(&passed).await.then_some(())
         })
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// Other keys that share a lane with this one.
-    pub async fn neighbours(&self, key: &str, count: i64) -> Vec<String> {
+    pub async fn keys_of_same_lane(&self, key: &str, count: i64) -> Vec<String> {
         let rows = self
             .db
             .query(

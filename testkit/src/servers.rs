@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use crate::SmallDisk;
 use crate::paths::repository;
-use crate::test_slots::take_turn;
+use crate::test_slots::wait_for_slot;
 
 /// Where the shared PostgreSQL and Kafka are.
 pub struct Stack {
@@ -51,7 +51,7 @@ fn running_stack() -> Option<Stack> {
 
 /// Runs the stack script; panics with its words if it fails.
 pub fn stack(args: &[&str]) -> String {
-    take_turn();
+    wait_for_slot();
     let output = Command::new(script())
         .args(args)
         .stdin(Stdio::null())
@@ -123,7 +123,7 @@ impl OwnKafka {
         self.signal("STOP");
     }
 
-    /// SIGCONT: what had arrived meanwhile is read, and answered to whoever still listens.
+    /// SIGCONT: what had arrived meanwhile is read, and answered to clients that still listen.
     pub fn resume(&self) {
         self.signal("CONT");
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// A file system in memory; gone when dropped, so whoever lives on it must be dropped first.
+/// A file system in memory; gone when dropped, so a server that lives on it must be dropped first.
 pub struct SmallDisk {
     dir: tempfile::TempDir,
 }

@@ -1,4 +1,4 @@
-//! Which statements a PostgreSQL client executes, heard on the wire.
+//! Which statements a PostgreSQL client executes, read from what it sends.
 
 use std::collections::HashMap;
 
@@ -7,16 +7,16 @@ const SSL_REQUEST: u32 = 80_877_103;
 
 /// One client's side of a conversation, from its first byte.
 #[derive(Default)]
-pub struct Wiretap {
+pub struct StatementLog {
     pending: Vec<u8>,
     has_started: bool,
     /// The texts of prepared statements, by their names.
     prepared: HashMap<Vec<u8>, String>,
 }
 
-impl Wiretap {
-    /// Listens on; answers the texts of the statements that these bytes complete.
-    pub fn hear(&mut self, bytes: &[u8]) -> Vec<String> {
+impl StatementLog {
+    /// Reads more of what the client sends; returns the texts of the statements that these bytes complete.
+    pub fn read(&mut self, bytes: &[u8]) -> Vec<String> {
         self.pending.extend_from_slice(bytes);
         let mut executed = Vec::new();
         while let Some(message) = self.next_message() {
@@ -61,7 +61,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Do these bytes of the server end with "ready for the next query"?
+/// Whether these bytes of the server end with "ready for the next query".
 pub fn ends_an_answer(bytes: &[u8]) -> bool {
     bytes.len() >= 6 && bytes[bytes.len() - 6..bytes.len() - 1] == [b'Z', 0, 0, 0, 5]
 }

@@ -1,40 +1,40 @@
-//! Waiting that does not count what the host took away: a virtual machine whose processors run other machines stands still for
-//! seconds, and a bound on time would then judge the neighbours.
+//! A stopwatch that does not count steal time: a virtual machine whose processors run other machines stands still for seconds, and a
+//! bound on time would then measure those.
 
 use std::time::{Duration, Instant};
 
-use crate::cpu_ticks::Ticks;
+use crate::cpu_ticks::CpuTicks;
 
-/// However busy the host is, nobody waits for more than so many times as long.
-const STRETCH_MOST: f64 = 4.0;
+/// However busy the host is, no wait is stretched by more than this factor.
+const STRETCH_MAX: f64 = 4.0;
 
-/// Since when something is waited for.
-pub struct Patience {
+/// Runs since something is waited for.
+pub struct Stopwatch {
     began: Instant,
-    ticks: Ticks,
+    ticks: CpuTicks,
 }
 
-impl Patience {
-    pub fn begin() -> Self {
-        Patience {
+impl Stopwatch {
+    pub fn start() -> Self {
+        Stopwatch {
             began: Instant::now(),
-            ticks: Ticks::so_far(),
+            ticks: CpuTicks::so_far(),
         }
     }
 
-    /// By the clock.
+    /// The time since, by the clock.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
     /// The time since, times the share that this machine got of the processor time it wanted.
-    pub fn spent(&self) -> Duration {
+    pub fn without_steal(&self) -> Duration {
         self.elapsed().mul_f64(counted(self.ticks.share_got()))
     }
 }
 
 fn counted(share: f64) -> f64 {
-    share.max(1.0 / STRETCH_MOST)
+    share.max(1.0 / STRETCH_MAX)
 }
 
 #[test]

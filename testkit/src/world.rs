@@ -13,7 +13,7 @@ use crate::pooler::PgBouncer;
 use crate::proxy::Proxy;
 use crate::relay::RelayBuilder;
 use crate::servers::Stack;
-use crate::test_slots::take_turn;
+use crate::test_slots::wait_for_slot;
 use crate::topics::create_topic;
 
 pub struct World {
@@ -60,7 +60,7 @@ impl World {
     }
 
     async fn copied(server_url: &str, kafka: &str, template: &str) -> Self {
-        take_turn();
+        wait_for_slot();
         let name = format!("t{}", &Uuid::new_v4().simple().to_string()[..12]);
         let server = connect(server_url).await;
         server
@@ -199,8 +199,8 @@ impl World {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Waits until the worker that registered last has gone round twice: renewed its lease, taken what it could.
-    pub async fn keeper_goes_round(&self) {
+    /// Waits until the worker that registered last has renewed its lease twice, and has taken the lanes it could take in between.
+    pub async fn lease_is_renewed_twice(&self) {
         let lease = "SELECT (extract(epoch FROM lease_until) * 1000)::bigint FROM outbox.worker
                      ORDER BY started_at DESC LIMIT 1";
         let goal = self.count(lease).await + LEASE.as_millis() as i64 / 3;
@@ -230,7 +230,7 @@ impl World {
 impl Drop for World {
     /// Nobody waits for it: a database that goes costs the server a checkpoint.
     fn drop(&mut self) {
-        // Relays are killed by their own guards first or last; FORCE ends whoever is left.
+        // Relays are killed by their own guards first or last; FORCE ends those that are left.
         if let Some(server) = &self.server_url {
             let drop_database = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
             // Roles outlive their database: those of this world go with it.

@@ -365,15 +365,15 @@ async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes(
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    let load = Trickle::start(&world, &topic);
+    let load = BackgroundWrites::start(&world, &topic);
     let published = async |rows: usize| {
         let published = format!("(SELECT count(*) > {rows} FROM outbox.message WHERE published_at IS NOT NULL)");
         world.until(&published).await;
     };
     published(100).await;
-    let before = proxy.heard("pg_locks");
+    let before = proxy.times_executed("pg_locks");
     published(100 + ROWS).await;
-    let asked = proxy.heard("pg_locks") - before;
+    let asked = proxy.times_executed("pg_locks") - before;
     load.stop();
     assert!(asked < ROWS / 150, "asked {asked} times who writes");
     world.drained(SOON).await;
@@ -381,12 +381,12 @@ async fn the_horizon_moves_by_what_looks_see_and_hardly_anybody_asks_who_writes(
 }
 
 /// Writers of a few keys each, so that something comes between any two looks, and never in many lanes.
-fn thin_trickle(world: &World, topic: &str) -> [Trickle; 3] {
+fn thin_trickle(world: &World, topic: &str) -> [BackgroundWrites; 3] {
     [0, 1, 2].map(|writer| {
         let own_keys = format!(
             "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, 'w{writer}-' || $2::bigint % 3, '1')"
         );
-        Trickle::writing(world, topic, &own_keys)
+        BackgroundWrites::writing(world, topic, &own_keys)
     })
 }
 
@@ -406,7 +406,7 @@ async fn under_a_trickle_one_mark_takes_the_one_before_along() {
     let relay = world.relay().start_ready().await;
     let load = thin_trickle(&world, &topic);
     marks_in_company(&relay).await;
-    load.into_iter().for_each(Trickle::stop);
+    load.into_iter().for_each(BackgroundWrites::stop);
     world.drained(SOON).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
@@ -425,7 +425,7 @@ async fn what_waits_to_be_marked_when_its_process_ends_is_sent_again_at_most_and
     let mut stopped = world.relay().start_ready().await;
     marks_in_company(&stopped).await;
     stopped.stop();
-    load.into_iter().for_each(Trickle::stop);
+    load.into_iter().for_each(BackgroundWrites::stop);
     let last = world.relay().start_ready().await;
     world.drained(SOON).await;
     world.history(&topic).await.assert_repeats_at_most(100);
@@ -446,7 +446,7 @@ async fn rows_removed_before_their_mark_are_missed_by_nobody_and_the_others_are_
     while removed < 50 {
         removed += world.db.execute(remove, &[]).await.expect(remove);
     }
-    load.into_iter().for_each(Trickle::stop);
+    load.into_iter().for_each(BackgroundWrites::stop);
     world.drained(SOON).await;
     let count = |what| relay.metric(&format!("outboxd_rows_{what}_total")).expect("a count");
     let unmarked = count("published") - count("marked");
@@ -465,13 +465,13 @@ async fn polls_that_always_find_something_keep_nothing_else_waiting() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).args(&["--tasks", "1"]).start_ready().await;
-    proxy.both_ways(Line {
+    proxy.both_ways(Link {
         delay: Duration::from_millis(10),
-        ..Line::default()
+        ..Link::default()
     });
     // So few that no look ever sees more than it takes along.
     let one_row = "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, 'k' || $2::bigint % 100, '1')";
-    let load = Trickle::writing(&world, &topic, one_row);
+    let load = BackgroundWrites::writing(&world, &topic, one_row);
     world
         .until("(SELECT count(*) > 200 FROM outbox.message WHERE published_at IS NOT NULL)")
         .await;

@@ -88,9 +88,9 @@ async fn a_worker_that_does_not_read_its_rows_keeps_nobody_from_theirs() {
     let rows: Vec<_> = (0..30).map(|_| (None, noise(700_000))).collect();
     let proxy = Proxy::to_postgres(&world.database_url);
     let _slow = world.relay_through(&proxy).args(&["--tasks", "1"]).start_ready().await;
-    proxy.to_client(Line {
+    proxy.to_client(Link {
         bytes_per_second: Some(20_000),
-        ..Line::default()
+        ..Link::default()
     });
     world.insert(&topic, &rows).await;
     world.until("SELECT count(*) = 1 FROM outbox.claim").await;
@@ -186,7 +186,7 @@ async fn what_another_worker_has_lowered_is_known_at_the_next_renewal() {
     let relay = world.relay().start_ready().await;
     world.fill(&topic, 2, 0).await;
     world.drained(SOON).await;
-    world.keyless_floor_passes(&topic, 2).await;
+    world.unordered_floor_passes(&topic, 2).await;
     world
         .execute("UPDATE outbox.message SET published_at = NULL WHERE id = 1")
         .await;

@@ -24,7 +24,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
         relay_with_clock_off(&clock, &world, 1).start_ready().await,
         relay_with_clock_off(&clock, &world, 2).start_ready().await,
     ];
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     eventually(SOON, "the lanes to be shared", async || {
         (world.lanes_per_worker().await == [21, 21, 22]).then_some(())
     })
@@ -38,7 +38,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
     assert_eq!(world.count(clocks).await, 3, "every lease ends when it should");
     dying.kill();
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     // In every lane, also in those of the dead worker.
     world.fill(&topic, 1000, 100).await;
     let recovered = over.until_drained(&world).await;

@@ -14,7 +14,7 @@ async fn connections_killed_ten_times_a_second_make_no_crash_loop() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let relays = [world.relay().start_ready().await, world.relay().start_ready().await];
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("(SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NOT NULL)")
         .await;
@@ -27,7 +27,7 @@ async fn connections_killed_ten_times_a_second_make_no_crash_loop() {
     }
     let over = fault.over();
     assert!(killed > 50, "{killed} connections were killed");
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relays[0], &relays[1]]).await;
     recovered.record(history.repeats);
@@ -45,7 +45,7 @@ async fn postgresql_away_for_long_is_asked_for_seldom_and_not_in_step() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&postgres.url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("(SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NOT NULL)")
         .await;
@@ -58,7 +58,7 @@ async fn postgresql_away_for_long_is_asked_for_seldom_and_not_in_step() {
     postgres.restart();
     let over = fault.over();
     world.db = world.session().await;
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     println!("asked {} times, {cpu:?} of processor time in {away:?}", asked.len());
     assert!(
@@ -245,7 +245,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     proxy.spoiled().await;
     assert_eq!(world.count("SELECT sum(attempts) FROM outbox.message").await, 1);
     // The lane goes on once the refusal is written again.
-    let neighbour = &world.neighbours("a", 1).await[0];
+    let neighbour = &world.keys_of_same_lane("a", 1).await[0];
     let behind = world.insert(&topic, &[(Some(neighbour.as_str()), vec![1])]).await[0];
     world.published(behind).await;
     assert!(relay.logged("cannot write what became of a batch"));

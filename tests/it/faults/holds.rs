@@ -167,7 +167,7 @@ async fn a_claim_does_not_scan_the_rows_of_a_held_key() {
 
     let before = rows_read_in_the_end(&world).await;
     let mut relay = patient(&world).start_ready().await;
-    for other in world.neighbours("k", OTHERS as i64).await {
+    for other in world.keys_of_same_lane("k", OTHERS as i64).await {
         let ids = world.insert(&topic, &[(Some(other.as_str()), b"x".to_vec())]).await;
         world.published(ids[0]).await;
     }
@@ -200,7 +200,7 @@ async fn a_row_of_a_held_topic_does_not_cost_a_scan_of_its_holds() {
              SELECT {lane}, '{topic}', 'k:held-' || n, 0, 'refused', 'infinity' FROM generate_series(1, {HELD}) n"
         ))
         .await;
-    let others = world.neighbours("k", OTHERS).await;
+    let others = world.keys_of_same_lane("k", OTHERS).await;
     let rows: Vec<_> = others.iter().map(|key| (Some(key.as_str()), b"x".to_vec())).collect();
     world.insert(&topic, &rows).await;
     let mut relay = patient(&world).start_ready().await;
@@ -241,7 +241,7 @@ async fn keys_of_a_lane_that_are_due_together_are_released_together() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     let mut relay = patient(&world).start_ready().await;
-    let keys = world.neighbours("k", 40).await;
+    let keys = world.keys_of_same_lane("k", 40).await;
     // In two halves, so that they were held at different floors; every other head stays refused.
     let bytes = |place: usize| if place.is_multiple_of(2) { 20_000 } else { 60_000 };
     hold_each(&world, &topic, &keys[..20], bytes).await;

@@ -43,13 +43,13 @@ async fn after_a_kill_in_a_deep_backlog_only_what_was_in_flight_is_flagged() {
 async fn after_a_kill_under_a_steady_load_only_what_was_in_flight_is_flagged() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let dying = small_batches(&world).failpoint("report:300").start();
     dying.at_failpoint("report:300").await;
     let in_flight = killed_in_flight(dying);
     let _successor = world.relay().start_ready().await;
     world.until("SELECT count(*) > 2000 FROM outbox.message").await;
-    trickle.stop();
+    writes.stop();
     world.drained(SOON).await;
     assert_flagged_few(&world.history(&topic).await, in_flight);
 }

@@ -43,12 +43,12 @@ fn median(paces: &[Pace], of: impl Fn(&Pace) -> f64) -> f64 {
 /// Calm and illness in turn, so that a busy machine disturbs both alike: rows written by `inflow` go to a topic that
 /// `fall_ill` makes ill and well again, while a healthy one is under a steady load.
 async fn assert_rate_kept(world: &World, healthy: &str, ill: &str, inflow: &str, fall_ill: impl AsyncFn(bool)) {
-    let load = Trickle::start(world, healthy);
+    let load = BackgroundWrites::start(world, healthy);
     let (mut calm, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         calm.push(pace(world, healthy, CALM).await);
         fall_ill(true).await;
-        let inflow = Trickle::writing(world, ill, inflow);
+        let inflow = BackgroundWrites::writing(world, ill, inflow);
         beside.push(pace(world, healthy, ILL).await);
         inflow.stop();
         fall_ill(false).await;
@@ -84,7 +84,7 @@ async fn beside(settings: &[(&str, &str)]) -> (World, String, String, Relay) {
     (world, healthy, ill, relay)
 }
 
-/// Four rows a step, as [`Trickle`] writes them, are many for a topic that takes none: one is enough.
+/// Four rows a step, as [`BackgroundWrites`] writes them, are many for a topic that takes none: one is enough.
 const ONE_A_STEP: &str = "INSERT INTO outbox.message (topic, key, payload)
     VALUES ($1, CASE WHEN $2::bigint % 4 > 0 THEN 'k' || $2::bigint % 100 END, '{}')";
 

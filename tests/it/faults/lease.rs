@@ -282,9 +282,9 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     );
     // It takes while the renewal is under way, and again when that has committed.
     relay.continue_from("before_recovery");
-    world.keeper_goes_round().await;
+    world.lease_is_renewed_twice().await;
     old.db.batch_execute("COMMIT").await.expect("committed");
-    world.keeper_goes_round().await;
+    world.lease_is_renewed_twice().await;
     assert_eq!(world.count(&taken_from_it).await, 0);
     assert!(old.renew().await, "it was not stamped stopped");
     assert!(
@@ -331,7 +331,7 @@ async fn a_hold_written_while_its_lane_is_being_taken_is_known_to_the_new_owner(
         held[0]
     );
     world.execute(&hold).await;
-    let neighbour = world.neighbours("k", 1).await.remove(0);
+    let neighbour = world.keys_of_same_lane("k", 1).await.remove(0);
     let free = world.insert(&topic, &[(Some(&neighbour), b"free".to_vec())]).await;
     locks.batch_execute("ROLLBACK").await.expect("unlocked");
     world.published(free[0]).await;

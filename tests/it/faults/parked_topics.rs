@@ -57,7 +57,7 @@ async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() 
     let healthy = world.topic("healthy", 1, &[]).await;
     let missing = format!("{}.missing", world.name);
     let mut before = world.relay().start_ready().await;
-    world.keyless_floor_passes(&healthy, 11).await;
+    world.unordered_floor_passes(&healthy, 11).await;
     world.drained(SOON).await;
     before.stop();
     let relay = world.relay().failpoint("after_publish_keyless").start_ready().await;
@@ -165,7 +165,7 @@ async fn a_key_released_while_its_topic_is_parked_is_found_again() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     let relay = world.relay().args(&["--max-attempts", "1000"]).start_ready().await;
-    let neighbours = world.neighbours("k", 2).await;
+    let neighbours = world.keys_of_same_lane("k", 2).await;
     let rows = [(Some("k"), noise(20_000)), (Some("k"), b"behind".to_vec())];
     let ids = world.insert(&topic, &rows).await;
     world.held(1).await;

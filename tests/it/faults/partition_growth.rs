@@ -33,7 +33,7 @@ async fn a_topic_that_grows_is_noticed_and_warned_of_and_each_key_moves_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 2, &[]).await;
     let relay = world.relay().start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("SELECT count(*) > 1000 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
@@ -49,7 +49,7 @@ async fn a_topic_that_grows_is_noticed_and_warned_of_and_each_key_moves_once() {
         ))
         .await;
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
 
     let records = world.records(&topic).await;

@@ -14,7 +14,7 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     let topic = world.topic("orders", 4, &[]).await;
     let survivor = world.relay().start_ready().await;
     let mut dying = world.relay().start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("SELECT count(*) > 2000 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
@@ -23,7 +23,7 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     world
         .until("SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NULL")
         .await;
-    trickle.stop();
+    writes.stop();
     pooler.restart();
     let recovered = fault.over().until_drained(&world).await;
     let history = world.history(&topic).await;

@@ -76,7 +76,7 @@ async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
     );
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("SELECT count(*) > 100 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
@@ -88,7 +88,7 @@ async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
 
     fail(&mock, &[]);
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     recovered.record(assert_arrived(&world, &relay, &topic).await.repeats);
 }

@@ -52,7 +52,7 @@ async fn limit_is_known(relay: &Relay, topic: &str) {
 /// Three rows of one key to one partition, the first of them large, with one small row to another partition in the
 /// middle; all in one batch. Answers their ids: the three, then the bystander.
 async fn three_and_a_bystander(world: &World, topic: &str, partition: i32) -> [i64; 4] {
-    let neighbour = world.neighbours("k", 1).await;
+    let neighbour = world.keys_of_same_lane("k", 1).await;
     let other = 1 - partition;
     let rows = world
         .db

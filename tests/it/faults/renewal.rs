@@ -16,7 +16,7 @@ async fn a_worker_that_cannot_renew_stops_publishing_before_its_lease_ends() {
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let stalled = world.relay().failpoint("before_renew:4").start_ready().await;
     stalled.at_failpoint("before_renew:4").await;
     assert!(published(&stalled).await > 0.0, "it was at work");
@@ -36,7 +36,7 @@ async fn a_worker_that_cannot_renew_stops_publishing_before_its_lease_ends() {
         "it has not sent since its lease ended"
     );
 
-    trickle.stop();
+    writes.stop();
     stalled.continue_from("before_renew:4");
     let recovered = fault.over().until_drained(&world).await;
     eventually(SOON, "it to be back under a new lease", async || {

@@ -292,7 +292,7 @@ async fn a_lock_on_a_row_that_kafka_has_does_not_keep_its_topic_parked() {
     delete_topic(&world.kafka, &topic).await;
     relay.continue_from("after_publish:1");
     // While others are acknowledged, it is this topic that takes nothing, and not Kafka.
-    let load = Trickle::start(&world, &healthy);
+    let load = BackgroundWrites::start(&world, &healthy);
     let second = world.insert(&topic, &[(Some("k"), b"2".to_vec())]).await[0];
     world.held(1).await;
     create_topic(&world.kafka, &topic, 1, &[]).await;

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use testkit::*;
 
-const SLOW: Line = Line {
+const SLOW: Link = Link {
     delay: Duration::from_millis(500),
     bytes_per_second: Some(125_000),
-    is_hole: false,
+    is_black_hole: false,
 };
 
 /// What a user gets who sets none.
@@ -44,7 +44,7 @@ async fn crosses_a_slow_link(world: &World, proxy: &Proxy, builder: RelayBuilder
     tokio::time::sleep((2 * DEFAULT_LEASE).saturating_sub(slow.elapsed())).await;
     commit_heavy_rows(world, &topic).await;
     assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0), "the lease is kept");
-    proxy.both_ways(Line::default());
+    proxy.both_ways(Link::default());
     let recovered = fault.over().until_drained(world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0), "the lease is kept");

@@ -192,7 +192,7 @@ async fn late_mark_meets_recovery(failpoint: &'static str, keys: usize) -> (Reco
     let successor = world.relay().failpoint("before_recovery").start_ready().await;
     successor.at_failpoint("before_recovery").await;
     successor.continue_from("before_recovery");
-    world.keeper_goes_round().await;
+    world.lease_is_renewed_twice().await;
     assert!(!successor.logged("cannot"), "what is locked is skipped, not waited for");
     late_mark.batch_execute("COMMIT").await.expect("committed");
     let over = fault.over();

@@ -59,7 +59,7 @@ async fn two_versions_run_side_by_side_and_the_older_may_restart() {
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let writer = Trickle::start(&world, &topic);
+    let writer = BackgroundWrites::start(&world, &topic);
     let mut older = [world.relay().start_ready().await, world.relay().start_ready().await];
     world
         .until("SELECT count(*) > 200 FROM outbox.message WHERE published_at IS NOT NULL")
