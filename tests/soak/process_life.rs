@@ -45,7 +45,7 @@ impl Counters {
 
 /// One process from its start to its end.
 #[derive(Clone, Debug)]
-pub struct Life {
+pub struct ProcessLife {
     pub replica: usize,
     pid: u32,
     pub address: String,
@@ -60,9 +60,9 @@ pub struct Life {
     pub ended_by_itself: Option<String>,
 }
 
-impl Life {
+impl ProcessLife {
     pub fn of(replica: usize, relay: &Relay) -> Self {
-        Life {
+        ProcessLife {
             replica,
             pid: relay.pid(),
             address: relay.address().expect("it is ready"),

@@ -9,15 +9,15 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_postgres::{Client, Error, NoTls};
 use tokio_util::sync::CancellationToken;
 
+use crate::environment::Environment;
 use crate::progress::Progress;
-use crate::stage::Stage;
 
 /// Of everything drawn so many samples ago it is known whether it committed: no transaction here stays open for as long.
 const DECIDED_AFTER: usize = 60;
 
 /// A delayed row is late from when it is due. Other rows are late from their INSERT: also while their own transaction, or a lock on
 /// the table, holds them up.
-const LOOK: &str = "
+const BACKLOG: &str = "
     SELECT (SELECT last_value FROM outbox.message_id_seq) AS tail,
            min(id) AS lowest,
            count(*) FILTER (WHERE coalesce(available_at, created_at) <= clock_timestamp()) AS due,
@@ -44,32 +44,32 @@ pub struct Sample {
     pub in_flight: f64,
 }
 
-pub struct Watch {
+pub struct Sampler {
     stop: CancellationToken,
     task: JoinHandle<Vec<Sample>>,
 }
 
-impl Watch {
-    pub fn start(stage: &Arc<Stage>, start: Instant, progress: &Arc<Progress>) -> Self {
+impl Sampler {
+    pub fn start(environment: &Arc<Environment>, start: Instant, progress: &Arc<Progress>) -> Self {
         let stop = CancellationToken::new();
-        let lookout = Lookout {
-            stage: stage.clone(),
+        let sampler = SamplerTask {
+            environment: environment.clone(),
             session: None,
             tails: VecDeque::new(),
             floor: 0,
         };
-        let task = tokio::spawn(lookout.watch(start, progress.clone(), stop.clone()));
-        Watch { stop, task }
+        let task = tokio::spawn(sampler.run(start, progress.clone(), stop.clone()));
+        Sampler { stop, task }
     }
 
     pub async fn stop(self) -> Vec<Sample> {
         self.stop.cancel();
-        self.task.await.expect("the watch did not panic")
+        self.task.await.expect("the sampler did not panic")
     }
 }
 
-struct Lookout {
-    stage: Arc<Stage>,
+struct SamplerTask {
+    environment: Arc<Environment>,
     session: Option<Client>,
     /// The last ids drawn, as of the last samples.
     tails: VecDeque<i64>,
@@ -77,15 +77,15 @@ struct Lookout {
     floor: i64,
 }
 
-impl Lookout {
-    async fn watch(mut self, start: Instant, progress: Arc<Progress>, stop: CancellationToken) -> Vec<Sample> {
+impl SamplerTask {
+    async fn run(mut self, start: Instant, progress: Arc<Progress>, stop: CancellationToken) -> Vec<Sample> {
         let mut ticks = interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut samples = Vec::new();
         while !stop.is_cancelled() {
             ticks.tick().await;
             let in_flight = block_in_place(|| {
-                let replicas = self.stage.replicas.iter();
+                let replicas = self.environment.replicas.iter();
                 let in_flight = replicas.map(|replica| {
                     replica.weigh();
                     replica.scrape().unwrap_or(0.0)
@@ -94,7 +94,7 @@ impl Lookout {
             });
             let sample = Sample {
                 at: start.elapsed(),
-                backlog: self.look().await,
+                backlog: self.backlog().await,
                 published: self.published(),
                 in_flight,
             };
@@ -105,16 +105,18 @@ impl Lookout {
     }
 
     fn published(&self) -> f64 {
-        let lives = self.stage.replicas.iter().flat_map(|replica| replica.lives());
+        let lives = self.environment.replicas.iter().flat_map(|replica| replica.lives());
         lives.map(|life| life.counters.published).sum()
     }
 
-    async fn look(&mut self) -> Option<Backlog> {
+    async fn backlog(&mut self) -> Option<Backlog> {
         let session = match self.session.take() {
             Some(session) => session,
             None => self.connect().await.ok()?,
         };
-        let row = session.query_one(LOOK, &[&self.floor, &self.stage.relay_login]).await;
+        let row = session
+            .query_one(BACKLOG, &[&self.floor, &self.environment.relay_login])
+            .await;
         if !session.is_closed() {
             self.session = Some(session);
         }
@@ -128,9 +130,9 @@ impl Lookout {
     }
 
     async fn connect(&self) -> Result<Client, Error> {
-        let (client, connection) = tokio_postgres::connect(&self.stage.world.database_url, NoTls).await?;
+        let (client, connection) = tokio_postgres::connect(&self.environment.world.database_url, NoTls).await?;
         tokio::spawn(connection);
-        // While somebody locks the table the replicas are still to be looked at.
+        // While somebody locks the table the replicas are still to be sampled.
         client.batch_execute("SET lock_timeout = '500ms'").await?;
         Ok(client)
     }

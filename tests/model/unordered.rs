@@ -1,7 +1,7 @@
-//! Rows without a lane: claimed by anyone, each under a record of its own, with one floor that all workers share and a topic that may be parked.
+//! Unordered rows: claimed by anyone, each under a record of its own, with one floor that all workers share and a topic that may be parked.
 //!
 //! All rows are of one topic, have committed and are settled: how ids settle is the floor model's. As there, no run is
-//! endless, and "in the end" is a look at the states without a successor.
+//! endless, and "in the end" is a property of the states without a successor.
 
 use stateright::{Model, Property};
 
@@ -9,7 +9,7 @@ use crate::check::goes_on;
 use crate::rules::{Rule, Rules};
 
 #[derive(Clone, Debug)]
-pub struct Keyless {
+pub struct Unordered {
     pub rules: Rules,
     pub workers: usize,
     pub rows: usize,
@@ -70,7 +70,7 @@ pub enum Action {
     Crash(usize),
 }
 
-impl Model for Keyless {
+impl Model for Unordered {
     type State = State;
     type Action = Action;
 
@@ -135,7 +135,7 @@ impl Model for Keyless {
                     .map_or(state.stored_floor, |parked| parked.min(state.stored_floor));
                 state.lowest_pending().is_none_or(|row| row >= floor)
             }),
-            Property::always(LOSS, |model: &Keyless, state: &State| {
+            Property::always(LOSS, |model: &Unordered, state: &State| {
                 state.lowest_pending().is_none() || goes_on(model, state)
             }),
             Property::sometimes("a floor is stored", |_, state: &State| state.stored_floor > 0),
@@ -214,14 +214,14 @@ impl State {
             row.is_leased = false;
             self.stale_mark |= !is_ours;
         }
-        if !rules.has(Rule::FloorComesFromALook) {
+        if !rules.has(Rule::FloorComesFromAPoll) {
             let floor = &mut self.workers[worker].floor;
             *floor = (*floor).max(batch.row + 1);
         }
         true
     }
 
-    /// From a look at the table.
+    /// From a poll of the table.
     fn raise_floor(&mut self, worker: usize) -> bool {
         let unparked = self.lowest_pending().filter(|_| self.parked.is_none());
         let lowest = unparked.unwrap_or(self.rows.len());

@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 
 use crate::replicas::{REPLICAS, Replica};
 
-/// Keys the writers share. Each is a row of `soak_key`, locked by whoever writes to the key: so transactions that write to
+/// Keys the writers share. Each is a row of `soak_key`, locked by the transaction that writes to the key: so transactions that write to
 /// one key do not overlap, and its rows have one order.
 pub const KEYS: usize = 400;
 
@@ -20,7 +20,7 @@ pub struct Topics {
     pub narrow: String,
 }
 
-pub struct Stage {
+pub struct Environment {
     // Dropped in this order: the processes before the servers they talk to.
     pub replicas: Vec<Replica>,
     pub topics: Topics,
@@ -31,8 +31,8 @@ pub struct Stage {
     pub postgres: OwnPostgres,
 }
 
-impl Stage {
-    pub async fn set(logs: &Path) -> Self {
+impl Environment {
+    pub async fn start(logs: &Path) -> Self {
         let kafka = OwnKafka::start();
         let postgres = OwnPostgres::start();
         let world = World::on(&postgres.url, &kafka.address).await;
@@ -52,7 +52,7 @@ impl Stage {
         for number in 0..REPLICAS {
             replicas.push(Replica::start(number, &relay_url, &kafka.address, logs).await);
         }
-        Stage {
+        Environment {
             replicas,
             topics,
             relay_login: format!("{}_relay", world.name),
