@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench bench-quick bench-keep bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +51,8 @@ bench: setup ## Measure everything beside its limits: make bench ARGS="--only dr
 bench-quick: ## The same in small, in a few minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
 
-bench-keep: ## Put the last report of make bench into the README and docs/performance.md
-	@benches/keep
+bench-publish: ## Put the last report of make bench into the README and docs/performance.md
+	@benches/publish-report
 
 bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="verdict"
 	@cargo bench --quiet --locked --bench pure -- $(ARGS)

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use crate::Outcome;
 use crate::backlog::Shape;
-use crate::mode::Mode;
-use crate::place::Place;
+use crate::on_published::OnPublished;
+use crate::workspace::Workspace;
 
 /// The product's defaults: rows in a batch, and three tasks that share the lanes.
 pub const BATCH: usize = 2_000;
@@ -33,8 +33,8 @@ struct Lane {
 }
 
 impl PostgresAlone {
-    pub async fn new(place: &Place, mode: Mode, shape: Shape) -> Outcome<Self> {
-        let (db, connection) = tokio_postgres::connect(&place.url, NoTls).await?;
+    pub async fn new(workspace: &Workspace, mode: OnPublished, shape: Shape) -> Outcome<Self> {
+        let (db, connection) = tokio_postgres::connect(&workspace.url, NoTls).await?;
         tokio::spawn(connection);
         let plans = PLANS.map(|(name, value)| format!("SET {name} = {value}"));
         db.batch_execute(&plans.join("; ")).await?;
@@ -53,8 +53,8 @@ impl PostgresAlone {
             &no_number,
         ];
         let registered = db.query_one(&statement::text("register"), register).await?;
-        let mark = if shape == Shape::Keyless {
-            mode.mark_keyless()
+        let mark = if shape == Shape::Unordered {
+            mode.mark_unordered()
         } else {
             mode.mark_lanes()
         };
@@ -70,8 +70,8 @@ impl PostgresAlone {
     /// From the first claim to the last mark.
     pub async fn drain(&self, shape: Shape, rows: i64) -> Outcome<Duration> {
         let began = Instant::now();
-        let marked = if shape == Shape::Keyless {
-            self.drain_keyless().await?
+        let marked = if shape == Shape::Unordered {
+            self.drain_unordered().await?
         } else {
             self.drain_lanes().await?
         };
@@ -165,11 +165,11 @@ impl PostgresAlone {
         Ok((marked, left.collect()))
     }
 
-    async fn drain_keyless(&self) -> Outcome<u64> {
+    async fn drain_unordered(&self) -> Outcome<u64> {
         let claim = self.db.prepare(&statement::text("claim_keyless")).await?;
         let read = self.db.prepare(&statement::text("claimed")).await?;
         let (mut floor, mut claims_from, mut marked) = (0_i64, 0, 0);
-        while let Some(number) = self.claim_keyless(&claim, claims_from, floor).await? {
+        while let Some(number) = self.claim_unordered(&claim, claims_from, floor).await? {
             let rows = self.db.query(&read, &[&number, &self.incarnation]).await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
             floor = ids.iter().copied().max().unwrap_or(floor);
@@ -182,8 +182,8 @@ impl PostgresAlone {
         Ok(marked)
     }
 
-    /// One claim behind its turn, sent at once as the product does.
-    async fn claim_keyless(&self, claim: &Statement, claims_from: i64, floor: i64) -> Outcome<Option<i64>> {
+    /// One claim behind its lock, sent at once as the product does.
+    async fn claim_unordered(&self, claim: &Statement, claims_from: i64, floor: i64) -> Outcome<Option<i64>> {
         let (most, topic) = (BATCH as i64, None::<&str>);
         let params: &[&(dyn ToSql + Sync)] = &[
             &claims_from,

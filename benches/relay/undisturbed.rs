@@ -12,19 +12,19 @@ use tokio::time::sleep;
 
 use crate::Outcome;
 use crate::machine::Fact;
-use crate::spread::Spread;
+use crate::rounds::Spread;
 
-/// A run, or a look, that lacked no more of the processor time it wanted is good enough.
+/// A run, or a probe, that lacked no more of the processor time it wanted is good enough.
 const LACKING_MAX: f64 = 0.05;
 const TRIES_MAX: usize = 3;
 /// For so long all processors are asked for, to see whether they are there; and so long is waited where they are not, so often.
-const LOOK: Duration = Duration::from_millis(500);
+const PROBE: Duration = Duration::from_millis(500);
 const WAIT: Duration = Duration::from_secs(5);
 const WAITS_MAX: usize = 12;
 
-pub struct Quiet {
+pub struct Undisturbed {
     /// How long all waiting and repeating together may still take.
-    patience: Cell<Duration>,
+    extra_time: Cell<Duration>,
     lacking: RefCell<Vec<f64>>,
     repeated: Cell<usize>,
 }
@@ -35,10 +35,10 @@ struct Try<T> {
     lacked: f64,
 }
 
-impl Quiet {
-    pub fn new(patience: Duration) -> Self {
-        Quiet {
-            patience: Cell::new(patience),
+impl Undisturbed {
+    pub fn new(extra_time: Duration) -> Self {
+        Undisturbed {
+            extra_time: Cell::new(extra_time),
             lacking: RefCell::default(),
             repeated: Cell::new(0),
         }
@@ -48,7 +48,7 @@ impl Quiet {
     pub async fn run<T>(&self, run: impl AsyncFn() -> Outcome<T>) -> Outcome<T> {
         let mut best = self.attempt(&run).await?;
         for _ in 1..TRIES_MAX {
-            if best.lacked <= LACKING_MAX || self.patience.get().is_zero() {
+            if best.lacked <= LACKING_MAX || self.extra_time.get().is_zero() {
                 break;
             }
             self.repeated.set(self.repeated.get() + 1);
@@ -94,16 +94,16 @@ impl Quiet {
     /// Until the processors are there.
     async fn wait(&self) {
         for _ in 0..WAITS_MAX {
-            if self.patience.get().is_zero() || lacking_now() <= LACKING_MAX {
+            if self.extra_time.get().is_zero() || lacking_now() <= LACKING_MAX {
                 return;
             }
             sleep(WAIT).await;
-            self.spend(LOOK + WAIT);
+            self.spend(PROBE + WAIT);
         }
     }
 
     fn spend(&self, time: Duration) {
-        self.patience.set(self.patience.get().saturating_sub(time));
+        self.extra_time.set(self.extra_time.get().saturating_sub(time));
     }
 
     /// For the report, of the runs since this was last asked. None: there was no such run.
@@ -127,7 +127,7 @@ fn lacking_now() -> f64 {
         for _ in 0..processors {
             scope.spawn(|| {
                 let began = Instant::now();
-                while began.elapsed() < LOOK {
+                while began.elapsed() < PROBE {
                     black_box(began);
                 }
             });

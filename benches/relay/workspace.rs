@@ -9,17 +9,17 @@ use tokio_postgres::Client;
 
 use crate::backlog::{FILLER, Shape};
 use crate::cpu::Postgres;
-use crate::stack::{Stack, connect};
-use crate::{Outcome, Patience};
+use crate::servers::{Servers, connect};
+use crate::{Deadline, Outcome};
 
 pub const OUTBOXD: &str = env!("CARGO_BIN_EXE_outboxd");
 
-/// Of a place's only topic; where there are many, each has fewer.
+/// Of a workspace's only topic; where there are many, each has fewer.
 const PARTITIONS: i32 = 8;
 const PARTITIONS_OF_MANY: i32 = 4;
 
-pub struct Place {
-    pub stack: Stack,
+pub struct Workspace {
+    pub servers: Servers,
     pub name: String,
     pub url: String,
     pub db: Client,
@@ -27,28 +27,28 @@ pub struct Place {
     topics: Vec<(String, i32)>,
 }
 
-/// What every place's database is a copy of: migrating each anew would take longer than many a measurement in small.
+/// What every workspace's database is a copy of: migrating each anew would take longer than many a measurement in small.
 const TEMPLATE: &str = "bench_template";
 
 /// Once for all places of a run; one that another run left behind may have another schema.
-pub async fn make_template(stack: &Stack) -> Outcome<()> {
-    let server = connect(&stack.database_url).await?;
+pub async fn make_template(servers: &Servers) -> Outcome<()> {
+    let server = connect(&servers.database_url).await?;
     server
         .batch_execute(&format!("DROP DATABASE IF EXISTS {TEMPLATE}"))
         .await?;
     server.batch_execute(&format!("CREATE DATABASE {TEMPLATE}")).await?;
-    migrate(&stack.url_of(TEMPLATE)?)
+    migrate(&servers.url_of(TEMPLATE)?)
 }
 
-impl Place {
+impl Workspace {
     /// With the topics that rows of this shape go to.
-    pub async fn new(stack: &Stack, shape: Shape) -> Outcome<Self> {
+    pub async fn new(servers: &Servers, shape: Shape) -> Outcome<Self> {
         let name = format!("bench_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-        let server = connect(&stack.database_url).await?;
+        let server = connect(&servers.database_url).await?;
         server
             .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
             .await?;
-        let url = stack.url_of(&name)?;
+        let url = servers.url_of(&name)?;
         let db = connect(&url).await?;
         let topics = match shape.topics() {
             1 => vec![(name.clone(), PARTITIONS)],
@@ -56,16 +56,16 @@ impl Place {
                 .map(|number| (format!("{name}.{number}"), PARTITIONS_OF_MANY))
                 .collect(),
         };
-        let place = Place {
-            stack: stack.clone(),
+        let workspace = Workspace {
+            servers: servers.clone(),
             name,
             url,
             postgres: Postgres::of(&db).await?,
             db,
             topics,
         };
-        place.create_topics().await?;
-        Ok(place)
+        workspace.create_topics().await?;
+        Ok(workspace)
     }
 
     async fn create_topics(&self) -> Outcome<()> {
@@ -74,7 +74,7 @@ impl Place {
             .iter()
             .map(|(name, partitions)| NewTopic::new(name, *partitions, TopicReplication::Fixed(1)))
             .collect();
-        for answer in self.stack.admin.create_topics(&new, &AdminOptions::new()).await? {
+        for answer in self.servers.admin.create_topics(&new, &AdminOptions::new()).await? {
             answer.map_err(|(topic, error)| format!("{topic}: {error}"))?;
         }
         Ok(())
@@ -116,9 +116,9 @@ impl Place {
     pub async fn left_alone(&self) -> Outcome<()> {
         let others = "SELECT count(*) FROM pg_stat_activity
                       WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
-        let patience = Patience::new(Duration::from_secs(30));
+        let deadline = Deadline::new(Duration::from_secs(30));
         while self.db.query_one(others, &[]).await?.get::<_, i64>(0) > 0 {
-            patience.or("sessions to end")?;
+            deadline.or("sessions to end")?;
             sleep(Duration::from_millis(50)).await;
         }
         Ok(())
@@ -127,16 +127,16 @@ impl Place {
     /// How many transactions PostgreSQL has counted here. Asked from another database, so that this question does not count.
     pub async fn transactions(&self) -> Outcome<i64> {
         let count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1";
-        let server = connect(&self.stack.database_url).await?;
+        let server = connect(&self.servers.database_url).await?;
         Ok(server.query_one(count, &[&self.name]).await?.get(0))
     }
 
     /// Waits until no row is pending, without asking the relay.
     pub async fn drained(&self) -> Outcome<()> {
-        let patience = Patience::new(Duration::from_secs(300));
+        let deadline = Deadline::new(Duration::from_secs(300));
         let any = "SELECT EXISTS (SELECT FROM outbox.message WHERE published_at IS NULL)";
         while self.db.query_one(any, &[]).await?.get(0) {
-            patience.or("every row to be published")?;
+            deadline.or("every row to be published")?;
             sleep(Duration::from_millis(50)).await;
         }
         Ok(())
@@ -144,7 +144,7 @@ impl Place {
 
     /// How many records the topics have.
     pub fn delivered(&self) -> Outcome<i64> {
-        let kafka = self.stack.admin.inner();
+        let kafka = self.servers.admin.inner();
         let mut delivered = 0;
         for (topic, partitions) in &self.topics {
             for partition in 0..*partitions {
@@ -164,11 +164,11 @@ impl Place {
     }
 
     pub async fn remove(self) -> Outcome<()> {
-        let server = connect(&self.stack.database_url).await?;
+        let server = connect(&self.servers.database_url).await?;
         let topics: Vec<&str> = self.topics.iter().map(|(name, _)| name.as_str()).collect();
         // Before the database goes: where somebody is connected, PostgreSQL waits for a while.
         drop(self.db);
-        self.stack.admin.delete_topics(&topics, &AdminOptions::new()).await?;
+        self.servers.admin.delete_topics(&topics, &AdminOptions::new()).await?;
         let drop = format!("DROP DATABASE {} WITH (FORCE)", self.name);
         server.batch_execute(&drop).await?;
         Ok(())

@@ -11,20 +11,20 @@ use crate::Outcome;
 use crate::machine::Fact;
 
 #[derive(Clone)]
-pub struct Stack {
+pub struct Servers {
     pub database_url: String,
     pub kafka: String,
     /// One for all: each takes a tenth of a second to close.
     pub admin: Arc<AdminClient<DefaultClientContext>>,
 }
 
-impl Stack {
+impl Servers {
     /// The one that `deploy/dev/with-stack` names.
     pub fn running() -> Outcome<Self> {
         let named = |name| std::env::var(name).map_err(|_| format!("{name} is not set: run `make bench`"));
         let kafka = named("OUTBOXD_TEST_KAFKA")?;
         let admin = ClientConfig::new().set("bootstrap.servers", &kafka).create()?;
-        Ok(Stack {
+        Ok(Servers {
             database_url: named("OUTBOXD_TEST_DATABASE_URL")?,
             kafka,
             admin: Arc::new(admin),

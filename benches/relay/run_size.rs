@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub struct Size {
+pub struct RunSize {
     pub title: &'static str,
     pub rounds: usize,
     /// Of what is compared in pairs, by less than the machine's own pace differs within a minute.
@@ -23,7 +23,7 @@ pub struct Size {
     /// counts as one, and sessions have told what they counted; PostgreSQL lets an idle one take ten seconds for it.
     pub settle: Duration,
     /// How long the whole may last longer to have the processors to itself.
-    pub patience: Duration,
+    pub extra_time: Duration,
     pub lease: Lease,
     pub growth: Growth,
     pub warm_up: WarmUp,
@@ -56,9 +56,9 @@ pub struct Growth {
     pub held: i64,
 }
 
-impl Size {
+impl RunSize {
     pub fn full() -> Self {
-        Size {
+        RunSize {
             title: "outboxd bench",
             rounds: 3,
             compared_rounds: 7,
@@ -72,7 +72,7 @@ impl Size {
             // What a daemon does once a minute is in it once.
             idle: Duration::from_secs(60),
             settle: Duration::from_secs(75),
-            patience: Duration::from_secs(30 * 60),
+            extra_time: Duration::from_secs(30 * 60),
             // The default.
             lease: Lease {
                 lasts: Duration::from_secs(15),
@@ -93,7 +93,7 @@ impl Size {
     }
 
     pub fn quick() -> Self {
-        Size {
+        RunSize {
             title: "outboxd bench, in small: it shows that everything runs, its figures mean little",
             rounds: 1,
             compared_rounds: 1,
@@ -106,7 +106,7 @@ impl Size {
             load_warm_up: Duration::from_millis(200),
             idle: Duration::from_secs(1),
             settle: Duration::from_millis(500),
-            patience: Duration::ZERO,
+            extra_time: Duration::ZERO,
             lease: Lease {
                 lasts: Duration::from_secs(5),
                 flags: &["--lease", "5s", "--batch-deadline", "1s"],

@@ -10,8 +10,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use tokio::time::sleep;
 
-use crate::place::Place;
-use crate::{Outcome, Patience};
+use crate::workspace::Workspace;
+use crate::{Deadline, Outcome};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
@@ -19,17 +19,17 @@ pub struct Arrival {
     pub at: Instant,
 }
 
-pub struct Listener {
+pub struct TimingConsumer {
     stop: Arc<AtomicBool>,
-    heard: Arc<AtomicUsize>,
+    received: Arc<AtomicUsize>,
     thread: JoinHandle<Vec<Arrival>>,
 }
 
-impl Listener {
-    /// Hears every record of the place's topics, each partition from its beginning.
-    pub fn start(place: &Place) -> Outcome<Self> {
+impl TimingConsumer {
+    /// Receives every record of the workspace's topics, each partition from its beginning.
+    pub fn start(workspace: &Workspace) -> Outcome<Self> {
         let consumer: BaseConsumer = ClientConfig::new()
-            .set("bootstrap.servers", &place.stack.kafka)
+            .set("bootstrap.servers", &workspace.servers.kafka)
             // Never joined; the client wants a name all the same.
             .set("group.id", "bench")
             .set("enable.auto.commit", "false")
@@ -38,28 +38,28 @@ impl Listener {
             .set("fetch.wait.max.ms", "100")
             .create()?;
         let mut partitions = TopicPartitionList::new();
-        for topic in place.topics() {
-            for partition in 0..place.partitions() {
+        for topic in workspace.topics() {
+            for partition in 0..workspace.partitions() {
                 partitions.add_partition_offset(topic, partition, Offset::Beginning)?;
             }
         }
         consumer.assign(&partitions)?;
-        let (stop, heard) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (stopped, counter) = (stop.clone(), heard.clone());
-        let thread = std::thread::spawn(move || listen(&consumer, &stopped, &counter));
-        Ok(Listener { stop, heard, thread })
+        let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (stopped, counter) = (stop.clone(), received.clone());
+        let thread = std::thread::spawn(move || consume(&consumer, &stopped, &counter));
+        Ok(TimingConsumer { stop, received, thread })
     }
 
     /// Waits for so many records, and then a moment for those that nobody expects.
-    pub async fn hear(self, records: usize) -> Outcome<Vec<Arrival>> {
-        let patience = Patience::new(Duration::from_secs(120));
-        while self.heard.load(Ordering::Acquire) < records {
-            patience.or("every committed row to arrive")?;
+    pub async fn receive(self, records: usize) -> Outcome<Vec<Arrival>> {
+        let deadline = Deadline::new(Duration::from_secs(120));
+        while self.received.load(Ordering::Acquire) < records {
+            deadline.or("every committed row to arrive")?;
             sleep(Duration::from_millis(10)).await;
         }
         sleep(Duration::from_millis(200)).await;
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| "the listener panicked".into())
+        self.thread.join().map_err(|_| "the consumer panicked".into())
     }
 }
 
@@ -72,7 +72,7 @@ pub fn first_copies(arrivals: &[Arrival]) -> HashMap<u64, Instant> {
     first
 }
 
-fn listen(consumer: &BaseConsumer, stop: &AtomicBool, heard: &AtomicUsize) -> Vec<Arrival> {
+fn consume(consumer: &BaseConsumer, stop: &AtomicBool, received: &AtomicUsize) -> Vec<Arrival> {
     let mut arrivals = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         // An error is a broker that is busy: the client goes on by itself.
@@ -82,7 +82,7 @@ fn listen(consumer: &BaseConsumer, stop: &AtomicBool, heard: &AtomicUsize) -> Ve
         let at = Instant::now();
         if let Some(number) = message.payload().and_then(number) {
             arrivals.push(Arrival { number, at });
-            heard.fetch_add(1, Ordering::Release);
+            received.fetch_add(1, Ordering::Release);
         }
     }
     arrivals

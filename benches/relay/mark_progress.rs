@@ -5,22 +5,22 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use crate::process::Process;
-use crate::{Outcome, Patience};
+use crate::{Deadline, Outcome};
 
-/// Each look is a scrape, which costs the process a little.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A scrape costs the process a little.
+const SCRAPE_EVERY: Duration = Duration::from_millis(20);
 
-pub struct Marks {
+pub struct MarkProgress {
     /// From the start of the first process until rows had been claimed.
     pub start_up: Duration,
     /// Since the first claim, and how many rows had been marked by then.
     samples: Vec<(Duration, i64)>,
 }
 
-impl Marks {
+impl MarkProgress {
     /// Watches until so many rows are marked.
     pub async fn watch(processes: &[Process], rows: i64) -> Outcome<Self> {
-        let patience = Patience::new(Duration::from_secs(900));
+        let deadline = Deadline::new(Duration::from_secs(900));
         let started = processes.iter().map(|process| process.started).min();
         let mut first_claim = None;
         let mut samples = Vec::new();
@@ -37,11 +37,11 @@ impl Marks {
             if marked >= rows {
                 break;
             }
-            patience.or(&format!("{rows} rows to be marked; {marked} are"))?;
-            sleep(LOOK_EVERY).await;
+            deadline.or(&format!("{rows} rows to be marked; {marked} are"))?;
+            sleep(SCRAPE_EVERY).await;
         }
         let since = first_claim.zip(started).map(|(first, started)| first - started);
-        Ok(Marks {
+        Ok(MarkProgress {
             start_up: since.unwrap_or_default(),
             samples,
         })
