@@ -66,13 +66,13 @@ async fn wal_per_row(on_published: &str, key: &str) -> f64 {
 #[tokio::test]
 async fn a_row_costs_few_bytes_of_wal_whatever_becomes_of_it() {
     // The bounds are a little above what is measured.
-    let (keyed, keyless) = ("'key-' || i % 1000", "NULL");
+    let (keyed, unordered) = ("'key-' || i % 1000", "NULL");
     for (on_published, key, most) in [
         ("delete", keyed, 70.0),
         ("keep", keyed, 140.0),
         ("archive", keyed, 450.0),
-        ("delete", keyless, 80.0),
-        ("keep", keyless, 140.0),
+        ("delete", unordered, 80.0),
+        ("keep", unordered, 140.0),
     ] {
         let bytes = wal_per_row(on_published, key).await;
         let said = format!("{on_published}, key {key}: {bytes:.0} bytes of WAL a row");
@@ -115,7 +115,7 @@ async fn marks_search_for_each_row_once_though_the_table_has_no_statistics() {
             .await;
         let args = ["--on-published", on_published];
         let mut relay = world.relay().args(&args).start_ready().await;
-        // While it is all but empty, a session decides how it will look for rows from then on.
+        // While it is all but empty, a session decides how it will search for rows from then on.
         for rows in [vec![1; 10], vec![500]].concat() {
             world.fill(&topic, rows, 500).await;
             world.drained(SOON).await;

@@ -1,4 +1,4 @@
-//! Idempotent commands: one effect and one answer, whatever is repeated, at once or late, and whoever dies.
+//! Idempotent commands: one effect and one answer, whatever is repeated, at once or late, and whichever process dies.
 
 mod arguments;
 mod counters;

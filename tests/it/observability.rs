@@ -79,7 +79,7 @@ async fn what_is_sampled_is_shown_only_by_the_worker_that_samples_it() {
     one.signal("STOP");
     let other = world.relay().start_ready().await;
     samples(&other).await;
-    // They share the lanes then, and whoever has not got lane 0 has sampled before.
+    // They share the lanes then, and the one without lane 0 has sampled before.
     one.signal("CONT");
     eventually(SOON, "one to show the gauges and the other none", async || {
         let shown = [sampled(&one)?, sampled(&other)?].map(|(shown, here)| (here, shown.is_empty()));
@@ -312,7 +312,7 @@ async fn an_idle_daemon_with_default_settings_costs_next_to_nothing() {
         (rate <= IDLE_STATEMENTS_A_SECOND_MAX).then_some(rate)
     })
     .await;
-    assert!(rate > 0.0, "it still looks");
+    assert!(rate > 0.0, "it still polls");
     let status = std::fs::read_to_string(format!("/proc/{}/status", relay.pid())).expect("it lives");
     let resident = status
         .lines()
@@ -330,7 +330,7 @@ async fn an_idle_daemon_with_default_settings_costs_next_to_nothing() {
 async fn a_poll_that_finds_nothing_is_not_counted_as_a_mark() {
     let world = World::new().await;
     let relay = world.relay().start_ready().await;
-    eventually(SOON, "lanes and rows without one to be looked at", async || {
+    eventually(SOON, "lanes and unordered rows to be polled", async || {
         (relay.metric("outboxd_claim_seconds_count")? >= 2.0).then_some(())
     })
     .await;

@@ -27,9 +27,9 @@ struct Written {
 async fn write(db: Client, topic: String, session: usize) -> Written {
     let mut written = Written::default();
     let mut sequences = [0i64; KEYS_PER_SESSION];
-    let mut pace = tokio::time::interval(Duration::from_millis(15));
+    let mut ticks = tokio::time::interval(Duration::from_millis(15));
     while written.committed < ROWS / SESSIONS {
-        pace.tick().await;
+        ticks.tick().await;
         let mut rows = Vec::new();
         let mut next = sequences;
         for _ in 0..fastrand::usize(1..=10) {

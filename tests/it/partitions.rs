@@ -71,7 +71,7 @@ async fn a_paused_partition_keeps_back_its_rows_and_no_others() {
     let only_those = format!("SELECT bool_and(({KEPT_BACK}) = (published_at IS NULL)) FROM outbox.message");
     world.until(&only_those).await;
 
-    // Looks know of it as well, and so does the safety net, when every floor has passed all rows.
+    // Polls know of it as well, and so does the safety net, when every floor has passed all rows.
     world.fill(&topic, 40, 20).await;
     world.until(&only_those).await;
     relay.stop();
@@ -162,7 +162,7 @@ async fn what_a_released_hold_kept_back_is_inherited_by_all_of_its_topic_that_st
     assert_eq!(world.text(left).await, "a  10, a s:3/4 10, a s:7/8 10, b s:3/4 50");
 }
 
-/// A worker that owns lanes 0 and 1, and another that owns lane 2; a partition is paused in all of them and among the rows without a lane.
+/// A worker that owns lanes 0 and 1, and another that owns lane 2; a partition is paused in all of them and among the unordered rows.
 async fn paused_for_two_workers(world: &World) {
     world
         .execute(

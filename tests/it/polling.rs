@@ -1,4 +1,4 @@
-//! The statements that look for rows and take along what they find, as shipped.
+//! The statements that poll for rows and take along what they find, as shipped.
 
 use std::time::Duration;
 

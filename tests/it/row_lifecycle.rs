@@ -21,9 +21,9 @@ async fn a_committed_row_arrives_and_a_rolled_back_one_does_not() {
 }
 
 /// Retries that come at once, so that a test need not wait for them.
-const IMPATIENT: [&str; 4] = ["--retry-backoff-min", "50ms", "--retry-backoff-max", "100ms"];
-/// Retries that do not come by themselves while a test looks.
-const PATIENT: [&str; 4] = ["--retry-backoff-min", "10m", "--retry-backoff-max", "10m"];
+const QUICK_RETRIES: [&str; 4] = ["--retry-backoff-min", "50ms", "--retry-backoff-max", "100ms"];
+/// Retries that do not come by themselves while a test runs.
+const LATE_RETRIES: [&str; 4] = ["--retry-backoff-min", "10m", "--retry-backoff-max", "10m"];
 
 /// What an operator does to a hold that should be tried now.
 const TRY_NOW: &str = "SELECT outbox.release_hold(topic, substr(unit, 3)) FROM outbox.hold";
@@ -122,7 +122,7 @@ async fn a_refused_row_holds_its_key_until_it_is_dead_and_then_the_key_continues
     let _relay = world
         .relay()
         .args(&["--max-attempts", "2"])
-        .args(&PATIENT)
+        .args(&LATE_RETRIES)
         .start_ready()
         .await;
     world
@@ -163,7 +163,7 @@ async fn a_refused_row_is_tried_as_often_as_allowed_and_by_itself() {
     let relay = world
         .relay()
         .args(&["--max-attempts", "3"])
-        .args(&IMPATIENT)
+        .args(&QUICK_RETRIES)
         .start_ready()
         .await;
     world.drained(SOON).await;
@@ -183,7 +183,7 @@ async fn a_refused_row_is_tried_as_often_as_allowed_and_by_itself() {
 async fn an_innocent_row_that_shares_a_batch_with_a_refused_one_is_not_condemned() {
     let (world, topic) = world_with_a_refused_row().await;
     let policy = ["--max-attempts", "1", "--tasks", "2"];
-    let _relay = world.relay().args(&policy).args(&IMPATIENT).start_ready().await;
+    let _relay = world.relay().args(&policy).args(&QUICK_RETRIES).start_ready().await;
     world.drained(SOON).await;
     let condemned = "SELECT array_agg(id) = '{1}' FROM outbox.message WHERE dead_at IS NOT NULL OR attempts > 0";
     assert!(world.is_true(condemned).await);
@@ -196,14 +196,14 @@ async fn an_innocent_row_that_shares_a_batch_with_a_refused_one_is_not_condemned
 async fn with_on_dead_hold_the_key_waits_for_an_operator() {
     let (world, topic) = world_with_a_refused_row().await;
     let policy = ["--max-attempts", "1", "--on-dead", "hold"];
-    let _relay = world.relay().args(&policy).args(&IMPATIENT).start_ready().await;
+    let _relay = world.relay().args(&policy).args(&QUICK_RETRIES).start_ready().await;
     world
         .until("SELECT retry_at = 'infinity' FROM outbox.hold WHERE unit = 'k:bad'")
         .await;
     world
         .until("SELECT dead_at IS NOT NULL FROM outbox.message WHERE id = 1")
         .await;
-    // A row of another key that comes later passes: the lane was looked at again, and the held key was not taken.
+    // A row of another key that comes later passes: the lane was polled again, and the held key was not taken.
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', 'good', '4')"))
         .await;
@@ -238,7 +238,7 @@ async fn a_dead_letter_is_redriven_once_its_cause_is_fixed() {
     let _relay = world
         .relay()
         .args(&["--max-attempts", "1"])
-        .args(&IMPATIENT)
+        .args(&QUICK_RETRIES)
         .start_ready()
         .await;
     world
@@ -277,7 +277,7 @@ async fn a_row_without_a_key_is_refused_alone_and_nobody_waits_for_it() {
     let _relay = world
         .relay()
         .args(&["--max-attempts", "2"])
-        .args(&PATIENT)
+        .args(&LATE_RETRIES)
         .start_ready()
         .await;
     world
@@ -317,7 +317,7 @@ async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_
     let relay = world
         .relay()
         .args(&["--batch-rows", "100"])
-        .args(&PATIENT)
+        .args(&LATE_RETRIES)
         .start_ready()
         .await;
     world.drained(SOON).await;

@@ -118,15 +118,15 @@ async fn claims_do_not_scan_all_that_have_ended() {
         .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox.claim LIMIT 1")
         .await
         .expect("a snapshot");
-    let walked = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'claim'";
+    let entries_read = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'claim'";
     let mut reads = Vec::new();
     for _ in 0..ROUNDS {
-        let before = world.count(walked).await;
+        let before = world.count(entries_read).await;
         for _ in 0..5 {
             world.fill(&topic, 5, 0).await;
             world.drained(SOON).await;
         }
-        reads.push(world.count(walked).await - before);
+        reads.push(world.count(entries_read).await - before);
     }
     println!("entries read per round: {reads:?}");
     // Statistics arrive with a delay, in lumps: sums over several rounds do not care.
@@ -146,8 +146,8 @@ async fn scanned_in_a_standing_backlog(world: &World, relay: RelayBuilder) -> (f
     world.drained(SOON).await;
     relay.stop();
     world.relays_sessions_end().await;
-    let walked = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'message'";
-    let a_row = world.count(walked).await as f64 / BACKLOG as f64;
+    let entries_read = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'message'";
+    let a_row = world.count(entries_read).await as f64 / BACKLOG as f64;
     println!("{a_row:.1} index entries read for each row");
     assert!(a_row > 1.0, "they are counted");
     (a_row, world.history(&topic).await)
@@ -163,7 +163,7 @@ async fn claims_do_not_scan_what_is_published_of_a_standing_backlog() {
 }
 
 /// An answer that took long was asked of a busy server, which is left alone for a while; not for the whole of a backlog. In small batches,
-/// each of which walks over all that is above the floor, so that it takes longer than that while.
+/// each of which scans all that is above the floor, so that it takes longer than that while.
 #[tokio::test]
 async fn the_floor_follows_a_standing_backlog_also_after_a_slow_answer_who_writes() {
     let world = World::new().await;

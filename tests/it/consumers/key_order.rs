@@ -118,7 +118,7 @@ async fn a_message_that_the_finisher_of_its_head_could_not_see_is_woken_by_a_lat
 #[tokio::test]
 async fn a_search_for_stranded_messages_is_bounded_and_the_next_one_continues_behind_it() {
     let world = World::new().await;
-    // Of two consumers, each line with a message that nobody stands before and one that does stand behind it.
+    // Of two consumers, each key with a message that nobody stands before and one that does stand behind it.
     world
         .execute(
             "INSERT INTO outbox.inbox_message (consumer, source, message_id, payload_hash, next_attempt_at, max_attempts, priority, key, behind)
@@ -132,7 +132,7 @@ async fn a_search_for_stranded_messages_is_bounded_and_the_next_one_continues_be
         assert_eq!(world.count(woken).await, expected);
     }
     let heads = "SELECT bool_and(message_id LIKE '%a' <> behind) FROM outbox.inbox_message";
-    assert!(world.is_true(heads).await, "only who is first of its line");
+    assert!(world.is_true(heads).await, "only the first message of its key");
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn a_search_for_stranded_messages_costs_the_same_however_many_keys_wait() 
         )
         .await;
     let blocks = cost(&world.db, "SELECT outbox.inbox_wake_stranded(100)", "Shared Hit Blocks").await;
-    assert!(blocks < 5000, "{blocks} blocks for a hundred lines");
+    assert!(blocks < 5000, "{blocks} blocks for a hundred keys");
 }
 
 #[tokio::test]

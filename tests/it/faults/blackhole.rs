@@ -72,7 +72,7 @@ async fn a_black_hole_before_kafka_is_noticed_within_the_batch_deadline() {
     let writes = BackgroundWrites::start(&world, &topic);
     flowing(&world).await;
     proxy.both_ways(Link::BLACK_HOLE);
-    // The batch deadline and its overrun, and one look at the topic.
+    // The batch deadline and its overrun, and one request for the topic.
     let within = Duration::from_secs(1 + 2 + 3 + 1);
     eventually(within, "publishing to be paused", async || {
         (relay.metric("outboxd_publisher_paused") == Some(1.0)).then_some(())

@@ -93,7 +93,7 @@ async fn nothing_is_sent_under_a_lease_that_ended_while_the_machine_was_suspende
     let relay = asleep_with_a_claim(&world, &topic, relay).await;
     std::fs::write(&suspended, b"").expect("a file");
     relay.continue_from("after_claim");
-    eventually(SOON, "all that was claimed to be put off", async || {
+    eventually(SOON, "all that was claimed to be deferred", async || {
         let put_off = relay.metric("outboxd_rows_deferred_total").filter(|rows| *rows > 0.0);
         (put_off? == relay.metric("outboxd_rows_claimed_total")?).then_some(())
     })

@@ -158,7 +158,7 @@ async fn a_mark_of_unordered_rows_whose_answer_is_lost_is_repeated_without_harm(
     mark_answered_by_silence(Answer::Cut, "SET published_at", 0).await;
 }
 
-/// A relay that has claimed keyless rows, which `insert` wrote, and was answered so late that what is left of the lease does
+/// A relay that has claimed unordered rows, which `insert` wrote, and was answered so late that what is left of the lease does
 /// not cover a send. Everything is published in the end.
 async fn claim_answered_too_late(insert: impl AsyncFnOnce(&World, &str)) -> (World, String, Relay) {
     let world = World::new().await;
@@ -168,7 +168,7 @@ async fn claim_answered_too_late(insert: impl AsyncFnOnce(&World, &str)) -> (Wor
     // Past the first claim of all, which finds nothing.
     world.fill(&topic, 1, 0).await;
     world.drained(SOON).await;
-    // Stopped, or a look that finds nothing would be the next.
+    // Stopped, or a poll that finds nothing would be the next.
     relay.signal("STOP");
     insert(&world, &topic).await;
     proxy.spoil_answer(CLAIMED, Answer::Late(LEASE / 2));
@@ -209,7 +209,11 @@ async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
         Some(20.0),
         "not sent at first"
     );
-    assert_eq!(world.history(&topic).await.flagged, 20, "the doubt outlasts the claim");
+    assert_eq!(
+        world.history(&topic).await.flagged,
+        20,
+        "what may have been sent outlasts the claim"
+    );
 }
 
 #[tokio::test]
@@ -217,7 +221,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[SMALL]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
-    let patient = [
+    let late_retries = [
         "--tasks",
         "1",
         "--retry-backoff-min",
@@ -225,7 +229,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
         "--retry-backoff-max",
         "60s",
     ];
-    let relay = world.relay_through(&proxy).args(&patient).start_ready().await;
+    let relay = world.relay_through(&proxy).args(&late_retries).start_ready().await;
     // Claims of rows without a key end with a COMMIT, too, and find nothing: there are some while lanes are new.
     let mut last = (0.0, Instant::now());
     eventually(SOON, "an end of claims of rows without a key", async || {

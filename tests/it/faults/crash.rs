@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use testkit::*;
 
-/// Recovery is promised within the lease and a second; the rest is for a slow machine.
+/// Recovery is promised within the lease and a second; more is for a slow machine.
 const RECOVERED: Duration = LEASE.saturating_add(Duration::from_secs(3));
 
 /// The most rows that [`one_batch`] has in flight.
@@ -91,7 +91,7 @@ async fn what_a_dead_worker_may_have_sent_is_remembered_though_its_successor_die
     let mut first = one_batch(&world).failpoint("after_publish").start();
     first.at_failpoint("after_publish").await;
     first.kill();
-    // It can have two rows of a lane in doubt by its own doing.
+    // It can have left two rows of a lane as maybe sent by its own doing.
     let mut second = world
         .relay()
         .args(&["--tasks", "1", "--batch-rows", "1"])

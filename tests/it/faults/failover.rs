@@ -100,7 +100,7 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
     world.fill(&failover.topic, 1000, 100).await;
     world.drained(SOON).await;
     let flagged = world.history(&failover.topic).await.flagged;
-    assert_eq!(flagged, history.flagged, "what is written afterwards is not suspect");
+    assert_eq!(flagged, history.flagged, "what is written afterwards is not flagged");
     recovered.record(history.repeats);
 }
 

@@ -1,4 +1,4 @@
-//! One topic is ill for long; the others keep their pace.
+//! One topic fails for long; the others keep their rate.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,18 +7,18 @@ use tokio::time::sleep;
 
 const ROUNDS: usize = 3;
 const CALM: Duration = Duration::from_secs(3);
-/// Long enough to find out what is wrong, which takes batch deadlines, and to go on for long after that.
-const ILL: Duration = Duration::from_secs(12);
+/// Long enough to find out what is wrong, which takes batch deadlines, and to continue for long after that.
+const FAILING: Duration = Duration::from_secs(12);
 
 /// How the healthy topic fared during a phase.
 #[derive(Debug)]
-struct Pace {
+struct Throughput {
     /// Rows published for each row committed: what is left of the rate.
     rate: f64,
     latency_ms: f64,
 }
 
-async fn pace(world: &World, topic: &str, phase: Duration) -> Pace {
+async fn measure(world: &World, topic: &str, phase: Duration) -> Throughput {
     let clock = "SELECT clock_timestamp()";
     let began: SystemTime = world.db.query_one(clock, &[]).await.expect("a clock").get(0);
     sleep(phase).await;
@@ -27,36 +27,41 @@ async fn pace(world: &World, topic: &str, phase: Duration) -> Pace {
                           ORDER BY extract(epoch FROM coalesce(published_at, clock_timestamp()) - created_at) * 1000)
                       FILTER (WHERE created_at >= $2)
                FROM outbox.message WHERE topic = $1";
-    let row = world.db.query_one(sql, &[&topic, &began]).await.expect("a pace");
-    Pace {
+    let row = world.db.query_one(sql, &[&topic, &began]).await.expect("a throughput");
+    Throughput {
         rate: row.get(0),
         latency_ms: row.get(1),
     }
 }
 
-fn median(paces: &[Pace], of: impl Fn(&Pace) -> f64) -> f64 {
-    let mut values: Vec<f64> = paces.iter().map(of).collect();
+fn median(phases: &[Throughput], of: impl Fn(&Throughput) -> f64) -> f64 {
+    let mut values: Vec<f64> = phases.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// Calm and illness in turn, so that a busy machine disturbs both alike: rows written by `inflow` go to a topic that
-/// `fall_ill` makes ill and well again, while a healthy one is under a steady load.
-async fn assert_rate_kept(world: &World, healthy: &str, ill: &str, inflow: &str, fall_ill: impl AsyncFn(bool)) {
+/// With and without the failure alternately, so that a busy machine disturbs both alike: rows written by `inflow` go to a topic that
+/// `set_failing` breaks and repairs, while a healthy one is under a steady load.
+async fn assert_rate_kept(world: &World, healthy: &str, failing: &str, inflow: &str, set_failing: impl AsyncFn(bool)) {
     let load = BackgroundWrites::start(world, healthy);
     let (mut calm, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        calm.push(pace(world, healthy, CALM).await);
-        fall_ill(true).await;
-        let inflow = BackgroundWrites::writing(world, ill, inflow);
-        beside.push(pace(world, healthy, ILL).await);
+        calm.push(measure(world, healthy, CALM).await);
+        set_failing(true).await;
+        let inflow = BackgroundWrites::writing(world, failing, inflow);
+        beside.push(measure(world, healthy, FAILING).await);
         inflow.stop();
-        fall_ill(false).await;
+        set_failing(false).await;
     }
     load.stop();
-    let of = |paces: &[Pace]| (median(paces, |pace| pace.rate), median(paces, |pace| pace.latency_ms));
+    let of = |phases: &[Throughput]| {
+        (
+            median(phases, |phase| phase.rate),
+            median(phases, |phase| phase.latency_ms),
+        )
+    };
     let ((rate, latency), (rate_beside, latency_beside)) = (of(&calm), of(&beside));
-    println!("calm {calm:.2?}, beside the ill topic {beside:.2?}");
+    println!("calm {calm:.2?}, beside the failing topic {beside:.2?}");
     assert!(
         rate_beside >= 0.9 * rate.min(1.0),
         "the rate fell from {rate:.2} to {rate_beside:.2}"
@@ -67,12 +72,12 @@ async fn assert_rate_kept(world: &World, healthy: &str, ill: &str, inflow: &str,
     );
 }
 
-/// A world with a healthy topic that is known, and the name of one that will be ill.
+/// A world with a healthy topic that is known, and the name of one that will be failing.
 async fn beside(settings: &[(&str, &str)]) -> (World, String, String, Relay) {
     let world = World::new().await;
-    let (healthy, ill) = (
+    let (healthy, failing) = (
         world.topic("healthy", 4, &[]).await,
-        world.topic("ill", 4, settings).await,
+        world.topic("failing", 4, settings).await,
     );
     let relay = world
         .relay()
@@ -81,7 +86,7 @@ async fn beside(settings: &[(&str, &str)]) -> (World, String, String, Relay) {
         .await;
     world.fill(&healthy, 100, 50).await;
     world.drained(SOON).await;
-    (world, healthy, ill, relay)
+    (world, healthy, failing, relay)
 }
 
 /// Four rows a step, as [`BackgroundWrites`] writes them, are many for a topic that takes none: one is enough.
@@ -95,12 +100,12 @@ async fn a_silent_topic_does_not_slow_the_others() {
         "one topic falls silent (deleted under its writers), or is fed rows it refuses, for long; others are healthy",
         "healthy topics keep 90 % of their rate",
     );
-    let (world, healthy, ill, relay) = beside(&[]).await;
-    assert_rate_kept(&world, &healthy, &ill, ONE_A_STEP, async |sick| {
+    let (world, healthy, failing, relay) = beside(&[]).await;
+    assert_rate_kept(&world, &healthy, &failing, ONE_A_STEP, async |sick| {
         if sick {
-            delete_topic(&world.kafka, &ill).await;
+            delete_topic(&world.kafka, &failing).await;
         } else {
-            create_topic(&world.kafka, &ill, 4, &[]).await;
+            create_topic(&world.kafka, &failing, 4, &[]).await;
         }
     })
     .await;
@@ -115,13 +120,13 @@ async fn a_silent_topic_does_not_slow_the_others() {
 
 #[tokio::test]
 async fn a_poisoned_topic_does_not_slow_the_others() {
-    let (world, healthy, ill, relay) = beside(&[SMALL]).await;
+    let (world, healthy, failing, relay) = beside(&[SMALL]).await;
     // Each of its own key: none waits behind another.
     let poison = format!(
         "INSERT INTO outbox.message (topic, key, payload_bytes)
          SELECT $1, 'k' || $2::bigint, {TOO_LARGE} WHERE $2::bigint % 5 = 0"
     );
-    assert_rate_kept(&world, &healthy, &ill, &poison, async |_| {}).await;
+    assert_rate_kept(&world, &healthy, &failing, &poison, async |_| {}).await;
     world.drained(SOON).await;
     world.held(0).await;
     world.history(&healthy).await.assert_admitted_by(&[&relay]);

@@ -219,8 +219,8 @@ async fn rows_behind_one_that_timed_out_but_was_written_wait_for_it() {
 async fn clients_that_lost_all_their_brokers_are_replaced() {
     // So that the idle ones ask as well.
     let often = ["--kafka-property", "topic.metadata.refresh.interval.ms=300"];
-    let patient = ["--max-attempts", "1000"];
-    let (kafka, world, topic, relay) = own_kafka_and(&[often, patient].concat()).await;
+    let many_attempts = ["--max-attempts", "1000"];
+    let (kafka, world, topic, relay) = own_kafka_and(&[often, many_attempts].concat()).await;
     // Refused, and to be tried again later: the producer of single records has to come back, too.
     let small = world.topic("small", 1, &[SMALL]).await;
     let too_large =
@@ -230,7 +230,7 @@ async fn clients_that_lost_all_their_brokers_are_replaced() {
     let writes = BackgroundWrites::start(&world, &topic);
     kafka.kill();
     let waking = BrokerlessBroker::at(&kafka.address).await;
-    // Longer than the relay waits between two looks for Kafka.
+    // Longer than the relay waits between two attempts to reach Kafka.
     waking.quiet_for(Duration::from_secs(4)).await;
     waking.leave().await;
 

@@ -154,27 +154,27 @@ async fn a_mark_needs_the_owner_and_the_epoch() {
     }
 }
 
-/// Whoever is first on another lineage of the server decides, and what it decided outlives it.
+/// The first worker on another lineage of the server decides, and what it decided outlives it.
 #[tokio::test]
 async fn what_a_failover_leaves_as_maybe_sent_stays_so_for_every_later_owner() {
     let world = World::new().await;
     world.fill("nowhere", 100, 50).await;
     let first = Worker::register(&world, 60.0).await;
     first.inherit().await;
-    let suspects = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("suspect_until")).collect::<Vec<i64>>();
+    let maybe_sent_until = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("suspect_until")).collect::<Vec<i64>>();
     let taken = first.take_after(32, 60.0).await;
-    assert_eq!(suspects(&taken), [0; 32], "the same lineage");
+    assert_eq!(maybe_sent_until(&taken), [0; 32], "the same lineage");
     world.execute("UPDATE outbox.lane SET lineage = 'another'").await;
     first.inherit().await;
     world.fill("nowhere", 100, 50).await;
     assert_eq!(first.take_after(32, 60.0).await.len(), 0, "a lost lease may still last");
-    assert_eq!(suspects(&first.take_after(32, 0.0).await), [100; 32]);
+    assert_eq!(maybe_sent_until(&first.take_after(32, 0.0).await), [100; 32]);
     world
         .execute("UPDATE outbox.worker SET lease_until = clock_timestamp()")
         .await;
     let second = Worker::register(&world, 60.0).await;
     second.inherit().await;
-    assert_eq!(suspects(&second.take_after(64, 0.0).await), [100; 64]);
+    assert_eq!(maybe_sent_until(&second.take_after(64, 0.0).await), [100; 64]);
 }
 
 /// A connection to a server that was replaced may still answer: its ids and its writers are not those of the new one.

@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 const COMES: Duration = Duration::from_secs(10);
 
 /// A transaction that has written rows and stays open, under a name an operator would know.
-async fn holder(world: &World, inserts: &str) -> Client {
+async fn open_writer(world: &World, inserts: &str) -> Client {
     let writer = world.session().await;
     let begin = format!("SET application_name = 'forgetful'; BEGIN; {inserts}");
     writer.batch_execute(&begin).await.expect("inserted");
@@ -31,7 +31,7 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let relay = world.relay().start_ready().await;
-    let writer = holder(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
+    let writer = open_writer(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
     let mut reads = Vec::new();
     for _ in 0..15 {
         let before = world.rows_read().await;
@@ -43,7 +43,7 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
         reads.push(world.rows_read().await - before);
     }
     println!("rows read per round of {ROUND}: {reads:?}");
-    eventually(SOON, "the holder to be named by its pid", async || {
+    eventually(SOON, "the open writer to be named by its pid", async || {
         (relay.metric("outboxd_floor_holder_pid")? > 0.0).then_some(())
     })
     .await;
@@ -76,7 +76,7 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     recovered.record(0);
 }
 
-/// While one transaction stays open, others that last a second come and go: each is a holder, too, before it ends.
+/// While one transaction stays open, others that last a second come and go: each is an open writer, too, before it ends.
 #[tokio::test]
 async fn rows_read_stay_bounded_beside_a_forgotten_writer_while_jobs_of_a_second_come_and_go() {
     const JOB: Duration = Duration::from_secs(1);
@@ -89,11 +89,11 @@ async fn rows_read_stay_bounded_beside_a_forgotten_writer_while_jobs_of_a_second
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let relay = world.relay().start_ready().await;
-    let writer = holder(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
+    let writer = open_writer(&world, &(insert(&topic, "'late'") + &insert(&topic, "NULL"))).await;
     let mut reads = Vec::new();
     for round in 0..12 {
         if round == 6 {
-            // From here on, whoever walks again over all that is published since the forgotten writer began reads much more.
+            // From here on, a claim that scans again all that is published since the forgotten writer began reads much more.
             world.fill(&topic, PUBLISHED, 50).await;
             world.drained(SOON).await;
         }
@@ -132,7 +132,7 @@ async fn rows_read_stay_bounded_beside_a_forgotten_writer_while_jobs_of_a_second
     recovered.record(0);
 }
 
-/// The claim starts above the holder's row; then the holder commits, and a newer row of its key does.
+/// The claim starts above the open writer's row; then that writer commits, and a newer row of its key does.
 #[tokio::test]
 async fn a_claim_that_began_above_a_row_just_committed_is_discarded_and_the_key_stays_in_order() {
     let world = World::new().await;
@@ -143,7 +143,7 @@ async fn a_claim_that_began_above_a_row_just_committed_is_discarded_and_the_key_
         .failpoint("before_soft_claim")
         .start_ready()
         .await;
-    let writer = holder(&world, &insert(&topic, "'k'")).await;
+    let writer = open_writer(&world, &insert(&topic, "'k'")).await;
     eventually(SOON, "a claim that starts above the floor", async || {
         world.execute(&insert(&topic, "'k'")).await;
         relay.is_at_failpoint("before_soft_claim").then_some(())

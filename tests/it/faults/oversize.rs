@@ -7,7 +7,7 @@ use testkit::*;
 use super::memory::peak_memory;
 
 /// Time enough for a document of 1 GB to be rendered in vain on a busy machine.
-const PATIENT: [&str; 4] = ["--lease", "120s", "--batch-deadline", "5s"];
+const LONG_LEASE: [&str; 4] = ["--lease", "120s", "--batch-deadline", "5s"];
 const RENDERED: Duration = Duration::from_secs(240);
 const SMALL: [&str; 2] = ["--max-message-bytes", "64KiB"];
 
@@ -62,7 +62,7 @@ async fn rows_of_80_megabytes_are_never_read_and_their_neighbours_flow() {
     world.execute(&text).await;
     world.fill(&topic, 500, 50).await;
     world.fill(&topic, 100, 0).await;
-    let relay = world.relay().args(&PATIENT).start_ready().await;
+    let relay = world.relay().args(&LONG_LEASE).start_ready().await;
     let idle = peak_memory(&relay);
     let said = [
         "80000007 bytes, and --max-message-bytes is 6291456",

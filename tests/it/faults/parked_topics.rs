@@ -78,7 +78,7 @@ async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() 
         .await
         .expect("as a release does");
     relay.continue_from("after_publish_keyless");
-    // Whoever claims waits as well, for its turn.
+    // A worker that claims waits as well, for the lock.
     world
         .until(
             "SELECT count(*) > 0 FROM pg_stat_activity
@@ -194,7 +194,7 @@ async fn a_key_released_while_its_topic_is_parked_is_found_again() {
         (world.count(keys).await == 0).then_some(())
     })
     .await;
-    // And its lane has looked again: what the topic keeps back is passed once more.
+    // And its lane was polled again: what the topic keeps back is passed once more.
     world.floor_passes(ids[1]).await;
     world.topic("orders", 1, &[]).await;
     world.drained(Duration::from_secs(60)).await;

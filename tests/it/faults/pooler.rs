@@ -31,7 +31,7 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     recovered.record(history.repeats);
 }
 
-/// Settings a pooled statement brings along must be as good as those of a session: a plan that walks the table, or a wait
+/// Settings a pooled statement brings along must be as good as those of a session: a plan that scans the table, or a wait
 /// for a lock without end, would only show in production.
 #[tokio::test]
 async fn a_statement_behind_a_pooler_does_not_wait_for_ever() {

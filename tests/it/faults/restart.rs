@@ -13,11 +13,11 @@ fn one_batch(world: &World) -> RelayBuilder {
     world.relay().args(&["--tasks", "1", "--batch-rows", &rows])
 }
 
-/// The lease that a user gets who sets none: long enough that whoever waits for it is told from whoever does not.
+/// The lease that a user gets who sets none: long enough to tell a worker that waits for it from one that does not.
 const LONG_LEASE: Duration = Duration::from_secs(15);
 
 /// A relay with that lease, one batch at a time.
-fn patient(world: &World) -> RelayBuilder {
+fn default_lease(world: &World) -> RelayBuilder {
     one_batch(world).args(&["--lease", "15s"])
 }
 
@@ -34,9 +34,9 @@ async fn restarted_at_once(failpoint: &str, keys: usize) {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 500, keys).await;
-    let sent = killed_in_flight(&world, &topic, failpoint, patient(&world)).await;
+    let sent = killed_in_flight(&world, &topic, failpoint, default_lease(&world)).await;
     assert!(sent > 0, "some were sent");
-    let successor = patient(&world).start();
+    let successor = default_lease(&world).start();
     // It takes a second and a half where nothing else keeps the machine busy.
     world.drained(LONG_LEASE / 2).await;
     let history = world.history(&topic).await;
@@ -66,7 +66,7 @@ async fn a_restarted_container_takes_over_from_the_one_before_it_by_the_uid_of_t
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 500, 50).await;
-    let in_pod = |world: &World| patient(world).env("OUTBOXD_POD_UID", "5a4d");
+    let in_pod = |world: &World| default_lease(world).env("OUTBOXD_POD_UID", "5a4d");
     killed_in_flight(&world, &topic, "after_publish", in_pod(&world)).await;
     pretend_another_machine(&world).await;
     let _successor = in_pod(&world).start();

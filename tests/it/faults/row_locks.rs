@@ -246,7 +246,7 @@ async fn a_lock_on_a_held_row_that_kafka_took_at_last_does_not_send_it_again() {
     assert_eq!(world.records(&topic).await.len(), 1, "it was sent once");
 }
 
-/// A delayed row stands in no line, so that its lane has nothing left to do while it waits for its mark.
+/// A delayed row has no place in the order of its key, so that its lane has nothing left to do while it waits for its mark.
 #[tokio::test]
 async fn a_delayed_row_that_waits_for_its_mark_is_not_sent_again() {
     let world = World::new().await;
@@ -359,7 +359,7 @@ async fn a_row_that_waits_for_its_mark_is_marked_before_its_lanes_are_given_back
     assert_eq!(world.pending().await, 0);
 }
 
-/// Kafka has the row: whoever takes over cannot know that, and says so.
+/// Kafka has the row: the worker that takes over cannot know that, and says so.
 #[tokio::test]
 async fn a_row_that_waits_for_its_mark_is_flagged_when_its_worker_dies() {
     for (keys, failpoint) in [(1, "after_publish:1"), (0, "after_publish_keyless:1")] {

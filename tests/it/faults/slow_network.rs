@@ -1,4 +1,4 @@
-//! A line of 500 ms and 1 Mbit/s each way.
+//! A link of 500 ms and 1 Mbit/s each way.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ const SLOW: Link = Link {
 /// What a user gets who sets none.
 const DEFAULT_LEASE: Duration = Duration::from_secs(15);
 
-/// Rows of a kilobyte that no compression makes smaller: three megabytes take the line 24 seconds.
+/// Rows of a kilobyte that no compression makes smaller: three megabytes take the link 24 seconds.
 async fn commit_heavy_rows(world: &World, topic: &str) {
     let keys: Vec<String> = (0..50).map(|n| format!("k{n}")).collect();
     let rows: Vec<_> = (0..3000).map(|n| (Some(keys[n % 50].as_str()), noise(1000))).collect();
     world.insert(topic, &rows).await;
 }
 
-/// Rows cross the slow line for longer than a lease, and the lease is kept.
+/// Rows cross the slow link for longer than a lease, and the lease is kept.
 async fn crosses_a_slow_link(world: &World, proxy: &Proxy, builder: RelayBuilder) -> Recovered {
     let fault = Fault::new(
         37,
@@ -36,7 +36,7 @@ async fn crosses_a_slow_link(world: &World, proxy: &Proxy, builder: RelayBuilder
     proxy.both_ways(SLOW);
     let slow = Instant::now();
     commit_heavy_rows(world, &topic).await;
-    eventually(6 * DEFAULT_LEASE, "a thousand rows to cross the line", async || {
+    eventually(6 * DEFAULT_LEASE, "a thousand rows to cross the link", async || {
         (relay.metric("outboxd_rows_marked_total")? >= 1000.0).then_some(())
     })
     .await;

@@ -4,7 +4,7 @@ use outboxd::outbox::statement;
 
 use super::*;
 
-/// However many commands have failed, a sample looks at its share of them.
+/// However many commands have failed, a sample reads its share of them.
 #[tokio::test]
 async fn a_sample_of_commands_reads_no_more_than_its_share() {
     let world = World::new().await;

@@ -278,14 +278,14 @@ async fn a_claim_does_not_wait_for_an_attempt_that_is_about_to_end() {
         ("badly", "fail('orders', 'badly', 1, false, 'c')"),
     ] {
         assert!(claim(&world.db, key, "").await.granted);
-        let holder = world.session().await;
-        run(&holder, &format!("BEGIN; SELECT outbox.idempotency_{end}"))
+        let worker = world.session().await;
+        run(&worker, &format!("BEGIN; SELECT outbox.idempotency_{end}"))
             .await
             .expect("ended");
         let other = world.session().await;
         run(&other, "SET lock_timeout = '1ms'").await.expect("set");
         assert_eq!(claim(&other, key, "").await.kind, "active");
-        run(&holder, "COMMIT").await.expect("committed");
+        run(&worker, "COMMIT").await.expect("committed");
         assert_ne!(claim(&other, key, "").await.kind, "active");
     }
 }

@@ -164,7 +164,7 @@ async fn a_replay_writes_nothing_locks_no_row_and_draws_no_transaction_id() {
     let versions = "SELECT ctid::text || xmin || ' ' || xmax FROM outbox.idempotency_request";
     let before = world.text(versions).await;
 
-    // The first look at a table may tidy up a page of the catalog; no later one writes.
+    // The first read of a table may tidy up a page of the catalog; no later one writes.
     assert_eq!(claim(&world.db, "k", "").await.kind, "replay");
     let replays = format!(
         "SELECT c.* FROM generate_series(1, 500) g,
@@ -189,7 +189,7 @@ async fn a_replay_writes_nothing_locks_no_row_and_draws_no_transaction_id() {
 async fn five_hundred_replays_at_once_get_the_same_answer_and_wait_for_nobody() {
     let world = world().await;
     let stored = order(&world.db, "k").await.expect("executed");
-    // Whoever wanted the row would wait for this one.
+    // Another session that wanted the row would wait for this one.
     world
         .execute("BEGIN; SELECT FROM outbox.idempotency_request WHERE key = 'k' FOR UPDATE")
         .await;
@@ -213,7 +213,7 @@ async fn five_hundred_replays_at_once_get_the_same_answer_and_wait_for_nobody() 
 async fn counting_survives_a_refusal_and_costs_no_wal_and_no_transaction_id() {
     let world = world().await;
     let count = "SELECT nextval('outbox.idempotency_conflicted')";
-    // Once before: the first look at a catalog may tidy a page of it up, and that is written down.
+    // Once before: the first read of a catalog may tidy a page of it up, and that is written down.
     world.execute(count).await;
     assert_eq!(wal_of(&world, count).await, 0);
     world.execute("BEGIN").await;
