@@ -8,7 +8,7 @@ COPY . .
 # spare an image built again the dependencies; they are gone after this step, hence the copies.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked -p outboxd \
+    cargo build --release --locked --package outboxd \
  && ! grep -q OUTBOXD_FAILPOINTS target/release/outboxd \
  && install -D target/release/outboxd /image/usr/local/bin/outboxd
 # The image holds the binary, the shared libraries it is linked to (with the resolver's, which libc loads by name) and

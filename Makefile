@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench bench-quick bench-keep bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ down: ## Stop them and delete their data
 	@deploy/dev/stack down
 
 demo: setup ## Run the demo: make demo ARGS="..."
-	@cargo build --release --locked -p outboxd -p outboxd-demo
+	@cargo build --release --locked --package outboxd --package outboxd-demo
 	@target/release/outboxd-demo $(ARGS)
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
@@ -30,7 +30,7 @@ test-pooler: setup ## All tests of the relay through PgBouncer in transaction mo
 	@deploy/dev/test --pooler $(ARGS)
 
 faults: setup ## Inject every fault and write docs/faults.md anew
-	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/with-stack cargo test --locked --all-features --test it -- faults:: scaling:: --skip table::
+	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/with-stack cargo test --locked --all-features --test it -- faults:: scaling:: --skip documented::
 	@deploy/dev/faults-table docs/faults.md
 
 mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."
@@ -51,14 +51,14 @@ bench: setup ## Measure everything beside its limits: make bench ARGS="--only dr
 bench-quick: ## The same in small, in a few minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
 
-bench-keep: ## Put the last report of make bench into the README and docs/performance.md
-	@benches/keep
+bench-publish: ## Put the last report of make bench into the README and docs/performance.md
+	@benches/publish-report
 
 bench-pure: ## Measure the parts that do no I/O: make bench-pure ARGS="outcome"
 	@cargo bench --quiet --locked --bench pure -- $(ARGS)
 
 bench-idempotency: setup ## Measure what a command and its replay cost: make bench-idempotency ARGS="5 5"
-	@cargo build --quiet --release --locked -p outboxd
+	@cargo build --quiet --release --locked --package outboxd
 	@benches/idempotency $(ARGS)
 
 # Without failpoints: what is soaked is what ships.

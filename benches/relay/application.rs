@@ -7,9 +7,9 @@ use tokio_postgres::{Client, Statement};
 use crate::Outcome;
 use crate::backlog::Shape;
 use crate::load::{INSERT, payload};
-use crate::place::Place;
-use crate::spread::Spread;
-use crate::stack::{Stack, connect};
+use crate::rounds::Spread;
+use crate::servers::{Servers, connect};
+use crate::workspace::Workspace;
 
 const BARE: &str = "
     CREATE TABLE bare (
@@ -26,18 +26,18 @@ pub struct Commit {
 }
 
 /// One after the other, so that whatever else goes on meets both.
-pub async fn measure(stack: &Stack, commits: usize) -> Outcome<Commit> {
-    let place = Place::new(stack, Shape::Keyed).await?;
-    place.db.batch_execute(BARE).await?;
-    let db = connect(&place.url).await?;
+pub async fn measure(servers: &Servers, commits: usize) -> Outcome<Commit> {
+    let workspace = Workspace::new(servers, Shape::Keyed).await?;
+    workspace.db.batch_execute(BARE).await?;
+    let db = connect(&workspace.url).await?;
     let (outbox, bare) = (db.prepare(INSERT).await?, db.prepare(INSERT_BARE).await?);
     let (mut of_outbox, mut of_bare): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for number in 0..commits as u64 {
-        of_outbox.push(commit(&db, &outbox, &place.name, number).await?);
-        of_bare.push(commit(&db, &bare, &place.name, number).await?);
+        of_outbox.push(commit(&db, &outbox, &workspace.name, number).await?);
+        of_bare.push(commit(&db, &bare, &workspace.name, number).await?);
     }
     drop(db);
-    place.remove().await?;
+    workspace.remove().await?;
     let median = |values| Spread::of(values).map_or(0.0, |spread| spread.median);
     Ok(Commit {
         outbox: median(of_outbox),

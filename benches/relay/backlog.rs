@@ -16,7 +16,7 @@ const FILLER_OF_200_BYTES: usize = 170;
 pub enum Shape {
     /// About 200 bytes, 1,000 keys, one topic: what is measured unless something else is said.
     Keyed,
-    Keyless,
+    Unordered,
     OneKey,
     TenKilobytes,
     /// Twenty topics, some of them much busier than others, and 2,500 keys in each.
@@ -32,7 +32,7 @@ impl Shape {
     pub fn name(self) -> &'static str {
         match self {
             Shape::Keyed => "1,000 keys",
-            Shape::Keyless => "no key",
+            Shape::Unordered => "no key",
             Shape::OneKey => "one hot key",
             Shape::TenKilobytes => "10 KB rows",
             Shape::Mixed => "20 topics × 2,500 keys, skewed",
@@ -62,7 +62,7 @@ impl Shape {
             _ => format!("'{first_topic}'"),
         };
         let key = match self {
-            Shape::Keyless => "NULL",
+            Shape::Unordered => "NULL",
             Shape::OneKey => "'key'",
             Shape::Mixed => "'key-' || floor(2500 * pow((i * 40503 % 65537) / 65537.0, 2))",
             Shape::Keyed | Shape::TenKilobytes => "'key-' || i % 1000",

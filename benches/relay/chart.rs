@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use testkit::svg::{TOP, titled};
+
 use crate::report::number;
-use crate::spread::Spread;
-use crate::svg::{TOP, titled};
+use crate::rounds::Spread;
 
 const WIDTH: f64 = 960.0;
 /// Room for the labels.

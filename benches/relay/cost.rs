@@ -1,25 +1,26 @@
 //! What a message costs, counted: WAL, processor time, statements, allocations; and what the application's own INSERT costs.
 
-use crate::allocations::Allocations;
+use testkit::Allocations;
+
 use crate::application::{self, Commit};
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
-use crate::marks::Marks;
-use crate::mode::Mode;
-use crate::place::Place;
+use crate::mark_progress::MarkProgress;
+use crate::on_published::OnPublished;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
-use crate::spread::Spread;
+use crate::rounds::Spread;
 use crate::target::{Others, Target};
 use crate::textbook::Textbook;
 use crate::wal::{self, Moment};
+use crate::workspace::Workspace;
 use crate::{Bench, Outcome};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
-    Keyed(Mode),
-    Keyless(Mode),
+    Keyed(OnPublished),
+    Unordered(OnPublished),
     Textbook,
 }
 
@@ -46,7 +47,7 @@ struct Entry {
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
-    bench.stack.without_autovacuum(count(bench)).await
+    bench.servers.without_autovacuum(count(bench)).await
 }
 
 async fn count(bench: &Bench) -> Outcome<Section> {
@@ -57,12 +58,12 @@ async fn count(bench: &Bench) -> Outcome<Section> {
         for entry in &mut entries {
             progress.step(&format!("round {round}, {}", entry.contestant.name()));
             let run = async || measure(bench, entry.contestant, entry.rows).await;
-            entry.costs.push(bench.quiet.run(run).await?);
+            entry.costs.push(bench.undisturbed.run(run).await?);
             progress.done();
         }
         progress.step(&format!("round {round}, single-row commits"));
-        let run = async || application::measure(&bench.stack, bench.size.commits).await;
-        commits.push(bench.quiet.run(run).await?);
+        let run = async || application::measure(&bench.servers, bench.size.commits).await;
+        commits.push(bench.undisturbed.run(run).await?);
         progress.done();
     }
     for entry in &mut entries {
@@ -74,8 +75,8 @@ async fn count(bench: &Bench) -> Outcome<Section> {
 }
 
 fn entries(bench: &Bench) -> Vec<Entry> {
-    let mut contestants: Vec<Contestant> = Mode::ALL.into_iter().map(Contestant::Keyed).collect();
-    contestants.extend(Mode::ALL.into_iter().map(Contestant::Keyless));
+    let mut contestants: Vec<Contestant> = OnPublished::ALL.into_iter().map(Contestant::Keyed).collect();
+    contestants.extend(OnPublished::ALL.into_iter().map(Contestant::Unordered));
     contestants.push(Contestant::Textbook);
     let entry = |contestant| Entry {
         contestant,
@@ -91,32 +92,32 @@ fn entries(bench: &Bench) -> Vec<Entry> {
 
 async fn measure(bench: &Bench, contestant: Contestant, rows: i64) -> Outcome<Cost> {
     let shape = contestant.shape();
-    let place = Place::new(&bench.stack, shape).await?;
+    let workspace = Workspace::new(&bench.servers, shape).await?;
     let table = match contestant {
         Contestant::Textbook => {
-            Textbook::create(&place).await?;
-            Textbook::fill(&place, shape, rows).await?;
+            Textbook::create(&workspace).await?;
+            Textbook::fill(&workspace, shape, rows).await?;
             "textbook.outbox"
         }
         _ => {
-            place.fill(shape, rows).await?;
+            workspace.fill(shape, rows).await?;
             "outbox.message"
         }
     };
-    let meter = Meter::start(&place).await?;
+    let meter = Meter::start(&workspace).await?;
     let relay_us = match contestant.mode() {
-        Some(mode) => Some(outboxd(&place, mode, rows).await? / rows as f64),
+        Some(mode) => Some(outboxd(&workspace, mode, rows).await? / rows as f64),
         None => {
-            Textbook::new(&place).await?.drain().await?;
+            Textbook::new(&workspace).await?.drain().await?;
             None
         }
     };
-    let relayed = meter.read(&place).await?;
-    let meter = Meter::start(&place).await?;
-    place.db.batch_execute(&format!("VACUUM {table}")).await?;
-    let vacuumed = meter.read(&place).await?;
-    place.expect_delivered(rows)?;
-    place.remove().await?;
+    let relayed = meter.read(&workspace).await?;
+    let meter = Meter::start(&workspace).await?;
+    workspace.db.batch_execute(&format!("VACUUM {table}")).await?;
+    let vacuumed = meter.read(&workspace).await?;
+    workspace.expect_delivered(rows)?;
+    workspace.remove().await?;
     let each = |total: f64| total / rows as f64;
     Ok(Cost {
         wal: each(relayed.wal.bytes),
@@ -130,9 +131,9 @@ async fn measure(bench: &Bench, contestant: Contestant, rows: i64) -> Outcome<Co
 }
 
 /// Drains it; answers the processor time of the relay in microseconds.
-async fn outboxd(place: &Place, mode: Mode, rows: i64) -> Outcome<f64> {
-    let process = [Process::start(place, &["--on-published", mode.name()])?];
-    Marks::watch(&process, rows).await?;
+async fn outboxd(workspace: &Workspace, mode: OnPublished, rows: i64) -> Outcome<f64> {
+    let process = [Process::start(workspace, &["--on-published", mode.name()])?];
+    MarkProgress::watch(&process, rows).await?;
     let [process] = process;
     let cpu_us = process.cpu_seconds() * 1e6;
     // Sessions tell what they have counted when they end.
@@ -149,19 +150,19 @@ async fn allocations(bench: &Bench, contestant: Contestant) -> Outcome<Option<f6
         return Ok(None);
     };
     let (shape, rows) = (contestant.shape(), bench.size.cost_rows);
-    let place = Place::new(&bench.stack, shape).await?;
-    let allocations = Allocations::new();
+    let workspace = Workspace::new(&bench.servers, shape).await?;
+    let allocations = Allocations::start();
     let flags = ["--on-published", mode.name()];
-    let process = Process::start_in(allocations.environment(), &place, &flags)?;
-    place.insert(shape, WARM_UP_ROWS).await?;
-    place.drained().await?;
+    let process = Process::start_in(allocations.environment(), &workspace, &flags)?;
+    workspace.insert(shape, WARM_UP_ROWS).await?;
+    workspace.drained().await?;
     let before = allocations.so_far();
-    place.insert(shape, rows).await?;
-    place.drained().await?;
+    workspace.insert(shape, rows).await?;
+    workspace.drained().await?;
     let counted = allocations.so_far() - before;
-    place.expect_delivered(WARM_UP_ROWS + rows)?;
+    workspace.expect_delivered(WARM_UP_ROWS + rows)?;
     drop(process);
-    place.remove().await?;
+    workspace.remove().await?;
     Ok(Some(counted as f64 / rows as f64))
 }
 
@@ -179,23 +180,23 @@ struct Reading {
 }
 
 impl Meter {
-    async fn start(place: &Place) -> Outcome<Self> {
+    async fn start(workspace: &Workspace) -> Outcome<Self> {
         Ok(Meter {
-            wal: Moment::now(&place.db).await?,
-            transactions: place.transactions().await?,
-            cpu_seconds: place.postgres.cpu_seconds(),
+            wal: Moment::now(&workspace.db).await?,
+            transactions: workspace.transactions().await?,
+            cpu_seconds: workspace.postgres.cpu_seconds(),
         })
     }
 
-    async fn read(&self, place: &Place) -> Outcome<Reading> {
+    async fn read(&self, workspace: &Workspace) -> Outcome<Reading> {
         // A session tells what it has done when it ends.
-        place.left_alone().await?;
+        workspace.left_alone().await?;
         // First: reading the WAL takes time of its own.
-        let cpu_us = (place.postgres.cpu_seconds() - self.cpu_seconds) * 1e6;
+        let cpu_us = (workspace.postgres.cpu_seconds() - self.cpu_seconds) * 1e6;
         Ok(Reading {
             cpu_us,
-            statements: (place.transactions().await? - self.transactions) as f64,
-            wal: self.wal.written_since(&place.db).await?,
+            statements: (workspace.transactions().await? - self.transactions) as f64,
+            wal: self.wal.written_since(&workspace.db).await?,
         })
     }
 }
@@ -204,22 +205,22 @@ impl Contestant {
     fn name(self) -> String {
         match self {
             Contestant::Keyed(mode) => format!("outboxd, {}", mode.name()),
-            Contestant::Keyless(mode) => format!("outboxd, {}, no key", mode.name()),
+            Contestant::Unordered(mode) => format!("outboxd, {}, no key", mode.name()),
             Contestant::Textbook => "textbook".to_owned(),
         }
     }
 
     /// None where the relay is not ours.
-    fn mode(self) -> Option<Mode> {
+    fn mode(self) -> Option<OnPublished> {
         match self {
-            Contestant::Keyed(mode) | Contestant::Keyless(mode) => Some(mode),
+            Contestant::Keyed(mode) | Contestant::Unordered(mode) => Some(mode),
             Contestant::Textbook => None,
         }
     }
 
     fn shape(self) -> Shape {
         match self {
-            Contestant::Keyless(_) => Shape::Keyless,
+            Contestant::Unordered(_) => Shape::Unordered,
             Contestant::Keyed(_) | Contestant::Textbook => Shape::Keyed,
         }
     }
@@ -227,7 +228,7 @@ impl Contestant {
     fn whose(self) -> Whose {
         match self {
             Contestant::Textbook => Whose::Other,
-            Contestant::Keyed(_) | Contestant::Keyless(_) => Whose::Ours,
+            Contestant::Keyed(_) | Contestant::Unordered(_) => Whose::Ours,
         }
     }
 }
@@ -330,9 +331,9 @@ fn targets(entries: &[Entry], commits: &[Commit]) -> Vec<Target> {
         let entry = entries.iter().find(|entry| entry.contestant == contestant)?;
         Some(entry.spread(of)?.median)
     };
-    let target = |what: &str, mode: Mode, most, of| {
+    let target = |what: &str, mode: OnPublished, most, of| {
         let promise = format!("{what} a message, {}", mode.name());
-        Target::at_most(promise, most, median(Contestant::Keyed(mode), of)).at_a_glance(Others {
+        Target::at_most(promise, most, median(Contestant::Keyed(mode), of)).in_summary(Others {
             textbook: median(Contestant::Textbook, of),
             ..Others::default()
         })
@@ -346,25 +347,25 @@ fn targets(entries: &[Entry], commits: &[Commit]) -> Vec<Target> {
     let allocations = entries.iter().filter_map(|entry| entry.allocations);
     let insert = Spread::of(commits.iter().map(|commit| commit.outbox / commit.bare));
     vec![
-        wal(Mode::Delete, 100.0),
-        wal(Mode::Keep, 250.0),
-        wal(Mode::Archive, 450.0),
-        postgres(Mode::Delete, 12.0),
-        postgres(Mode::Keep, 17.0),
+        wal(OnPublished::Delete, 100.0),
+        wal(OnPublished::Keep, 250.0),
+        wal(OnPublished::Archive, 450.0),
+        postgres(OnPublished::Delete, 12.0),
+        postgres(OnPublished::Keep, 17.0),
         Target::at_most(
             "relay's processor time a message, the dearest mode",
             6.0,
             relay_us.reduce(f64::max),
         )
         .shown("µs", 1)
-        .at_a_glance(Others::default()),
+        .in_summary(Others::default()),
         Target::at_most(
             "relay's allocations a message, the dearest mode",
             10.5,
             allocations.reduce(f64::max),
         )
         .shown("", 1)
-        .at_a_glance(Others::default()),
+        .in_summary(Others::default()),
         Target::at_most(
             "the application's INSERT and commit, of a bare one",
             1.5,

@@ -22,7 +22,7 @@ impl Postgres {
         Ok(Postgres { postmaster })
     }
 
-    /// A backend that ends moves from the living to those its postmaster has reaped. Where that happens between the two looks it
+    /// A backend that ends moves from the living to those its postmaster has reaped. Where that happens between the two readings it
     /// would be in neither: so they are repeated.
     pub fn cpu_seconds(&self) -> f64 {
         loop {

@@ -6,23 +6,23 @@ use tokio::task::block_in_place;
 
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
-use crate::marks::Marks;
-use crate::mode::Mode;
-use crate::place::Place;
+use crate::mark_progress::MarkProgress;
+use crate::on_published::OnPublished;
 use crate::postgres_alone::PostgresAlone;
 use crate::process::Process;
 use crate::producer_alone::ProducerAlone;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
-use crate::spread::Spread;
+use crate::rounds::Spread;
 use crate::target::{Others, Target};
 use crate::textbook::Textbook;
+use crate::workspace::Workspace;
 use crate::{Bench, Outcome};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
-    Outboxd(Mode),
-    PostgresAlone(Mode),
+    Outboxd(OnPublished),
+    PostgresAlone(OnPublished),
     ProducerAlone,
     Textbook,
 }
@@ -72,8 +72,8 @@ struct Entry {
 /// Ours, and those beside which its rate is a target.
 const COMPARED_SHAPE: Shape = Shape::Keyed;
 const COMPARED: [Contestant; 3] = [
-    Contestant::Outboxd(Mode::Delete),
-    Contestant::PostgresAlone(Mode::Delete),
+    Contestant::Outboxd(OnPublished::Delete),
+    Contestant::PostgresAlone(OnPublished::Delete),
     Contestant::Textbook,
 ];
 
@@ -92,7 +92,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
             progress.step(&format!("round {round}, {}", entry.name()));
             entry
                 .runs
-                .push(bench.quiet.run(async || entry.measure(bench).await).await?);
+                .push(bench.undisturbed.run(async || entry.measure(bench).await).await?);
             progress.done();
         }
     }
@@ -111,7 +111,7 @@ async fn compare(bench: &Bench, round: usize, compared: &mut [Entry], progress: 
             other.contestant.name()
         ));
         let (this, that) = (async || ours.measure(bench).await, async || other.measure(bench).await);
-        let (this, that) = bench.quiet.pair(round, this, that).await?;
+        let (this, that) = bench.undisturbed.pair(round, this, that).await?;
         other.outboxd_of_it.push(this.rate / that.rate);
         ours.runs.push(this);
         other.runs.push(that);
@@ -123,17 +123,17 @@ async fn compare(bench: &Bench, round: usize, compared: &mut [Entry], progress: 
 fn entries(bench: &Bench) -> Vec<Entry> {
     let size = &bench.size;
     let mut contests: Vec<(Shape, Contestant)> = Vec::new();
-    for mode in Mode::ALL {
+    for mode in OnPublished::ALL {
         contests.push((Shape::Keyed, Contestant::Outboxd(mode)));
         contests.push((Shape::Keyed, Contestant::PostgresAlone(mode)));
     }
-    for shape in [Shape::Keyless, Shape::OneKey, Shape::TenKilobytes, Shape::Mixed] {
-        contests.push((shape, Contestant::Outboxd(Mode::Delete)));
-        contests.push((shape, Contestant::PostgresAlone(Mode::Delete)));
+    for shape in [Shape::Unordered, Shape::OneKey, Shape::TenKilobytes, Shape::Mixed] {
+        contests.push((shape, Contestant::Outboxd(OnPublished::Delete)));
+        contests.push((shape, Contestant::PostgresAlone(OnPublished::Delete)));
     }
     for shape in [
         Shape::Keyed,
-        Shape::Keyless,
+        Shape::Unordered,
         Shape::OneKey,
         Shape::TenKilobytes,
         Shape::Mixed,
@@ -160,7 +160,7 @@ fn entries(bench: &Bench) -> Vec<Entry> {
 }
 
 /// Of the machine: caches, PostgreSQL's WAL files. The broker is warm already.
-const WARM_UP: [Contestant; 2] = [Contestant::Outboxd(Mode::Keep), Contestant::Textbook];
+const WARM_UP: [Contestant; 2] = [Contestant::Outboxd(OnPublished::Keep), Contestant::Textbook];
 
 async fn warm_up(bench: &Bench, progress: &Progress) -> Outcome<()> {
     for contestant in WARM_UP {
@@ -172,35 +172,35 @@ async fn warm_up(bench: &Bench, progress: &Progress) -> Outcome<()> {
 }
 
 async fn measure(bench: &Bench, shape: Shape, contestant: Contestant, rows: i64) -> Outcome<Run> {
-    let place = Place::new(&bench.stack, shape).await?;
+    let workspace = Workspace::new(&bench.servers, shape).await?;
     let run = match contestant {
-        Contestant::Outboxd(mode) => outboxd(&place, shape, mode, rows).await?,
+        Contestant::Outboxd(mode) => outboxd(&workspace, shape, mode, rows).await?,
         Contestant::PostgresAlone(mode) => {
-            place.fill(shape, rows).await?;
-            let alone = PostgresAlone::new(&place, mode, shape).await?;
+            workspace.fill(shape, rows).await?;
+            let alone = PostgresAlone::new(&workspace, mode, shape).await?;
             Run::without_start(rows, alone.drain(shape, rows).await?)
         }
         Contestant::ProducerAlone => {
-            let alone = ProducerAlone::new(&place, shape, rows).await?;
+            let alone = ProducerAlone::new(&workspace, shape, rows).await?;
             Run::without_start(rows, block_in_place(|| alone.send_all())?)
         }
         Contestant::Textbook => {
-            Textbook::create(&place).await?;
-            Textbook::fill(&place, shape, rows).await?;
-            let took = Textbook::new(&place).await?.drain().await?;
-            place.expect_delivered(rows)?;
+            Textbook::create(&workspace).await?;
+            Textbook::fill(&workspace, shape, rows).await?;
+            let took = Textbook::new(&workspace).await?.drain().await?;
+            workspace.expect_delivered(rows)?;
             Run::without_start(rows, took)
         }
     };
-    place.remove().await?;
+    workspace.remove().await?;
     Ok(run)
 }
 
-async fn outboxd(place: &Place, shape: Shape, mode: Mode, rows: i64) -> Outcome<Run> {
-    place.fill(shape, rows).await?;
-    let process = [Process::start(place, &["--on-published", mode.name()])?];
-    let marks = Marks::watch(&process, rows).await?;
-    place.expect_delivered(rows)?;
+async fn outboxd(workspace: &Workspace, shape: Shape, mode: OnPublished, rows: i64) -> Outcome<Run> {
+    workspace.fill(shape, rows).await?;
+    let process = [Process::start(workspace, &["--on-published", mode.name()])?];
+    let marks = MarkProgress::watch(&process, rows).await?;
+    workspace.expect_delivered(rows)?;
     Ok(Run {
         rate: marks.rate(),
         started: Some(Started {
@@ -316,10 +316,10 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
     };
     let rate = |shape, contestant| find(shape, contestant)?.rate().map(|rate| rate.median);
     let ours = |shape, mode| rate(shape, Contestant::Outboxd(mode));
-    let drain = |shape: Shape, mode: Mode, least| {
+    let drain = |shape: Shape, mode: OnPublished, least| {
         let promise = format!("drain, {}, {}", shape.name(), mode.name());
         let target = Target::at_least(promise, least, ours(shape, mode)).shown("msg/s", 0);
-        target.at_a_glance(Others {
+        target.in_summary(Others {
             postgres_alone: rate(shape, Contestant::PostgresAlone(mode)),
             producer_alone: rate(shape, Contestant::ProducerAlone),
             textbook: rate(shape, Contestant::Textbook),
@@ -334,19 +334,19 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
         runs.filter_map(|run| Some(run.started?.memory_mib)).reduce(f64::max)
     };
     vec![
-        drain(Shape::Keyed, Mode::Delete, 110_000.0),
-        drain(Shape::Keyed, Mode::Keep, 75_000.0),
-        drain(Shape::Keyed, Mode::Archive, 70_000.0),
-        drain(Shape::Keyless, Mode::Delete, 70_000.0),
+        drain(Shape::Keyed, OnPublished::Delete, 110_000.0),
+        drain(Shape::Keyed, OnPublished::Keep, 75_000.0),
+        drain(Shape::Keyed, OnPublished::Archive, 70_000.0),
+        drain(Shape::Unordered, OnPublished::Delete, 70_000.0),
         Target::at_least(
             "drain, delete, of postgres alone",
             0.75,
-            ratio(Contestant::PostgresAlone(Mode::Delete)),
+            ratio(Contestant::PostgresAlone(OnPublished::Delete)),
         ),
         Target::at_least("drain, delete, of the textbook", 10.0, ratio(Contestant::Textbook)).shown("×", 1),
         Target::at_most("memory in the drain, rows of 200 bytes, highest", 40.0, memory(false))
             .shown("MiB", 1)
-            .at_a_glance(Others::default()),
+            .in_summary(Others::default()),
         Target::at_most("memory in the drain, rows of 10 KB, highest", 40.0, memory(true)).shown("MiB", 1),
     ]
 }

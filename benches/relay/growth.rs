@@ -2,14 +2,14 @@
 
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
-use crate::ground::{Ground, Obstacle};
-use crate::marks::Marks;
-use crate::mode::Mode;
+use crate::mark_progress::MarkProgress;
+use crate::obstacles::{Obstacle, Setup};
+use crate::on_published::OnPublished;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table, number};
-use crate::size::Growth;
-use crate::spread::Spread;
+use crate::rounds::Spread;
+use crate::run_size::Growth;
 use crate::target::Target;
 use crate::wal::Moment;
 use crate::{Bench, Outcome};
@@ -17,7 +17,7 @@ use crate::{Bench, Outcome};
 #[derive(Clone, Copy)]
 struct Case {
     obstacle: Obstacle,
-    mode: Mode,
+    mode: OnPublished,
     shape: Shape,
     /// Rows that each round adds and drains.
     rows: i64,
@@ -25,7 +25,7 @@ struct Case {
 
 struct Entry {
     case: Case,
-    ground: Ground,
+    setup: Setup,
     runs: Vec<Run>,
     /// Beside those of the same drain with nothing in the way, pair by pair.
     ratios: Vec<f64>,
@@ -58,7 +58,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     }
     let section = section(bench, &entries);
     for entry in entries {
-        entry.ground.place.remove().await?;
+        entry.setup.workspace.remove().await?;
     }
     Ok(section)
 }
@@ -69,10 +69,10 @@ async fn prepare(bench: &Bench) -> Outcome<Vec<Entry>> {
     let mut entries = Vec::new();
     for case in cases {
         progress.step(&case.name());
-        let ground = Ground::prepare(&bench.stack, case.obstacle, case.shape).await?;
+        let setup = Setup::prepare(&bench.servers, case.obstacle, case.shape).await?;
         entries.push(Entry {
             case,
-            ground,
+            setup,
             runs: Vec::new(),
             ratios: Vec::new(),
             starts: Vec::new(),
@@ -112,22 +112,22 @@ fn cases(bench: &Bench) -> Vec<Case> {
     };
     let mixed = |obstacle| Case {
         obstacle,
-        mode: Mode::Keep,
+        mode: OnPublished::Keep,
         shape: Shape::Mixed,
         rows: growth.slice,
     };
     vec![
-        keyed(Obstacle::None, Mode::Keep, growth.shallow),
-        keyed(Obstacle::None, Mode::Keep, growth.slice),
-        keyed(Obstacle::None, Mode::Delete, growth.slice),
-        keyed(Obstacle::Backlog(growth.deep), Mode::Keep, growth.slice),
-        keyed(Obstacle::Backlog(growth.deepest), Mode::Keep, growth.slice),
-        keyed(Obstacle::Kept(growth.deepest), Mode::Keep, growth.slice),
-        keyed(Obstacle::PinnedHorizon, Mode::Keep, growth.slice),
-        keyed(Obstacle::PinnedHorizon, Mode::Delete, growth.slice),
-        keyed(Obstacle::OpenWriter, Mode::Keep, growth.slice),
-        keyed(Obstacle::HeldKey(growth.held), Mode::Keep, growth.slice),
-        keyed(Obstacle::PausedPartition(growth.held), Mode::Keep, growth.slice),
+        keyed(Obstacle::None, OnPublished::Keep, growth.shallow),
+        keyed(Obstacle::None, OnPublished::Keep, growth.slice),
+        keyed(Obstacle::None, OnPublished::Delete, growth.slice),
+        keyed(Obstacle::Backlog(growth.deep), OnPublished::Keep, growth.slice),
+        keyed(Obstacle::Backlog(growth.deepest), OnPublished::Keep, growth.slice),
+        keyed(Obstacle::Kept(growth.deepest), OnPublished::Keep, growth.slice),
+        keyed(Obstacle::PinnedHorizon, OnPublished::Keep, growth.slice),
+        keyed(Obstacle::PinnedHorizon, OnPublished::Delete, growth.slice),
+        keyed(Obstacle::OpenWriter, OnPublished::Keep, growth.slice),
+        keyed(Obstacle::HeldKey(growth.held), OnPublished::Keep, growth.slice),
+        keyed(Obstacle::PausedPartition(growth.held), OnPublished::Keep, growth.slice),
         mixed(Obstacle::None),
         mixed(Obstacle::PoisonedTopic),
     ]
@@ -137,7 +137,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
 async fn compare(bench: &Bench, round: usize, entries: &mut [Entry], at: usize, plain: usize) -> Outcome<()> {
     let run = async |at: usize| measure(bench, &entries[at]).await;
     let (with, without) = (async || run(at).await, async || run(plain).await);
-    let (with, without) = bench.quiet.pair(round, with, without).await?;
+    let (with, without) = bench.undisturbed.pair(round, with, without).await?;
     entries[at].ratios.push(with.rate / without.rate);
     entries[at].runs.push(with);
     entries[plain].runs.push(without);
@@ -147,12 +147,12 @@ async fn compare(bench: &Bench, round: usize, entries: &mut [Entry], at: usize, 
 /// The shallowest backlog is drained in a fraction of a second: one start more or less lucky must not decide.
 const STARTS: usize = 5;
 
-/// Short drains of the first rows, by turns.
+/// Short drains of the first rows, alternately.
 async fn compare_starts(bench: &Bench, entries: &mut [Entry], deep: usize, shallow: usize) -> Outcome<()> {
     for turn in 1..=STARTS {
         let start = async |at: usize| start(&entries[at], bench.size.growth.shallow).await;
         let (of_deep, of_shallow) = (async || start(deep).await, async || start(shallow).await);
-        let (of_deep, of_shallow) = bench.quiet.pair(turn, of_deep, of_shallow).await?;
+        let (of_deep, of_shallow) = bench.undisturbed.pair(turn, of_deep, of_shallow).await?;
         entries[deep].starts.push(of_deep);
         entries[deep].start_ratios.push(of_deep / of_shallow);
         entries[shallow].starts.push(of_shallow);
@@ -161,17 +161,17 @@ async fn compare_starts(bench: &Bench, entries: &mut [Entry], deep: usize, shall
 }
 
 async fn start(entry: &Entry, rows: i64) -> Outcome<f64> {
-    entry.ground.top_up(rows).await?;
+    entry.setup.top_up(rows).await?;
     Ok(drain(entry, rows).await?.rate_between(0, rows))
 }
 
 async fn measure(bench: &Bench, entry: &Entry) -> Outcome<Run> {
-    let Entry { case, ground, .. } = entry;
-    let _writer = ground.leave_open().await?;
-    let rows = ground.add(case.rows).await?;
-    let before = Moment::now(&ground.place.db).await?;
+    let Entry { case, setup, .. } = entry;
+    let _writer = setup.leave_open().await?;
+    let rows = setup.add(case.rows).await?;
+    let before = Moment::now(&setup.workspace.db).await?;
     let marks = drain(entry, rows).await?;
-    let written = before.written_since(&ground.place.db).await?;
+    let written = before.written_since(&setup.workspace.db).await?;
     Ok(Run {
         rate: marks.rate_between(rows / 10, rows),
         first_rows: marks.rate_between(0, bench.size.growth.shallow),
@@ -179,10 +179,10 @@ async fn measure(bench: &Bench, entry: &Entry) -> Outcome<Run> {
     })
 }
 
-async fn drain(entry: &Entry, rows: i64) -> Outcome<Marks> {
-    let Entry { case, ground, .. } = entry;
-    let process = [Process::start(&ground.place, &ground.flags(case.mode))?];
-    let marks = Marks::watch(&process, rows).await?;
+async fn drain(entry: &Entry, rows: i64) -> Outcome<MarkProgress> {
+    let Entry { case, setup, .. } = entry;
+    let process = [Process::start(&setup.workspace, &setup.flags(case.mode))?];
+    let marks = MarkProgress::watch(&process, rows).await?;
     let [process] = process;
     process.stop().await?;
     Ok(marks)

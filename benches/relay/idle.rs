@@ -6,16 +6,16 @@ use std::time::Instant;
 use tokio::time::sleep;
 
 use crate::backlog::Shape;
-use crate::marks::Marks;
-use crate::place::{OUTBOXD, Place};
+use crate::mark_progress::MarkProgress;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
-use crate::spread::Spread;
+use crate::rounds::Spread;
 use crate::target::{Others, Target};
+use crate::workspace::{OUTBOXD, Workspace};
 use crate::{Bench, Outcome};
 
-const FLEETS: [usize; 2] = [1, 8];
+const PROCESS_COUNTS: [usize; 2] = [1, 8];
 
 /// Of each process.
 struct Idle {
@@ -26,7 +26,7 @@ struct Idle {
     memory_mib: f64,
 }
 
-struct Fleet {
+struct Case {
     processes: usize,
     runs: Vec<Idle>,
 }
@@ -37,69 +37,74 @@ struct Start {
 }
 
 pub async fn run(bench: &Bench) -> Outcome<Section> {
-    let mut fleets = FLEETS.map(|processes| Fleet {
+    let mut cases = PROCESS_COUNTS.map(|processes| Case {
         processes,
         runs: Vec::new(),
     });
     let mut starts = Vec::new();
-    let progress = Progress::new("idle", (fleets.len() + 1) * bench.size.rounds);
+    let progress = Progress::new("idle", (cases.len() + 1) * bench.size.rounds);
     for round in 1..=bench.size.rounds {
-        for fleet in &mut fleets {
-            progress.step(&format!("round {round}, {} idle", fleet.processes));
+        for case in &mut cases {
+            progress.step(&format!("round {round}, {} idle", case.processes));
             // An idle process hardly wants processors: what it lacks of them says nothing.
-            fleet.runs.push(watch(bench, fleet.processes).await?);
+            case.runs.push(watch(bench, case.processes).await?);
             progress.done();
         }
         progress.step(&format!("round {round}, start and load"));
-        starts.push(bench.quiet.run(async || start(bench).await).await?);
+        starts.push(bench.undisturbed.run(async || start(bench).await).await?);
         progress.done();
     }
-    section(&fleets, &starts)
+    section(&cases, &starts)
 }
 
 async fn watch(bench: &Bench, count: usize) -> Outcome<Idle> {
-    let place = Place::new(&bench.stack, Shape::Keyed).await?;
-    let idle = bench.stack.without_autovacuum(watch_at(&place, bench, count)).await;
-    place.remove().await?;
+    let workspace = Workspace::new(&bench.servers, Shape::Keyed).await?;
+    let idle = bench
+        .servers
+        .without_autovacuum(watch_at(&workspace, bench, count))
+        .await;
+    workspace.remove().await?;
     idle
 }
 
-async fn watch_at(place: &Place, bench: &Bench, count: usize) -> Outcome<Idle> {
-    let processes: Vec<Process> = (0..count).map(|_| Process::start(place, &[])).collect::<Outcome<_>>()?;
+async fn watch_at(workspace: &Workspace, bench: &Bench, count: usize) -> Outcome<Idle> {
+    let processes: Vec<Process> = (0..count)
+        .map(|_| Process::start(workspace, &[]))
+        .collect::<Outcome<_>>()?;
     for process in &processes {
         process.ready().await?;
     }
     sleep(bench.size.settle).await;
     let cpu = || processes.iter().map(Process::cpu_seconds).sum::<f64>();
-    let before = (place.transactions().await?, cpu(), place.postgres.cpu_seconds());
+    let before = (workspace.transactions().await?, cpu(), workspace.postgres.cpu_seconds());
     let began = Instant::now();
     sleep(bench.size.idle).await;
     let seconds = began.elapsed().as_secs_f64();
     let each = count as f64 * seconds;
     Ok(Idle {
         relay_percent: (cpu() - before.1) / each * 100.0,
-        postgres_percent: (place.postgres.cpu_seconds() - before.2) / seconds * 100.0,
-        statements_per_second: (place.transactions().await? - before.0) as f64 / each,
+        postgres_percent: (workspace.postgres.cpu_seconds() - before.2) / seconds * 100.0,
+        statements_per_second: (workspace.transactions().await? - before.0) as f64 / each,
         memory_mib: processes.iter().map(Process::memory_mib).fold(0.0, f64::max),
     })
 }
 
 async fn start(bench: &Bench) -> Outcome<Start> {
-    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let workspace = Workspace::new(&bench.servers, Shape::Keyed).await?;
     let rows = bench.size.cost_rows;
-    place.fill(Shape::Keyed, rows).await?;
-    let process = [Process::start(&place, &[])?];
-    let marks = Marks::watch(&process, rows).await?;
+    workspace.fill(Shape::Keyed, rows).await?;
+    let process = [Process::start(&workspace, &[])?];
+    let marks = MarkProgress::watch(&process, rows).await?;
     let start = Start {
         first_claim_ms: marks.start_up.as_secs_f64() * 1000.0,
         memory_mib_loaded: process[0].memory_mib_max(),
     };
     drop(process);
-    place.remove().await?;
+    workspace.remove().await?;
     Ok(start)
 }
 
-impl Fleet {
+impl Case {
     fn spread(&self, of: impl Fn(&Idle) -> f64) -> Option<Spread> {
         Spread::of(self.runs.iter().map(of))
     }
@@ -115,7 +120,7 @@ impl Fleet {
     }
 }
 
-fn section(fleets: &[Fleet], starts: &[Start]) -> Outcome<Section> {
+fn section(cases: &[Case], starts: &[Start]) -> Outcome<Section> {
     let binary_mib = fs::metadata(OUTBOXD)?.len() as f64 / 1024.0 / 1024.0;
     Ok(Section {
         name: "idle",
@@ -134,7 +139,7 @@ fn section(fleets: &[Fleet], starts: &[Start]) -> Outcome<Section> {
                     "PostgreSQL %",
                     "memory MiB, largest",
                 ],
-                rows: fleets.iter().map(Fleet::row).collect(),
+                rows: cases.iter().map(Case::row).collect(),
             },
             Table {
                 columns: vec!["start to first claim ms", "memory under load MiB", "binary MiB"],
@@ -146,20 +151,20 @@ fn section(fleets: &[Fleet], starts: &[Start]) -> Outcome<Section> {
             },
         ],
         charts: Vec::new(),
-        targets: targets(fleets),
+        targets: targets(cases),
     })
 }
 
-fn targets(fleets: &[Fleet]) -> Vec<Target> {
+fn targets(cases: &[Case]) -> Vec<Target> {
     let worst = |of: fn(&Idle) -> f64| {
-        fleets
+        cases
             .iter()
-            .filter_map(|fleet| Some(fleet.spread(of)?.median))
+            .filter_map(|case| Some(case.spread(of)?.median))
             .reduce(f64::max)
     };
     let target = |what: &str, most, of, unit, places| {
         let target = Target::at_most(format!("idle, {what} of a process"), most, worst(of));
-        target.shown(unit, places).at_a_glance(Others::default())
+        target.shown(unit, places).in_summary(Others::default())
     };
     vec![
         target("statements", 1.0, |idle| idle.statements_per_second, "/s", 2),

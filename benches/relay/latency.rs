@@ -9,15 +9,15 @@ use tokio::time::sleep;
 
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
-use crate::listener::{Arrival, Listener, first_copies};
+use crate::consumer::{Arrival, TimingConsumer, first_copies};
 use crate::load::{self, Commit, Load};
-use crate::place::Place;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table, number};
-use crate::spread::{Spread, percentile};
+use crate::rounds::{Spread, percentile};
 use crate::target::{Others, Target};
 use crate::textbook::{self, Textbook};
+use crate::workspace::Workspace;
 use crate::{Bench, Outcome};
 
 const RATES: [u64; 3] = [100, 1_000, 5_000];
@@ -77,12 +77,12 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
                     async || run(Contestant::Outboxd).await,
                     async || run(Contestant::LoadAlone).await,
                 );
-                let (ours, alone) = bench.quiet.pair(round, ours, alone).await?;
+                let (ours, alone) = bench.undisturbed.pair(round, ours, alone).await?;
                 push(&mut entries, rate, Contestant::Outboxd, ours);
                 push(&mut entries, rate, Contestant::LoadAlone, alone);
             }
             if rate <= TEXTBOOK_RATE_MAX && round <= size.rounds {
-                let textbook = bench.quiet.run(async || run(Contestant::Textbook).await).await?;
+                let textbook = bench.undisturbed.run(async || run(Contestant::Textbook).await).await?;
                 push(&mut entries, rate, Contestant::Textbook, textbook);
             }
             progress.done();
@@ -115,33 +115,33 @@ fn entries() -> Vec<Entry> {
 }
 
 async fn measure(bench: &Bench, rate: u64, contestant: Contestant) -> Outcome<Run> {
-    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let workspace = Workspace::new(&bench.servers, Shape::Keyed).await?;
     let insert = match contestant {
         Contestant::Textbook => {
-            Textbook::create(&place).await?;
+            Textbook::create(&workspace).await?;
             textbook::INSERT
         }
         Contestant::LoadAlone | Contestant::Outboxd => load::INSERT,
     };
-    let relay = Relay::start(&place, contestant).await?;
-    let listener = Listener::start(&place)?;
-    let warm_up = Load::start(&place, insert, rate, 0).await?;
+    let relay = Relay::start(&workspace, contestant).await?;
+    let consumer = TimingConsumer::start(&workspace)?;
+    let warm_up = Load::start(&workspace, insert, rate, 0).await?;
     sleep(bench.size.load_warm_up).await;
     let early = warm_up.stop().await?.len();
-    let load = Load::start(&place, insert, rate, FIRST).await?;
-    let (cpu, began) = (place.postgres.cpu_seconds(), Instant::now());
+    let load = Load::start(&workspace, insert, rate, FIRST).await?;
+    let (cpu, began) = (workspace.postgres.cpu_seconds(), Instant::now());
     sleep(bench.size.load).await;
     let commits = load.stop().await?;
     let seconds = began.elapsed().as_secs_f64();
-    let postgres_us = (place.postgres.cpu_seconds() - cpu) * 1e6 / commits.len().max(1) as f64;
+    let postgres_us = (workspace.postgres.cpu_seconds() - cpu) * 1e6 / commits.len().max(1) as f64;
     let expected = if contestant == Contestant::LoadAlone {
         0
     } else {
         early + commits.len()
     };
-    let arrivals = listener.hear(expected).await?;
+    let arrivals = consumer.receive(expected).await?;
     relay.stop().await?;
-    place.remove().await?;
+    workspace.remove().await?;
     Ok(Run {
         latency_ms: latencies(&commits, &arrivals),
         late_ms: sorted(commits.iter().map(|commit| commit.late.as_secs_f64() * 1000.0)),
@@ -160,17 +160,17 @@ enum Relay {
 }
 
 impl Relay {
-    async fn start(place: &Place, contestant: Contestant) -> Outcome<Self> {
+    async fn start(workspace: &Workspace, contestant: Contestant) -> Outcome<Self> {
         Ok(match contestant {
             Contestant::LoadAlone => Relay::None,
             Contestant::Outboxd => {
-                let process = Process::start(place, &[])?;
+                let process = Process::start(workspace, &[])?;
                 process.ready().await?;
                 Relay::Outboxd(process)
             }
             Contestant::Textbook => {
                 let stop = Arc::new(AtomicBool::new(false));
-                Relay::Textbook(stop.clone(), Textbook::new(place).await?.run(stop))
+                Relay::Textbook(stop.clone(), Textbook::new(workspace).await?.run(stop))
             }
         })
     }
@@ -312,7 +312,7 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
     let at_1000 = |name: &str, share, most| {
         let ours = latency(1_000, Contestant::Outboxd, share);
         let target = Target::at_most(format!("latency at 1,000/s, {name}"), most, ours).shown("ms", 1);
-        target.at_a_glance(Others {
+        target.in_summary(Others {
             textbook: latency(1_000, Contestant::Textbook, share),
             ..Others::default()
         })

@@ -9,14 +9,14 @@ use tokio::time::sleep_until;
 
 use crate::Outcome;
 use crate::backlog::{FILLER, STRIDE, Shape};
-use crate::place::Place;
-use crate::stack::connect;
+use crate::servers::connect;
+use crate::workspace::Workspace;
 
 pub const INSERT: &str = "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, $2, $3::text::jsonb)";
 
 /// More than one session needs at this rate, so that a slow commit makes nobody late.
 const RATE_PER_SESSION: u64 = 250;
-const SESSIONS_LEAST: u64 = 4;
+const SESSIONS_MIN: u64 = 4;
 
 /// One row that is committed.
 #[derive(Clone, Copy, Debug)]
@@ -42,12 +42,12 @@ pub fn payload(number: u64) -> String {
 
 impl Load {
     /// Rows numbered from `first`, so many a second.
-    pub async fn start(place: &Place, insert: &'static str, rate: u64, first: u64) -> Outcome<Self> {
-        let count = rate.div_ceil(RATE_PER_SESSION).max(SESSIONS_LEAST);
+    pub async fn start(workspace: &Workspace, insert: &'static str, rate: u64, first: u64) -> Outcome<Self> {
+        let count = rate.div_ceil(RATE_PER_SESSION).max(SESSIONS_MIN);
         let stop = Arc::new(AtomicBool::new(false));
         let mut clients = Vec::new();
         for _ in 0..count {
-            clients.push(connect(&place.url).await?);
+            clients.push(connect(&workspace.url).await?);
         }
         let began = Instant::now();
         let mut sessions = Vec::new();
@@ -55,7 +55,7 @@ impl Load {
             let writer = Writer {
                 client,
                 insert,
-                topic: place.name.clone(),
+                topic: workspace.name.clone(),
                 next: session as u64,
                 step: count,
                 rate: rate as f64,

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::Outcome;
-use crate::stack::{Stack, connect};
+use crate::servers::{Servers, connect};
 
 /// A name and its value, as they stand in the report.
 pub struct Fact {
@@ -20,8 +20,8 @@ impl Fact {
     }
 }
 
-pub async fn facts(stack: &Stack) -> Outcome<Vec<Fact>> {
-    let db = connect(&stack.database_url).await?;
+pub async fn facts(servers: &Servers) -> Outcome<Vec<Fact>> {
+    let db = connect(&servers.database_url).await?;
     let postgres: String = db.query_one("SHOW server_version", &[]).await?.get(0);
     let cores = std::thread::available_parallelism()?;
     let mut facts = vec![
@@ -34,7 +34,7 @@ pub async fn facts(stack: &Stack) -> Outcome<Vec<Fact>> {
         Fact::new("librdkafka", rdkafka::util::get_rdkafka_version().1),
         Fact::new("outboxd", env!("CARGO_PKG_VERSION")),
     ];
-    facts.extend(stack.settings().await?);
+    facts.extend(servers.settings().await?);
     facts.push(Fact::new(
         "producers",
         "acks=all, enable.idempotence=true; replication factor 1, one broker",

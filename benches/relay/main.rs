@@ -2,45 +2,37 @@
 //!
 //! `make bench`, `make bench-quick`, `make bench ARGS="--only drain,latency --rounds 3"`. See `docs/performance.md`.
 
-#[path = "../../tests/it/support/allocations.rs"]
-mod allocations;
 mod application;
 mod backlog;
 mod chart;
+mod consumer;
 mod cost;
 mod cpu;
 mod drain;
-mod fleet;
-mod ground;
 mod growth;
 mod idle;
 mod latency;
-mod listener;
 mod load;
 mod machine;
-mod marks;
-mod mode;
-mod place;
+mod mark_progress;
+mod obstacles;
+mod on_published;
 mod postgres_alone;
-#[path = "../../tests/it/support/preload.rs"]
-mod preload;
 mod process;
+mod processes;
 mod producer_alone;
 mod progress;
-mod quiet;
 mod report;
+mod rounds;
+mod run_size;
 mod scale;
-mod size;
-mod spread;
-mod stack;
-#[path = "../../tests/soak/svg.rs"]
-mod svg;
+mod servers;
 mod target;
 mod textbook;
-#[path = "../../tests/it/support/ticks.rs"]
-mod ticks;
+mod undisturbed;
 mod wal;
 mod warm_up;
+mod workspace;
 
 use std::error::Error;
 use std::fs;
@@ -50,10 +42,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 
-use crate::quiet::Quiet;
 use crate::report::{Report, Section};
-use crate::size::Size;
-use crate::stack::Stack;
+use crate::run_size::RunSize;
+use crate::servers::Servers;
+use crate::undisturbed::Undisturbed;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -88,9 +80,9 @@ enum Scenario {
 
 /// What every scenario is given.
 struct Bench {
-    stack: Stack,
-    size: Size,
-    quiet: Quiet,
+    servers: Servers,
+    size: RunSize,
+    undisturbed: Undisturbed,
 }
 
 #[tokio::main]
@@ -110,37 +102,37 @@ async fn main() -> ExitCode {
 }
 
 async fn bench(args: Args) -> Outcome<()> {
-    let mut size = if args.quick { Size::quick() } else { Size::full() };
+    let mut size = if args.quick { RunSize::quick() } else { RunSize::full() };
     size.rows = args.rows.unwrap_or(size.rows).max(1);
     size.rounds = args.rounds.unwrap_or(size.rounds).max(1);
     size.compared_rounds = args.rounds.unwrap_or(size.compared_rounds).max(1);
     let bench = Bench {
-        stack: Stack::running()?,
-        quiet: Quiet::new(size.patience),
+        servers: Servers::running()?,
+        undisturbed: Undisturbed::new(size.extra_time),
         size,
     };
     let mut report = Report {
         title: bench.size.title,
         rounds: bench.size.rounds,
         compared_rounds: bench.size.compared_rounds,
-        machine: machine::facts(&bench.stack).await?,
+        machine: machine::facts(&bench.servers).await?,
         sections: Vec::new(),
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
     drop(fs::remove_dir_all(&folder));
     fs::create_dir_all(&folder)?;
-    place::make_template(&bench.stack).await?;
+    workspace::make_template(&bench.servers).await?;
     warm_up::broker(&bench).await?;
     for scenario in Scenario::value_variants() {
         if args.only.is_empty() || args.only.contains(scenario) {
             let section = scenario.run(&bench).await?;
-            report.machine.extend(bench.quiet.fact(section.name));
+            report.machine.extend(bench.undisturbed.fact(section.name));
             report.sections.push(section);
             // After each: a long run that fails late has not been for nothing.
             report.write(&folder)?;
         }
     }
-    println!("{}\n{}", report.at_a_glance(), folder.join("report.md").display());
+    println!("{}\n{}", report.summary(), folder.join("report.md").display());
     Ok(())
 }
 
@@ -158,13 +150,13 @@ impl Scenario {
 }
 
 /// How long something may take before the run is given up.
-struct Patience {
+struct Deadline {
     end: Instant,
 }
 
-impl Patience {
+impl Deadline {
     fn new(lasts: Duration) -> Self {
-        Patience {
+        Deadline {
             end: Instant::now() + lasts,
         }
     }

@@ -3,22 +3,15 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use outboxd::outbox::PLANS;
+use outboxd::outbox::{PLANS, statement};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
 
 use crate::Outcome;
 use crate::backlog::Shape;
-use crate::mode::Mode;
-use crate::place::Place;
-
-const REGISTER: &str = include_str!("../../src/outbox/register.sql");
-const TAKE: &str = include_str!("../../src/outbox/take.sql");
-const CLAIM_LANES: &str = include_str!("../../src/outbox/claim_lanes.sql");
-const CLAIM_TURN: &str = include_str!("../../src/outbox/claim_turn.sql");
-const CLAIM_KEYLESS: &str = include_str!("../../src/outbox/claim_keyless.sql");
-const CLAIMED: &str = include_str!("../../src/outbox/claimed.sql");
+use crate::on_published::OnPublished;
+use crate::workspace::Workspace;
 
 /// The product's defaults: rows in a batch, and three tasks that share the lanes.
 pub const BATCH: usize = 2_000;
@@ -30,6 +23,7 @@ pub struct PostgresAlone {
     worker: Uuid,
     incarnation: SystemTime,
     mark: Statement,
+    claim_turn: String,
 }
 
 struct Lane {
@@ -39,8 +33,8 @@ struct Lane {
 }
 
 impl PostgresAlone {
-    pub async fn new(place: &Place, mode: Mode, shape: Shape) -> Outcome<Self> {
-        let (db, connection) = tokio_postgres::connect(&place.url, NoTls).await?;
+    pub async fn new(workspace: &Workspace, mode: OnPublished, shape: Shape) -> Outcome<Self> {
+        let (db, connection) = tokio_postgres::connect(&workspace.url, NoTls).await?;
         tokio::spawn(connection);
         let plans = PLANS.map(|(name, value)| format!("SET {name} = {value}"));
         db.batch_execute(&plans.join("; ")).await?;
@@ -58,14 +52,15 @@ impl PostgresAlone {
             &no_number,
             &no_number,
         ];
-        let registered = db.query_one(REGISTER, register).await?;
-        let mark = if shape == Shape::Keyless {
-            mode.mark_keyless()
+        let registered = db.query_one(&statement::text("register"), register).await?;
+        let mark = if shape == Shape::Unordered {
+            mode.mark_unordered()
         } else {
             mode.mark_lanes()
         };
         Ok(PostgresAlone {
-            mark: db.prepare(mark).await?,
+            mark: db.prepare(&mark).await?,
+            claim_turn: statement::text("claim_turn"),
             db,
             worker,
             incarnation: registered.get("incarnation"),
@@ -75,8 +70,8 @@ impl PostgresAlone {
     /// From the first claim to the last mark.
     pub async fn drain(&self, shape: Shape, rows: i64) -> Outcome<Duration> {
         let began = Instant::now();
-        let marked = if shape == Shape::Keyless {
-            self.drain_keyless().await?
+        let marked = if shape == Shape::Unordered {
+            self.drain_unordered().await?
         } else {
             self.drain_lanes().await?
         };
@@ -89,7 +84,10 @@ impl PostgresAlone {
     async fn take_lanes(&self) -> Outcome<Vec<Lane>> {
         let taken = self
             .db
-            .query(TAKE, &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS])
+            .query(
+                &statement::text("take"),
+                &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS],
+            )
             .await?;
         let lane = |row: &tokio_postgres::Row| Lane {
             lane: row.get("lane"),
@@ -100,7 +98,7 @@ impl PostgresAlone {
     }
 
     async fn drain_lanes(&self) -> Outcome<u64> {
-        let claim = self.db.prepare(CLAIM_LANES).await?;
+        let claim = self.db.prepare(&statement::text("claim_lanes")).await?;
         let mut lanes = self.take_lanes().await?;
         let mut marked = 0;
         while !lanes.is_empty() {
@@ -167,11 +165,11 @@ impl PostgresAlone {
         Ok((marked, left.collect()))
     }
 
-    async fn drain_keyless(&self) -> Outcome<u64> {
-        let claim = self.db.prepare(CLAIM_KEYLESS).await?;
-        let read = self.db.prepare(CLAIMED).await?;
+    async fn drain_unordered(&self) -> Outcome<u64> {
+        let claim = self.db.prepare(&statement::text("claim_keyless")).await?;
+        let read = self.db.prepare(&statement::text("claimed")).await?;
         let (mut floor, mut claims_from, mut marked) = (0_i64, 0, 0);
-        while let Some(number) = self.claim_keyless(&claim, claims_from, floor).await? {
+        while let Some(number) = self.claim_unordered(&claim, claims_from, floor).await? {
             let rows = self.db.query(&read, &[&number, &self.incarnation]).await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
             floor = ids.iter().copied().max().unwrap_or(floor);
@@ -184,8 +182,8 @@ impl PostgresAlone {
         Ok(marked)
     }
 
-    /// One claim behind its turn, sent at once as the product does.
-    async fn claim_keyless(&self, claim: &Statement, claims_from: i64, floor: i64) -> Outcome<Option<i64>> {
+    /// One claim behind its lock, sent at once as the product does.
+    async fn claim_unordered(&self, claim: &Statement, claims_from: i64, floor: i64) -> Outcome<Option<i64>> {
         let (most, topic) = (BATCH as i64, None::<&str>);
         let params: &[&(dyn ToSql + Sync)] = &[
             &claims_from,
@@ -203,7 +201,7 @@ impl PostgresAlone {
             &None::<&str>,
             &i64::MAX,
         ];
-        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{CLAIM_TURN}");
+        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{}", self.claim_turn);
         let ((), row, ()) = tokio::try_join!(
             self.db.batch_execute(&begin),
             self.db.query_one(claim, params),

@@ -8,8 +8,8 @@ use outboxd::http::ask;
 use tokio::time::sleep;
 
 use crate::cpu;
-use crate::place::{OUTBOXD, Place};
-use crate::{Outcome, Patience};
+use crate::workspace::{OUTBOXD, Workspace};
+use crate::{Deadline, Outcome};
 
 pub struct Process {
     child: Child,
@@ -18,12 +18,16 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn start(place: &Place, flags: &[&str]) -> Outcome<Self> {
-        Process::start_in([], place, flags)
+    pub fn start(workspace: &Workspace, flags: &[&str]) -> Outcome<Self> {
+        Process::start_in([], workspace, flags)
     }
 
     /// The same with something in its environment.
-    pub fn start_in<const N: usize>(environment: [(&str, String); N], place: &Place, flags: &[&str]) -> Outcome<Self> {
+    pub fn start_in<const N: usize>(
+        environment: [(&str, String); N],
+        workspace: &Workspace,
+        flags: &[&str],
+    ) -> Outcome<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let http = format!("127.0.0.1:{port}");
         let started = Instant::now();
@@ -31,9 +35,9 @@ impl Process {
             .args([
                 "run",
                 "--database-url",
-                &place.url,
+                &workspace.url,
                 "--kafka-brokers",
-                &place.stack.kafka,
+                &workspace.servers.kafka,
             ])
             .args(["--http-listen", &http, "--log-level", "error"])
             .args(flags)
@@ -65,12 +69,12 @@ impl Process {
     }
 
     pub async fn ready(&self) -> Outcome<()> {
-        let patience = Patience::new(Duration::from_secs(60));
+        let deadline = Deadline::new(Duration::from_secs(60));
         while !self
             .get("/readyz")
             .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
         {
-            patience.or("a process that is ready")?;
+            deadline.or("a process that is ready")?;
             sleep(Duration::from_millis(5)).await;
         }
         Ok(())
@@ -91,9 +95,9 @@ impl Process {
     /// As a deploy stops it: what is in flight is finished.
     pub async fn stop(mut self) -> Outcome<()> {
         Command::new("kill").args(["-TERM", &self.pid().to_string()]).status()?;
-        let patience = Patience::new(Duration::from_secs(40));
+        let deadline = Deadline::new(Duration::from_secs(40));
         while self.child.try_wait()?.is_none() {
-            patience.or("a process that stops when told to")?;
+            deadline.or("a process that stops when told to")?;
             sleep(Duration::from_millis(5)).await;
         }
         Ok(())

@@ -13,7 +13,7 @@ use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, ProducerContext, ThreadedProducer};
 
 use crate::backlog::{FILLER, Shape};
-use crate::place::Place;
+use crate::workspace::Workspace;
 use crate::{Outcome, postgres_alone};
 
 /// What a relay with default settings has in flight at most.
@@ -53,13 +53,13 @@ pub struct ProducerAlone {
 }
 
 impl ProducerAlone {
-    pub async fn new(place: &Place, shape: Shape, rows: i64) -> Outcome<Self> {
-        let config = properties::client_config(&place.stack.kafka, DEADLINE, 2 * IN_FLIGHT, 1 << 27, &[]);
+    pub async fn new(workspace: &Workspace, shape: Shape, rows: i64) -> Outcome<Self> {
+        let config = properties::client_config(&workspace.servers.kafka, DEADLINE, 2 * IN_FLIGHT, 1 << 27, &[]);
         let delivered = Arc::new(Delivered::default());
         Ok(ProducerAlone {
             client: ThreadedProducer::from_config_and_context(&config, Counting(delivered.clone()))?,
             delivered,
-            records: records(place, shape, rows).await?,
+            records: records(workspace, shape, rows).await?,
         })
     }
 
@@ -108,13 +108,13 @@ impl ProducerAlone {
 }
 
 /// The rows that a backlog of this shape would have, made by the same expressions.
-async fn records(place: &Place, shape: Shape, rows: i64) -> Outcome<Vec<Record>> {
+async fn records(workspace: &Workspace, shape: Shape, rows: i64) -> Outcome<Vec<Record>> {
     let select = format!(
         "SELECT topic, coalesce(key, gen_random_uuid()::text), payload::text FROM ({}) AS made (topic, key, payload)",
-        shape.select(&place.name, rows)
+        shape.select(&workspace.name, rows)
     );
-    let made = place.db.query(&select, &[&FILLER.as_bytes()]).await?;
-    let partitions = place.partitions();
+    let made = workspace.db.query(&select, &[&FILLER.as_bytes()]).await?;
+    let partitions = workspace.partitions();
     Ok(made
         .iter()
         .map(|row| {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::chart::Chart;
 use crate::machine::Fact;
-use crate::spread::Spread;
+use crate::rounds::Spread;
 use crate::target::Target;
 
 pub struct Report {
@@ -109,7 +109,7 @@ impl Report {
     }
 
     /// The figures that matter most, beside those of the other contestants; and whatever missed its target.
-    pub fn at_a_glance(&self) -> String {
+    pub fn summary(&self) -> String {
         let table = Table {
             columns: vec![
                 "",
@@ -120,7 +120,7 @@ impl Report {
                 "target",
                 "",
             ],
-            rows: self.targets().filter_map(Target::row_at_a_glance).collect(),
+            rows: self.targets().filter_map(Target::summary_row).collect(),
         };
         let missed = self.targets().filter(|target| target.is_reached() == Some(false));
         let missed: Vec<&str> = missed.map(|target| target.promise.as_str()).collect();
@@ -144,7 +144,7 @@ impl Report {
     }
 
     /// What it all ran on.
-    fn ground(&self) -> Table {
+    fn environment(&self) -> Table {
         let fact = |fact: &Fact| vec![Cell::text(&fact.name), Cell::text(&fact.value)];
         Table {
             columns: vec!["", ""],
@@ -158,10 +158,10 @@ impl Report {
              lowest and the highest.\n\n\
              ## Machine\n\n{}\n## Targets\n\n{}",
             self.title,
-            self.at_a_glance(),
+            self.summary(),
             self.rounds,
             self.compared_rounds,
-            self.ground().markdown(),
+            self.environment().markdown(),
             self.all_targets().markdown()
         );
         for section in &self.sections {

@@ -8,22 +8,22 @@ use tokio::time::sleep;
 
 use crate::backlog::Shape;
 use crate::chart::{Bar, Chart, Whose};
-use crate::fleet::Fleet;
-use crate::listener::{Listener, first_copies};
+use crate::consumer::{TimingConsumer, first_copies};
 use crate::load::{self, Commit, Load};
-use crate::marks::Marks;
-use crate::mode::Mode;
-use crate::place::Place;
+use crate::mark_progress::MarkProgress;
+use crate::on_published::OnPublished;
 use crate::process::Process;
+use crate::processes::Processes;
 use crate::progress::Progress;
 use crate::report::{Cell, Section, Table};
-use crate::spread::Spread;
+use crate::rounds::Spread;
 use crate::target::Target;
-use crate::{Bench, Outcome, Patience};
+use crate::workspace::Workspace;
+use crate::{Bench, Deadline, Outcome};
 
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 const LOAD_RATE: u64 = 500;
-const LOOK_WITHIN: &str = "50ms";
+const POLL_INTERVAL: &str = "50ms";
 
 struct Entry {
     processes: usize,
@@ -65,7 +65,7 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
                 async || drain(bench, entry.processes).await,
                 async || drain(bench, 1).await,
             );
-            let (rate, rate_of_one) = bench.quiet.pair(round, here, alone).await?;
+            let (rate, rate_of_one) = bench.undisturbed.pair(round, here, alone).await?;
             entry.rates.push(rate);
             entry.of_one.push(rate / rate_of_one);
             one.rates.push(rate_of_one);
@@ -83,46 +83,46 @@ pub async fn run(bench: &Bench) -> Outcome<Section> {
     Ok(section(bench, &entries, &changes, &crashes))
 }
 
-/// All are up before there is anything to do, or the first would have drained it while the last still started; and all look often, or
+/// All are up before there is anything to do, or the first would have drained it while the last still started; and all poll often, or
 /// the clock would start with the first that finds it while others are idle for up to 2.5 seconds.
 async fn drain(bench: &Bench, count: usize) -> Outcome<f64> {
-    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let workspace = Workspace::new(&bench.servers, Shape::Keyed).await?;
     let flags = [
         "--on-published",
-        Mode::Delete.name(),
+        OnPublished::Delete.name(),
         "--poll-interval-max",
-        LOOK_WITHIN,
+        POLL_INTERVAL,
     ];
-    let fleet = Fleet::start(&place, count, &flags).await?;
-    place.checkpoint().await?;
-    place.insert(Shape::Keyed, bench.size.rows).await?;
-    let marks = Marks::watch(&fleet.processes, bench.size.rows).await?;
-    place.expect_delivered(bench.size.rows)?;
-    drop(fleet);
-    place.remove().await?;
+    let processes = Processes::start(&workspace, count, &flags).await?;
+    workspace.checkpoint().await?;
+    workspace.insert(Shape::Keyed, bench.size.rows).await?;
+    let marks = MarkProgress::watch(&processes.all, bench.size.rows).await?;
+    workspace.expect_delivered(bench.size.rows)?;
+    drop(processes);
+    workspace.remove().await?;
     Ok(marks.rate())
 }
 
 async fn change(bench: &Bench) -> Outcome<Change> {
-    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let workspace = Workspace::new(&bench.servers, Shape::Keyed).await?;
     let flags = bench.size.lease.flags();
-    let mut fleet = Fleet::start(&place, 3, &flags).await?;
-    let listener = Listener::start(&place)?;
-    let load = Load::start(&place, load::INSERT, LOAD_RATE, 0).await?;
+    let mut processes = Processes::start(&workspace, 3, &flags).await?;
+    let consumer = TimingConsumer::start(&workspace)?;
+    let load = Load::start(&workspace, load::INSERT, LOAD_RATE, 0).await?;
     sleep(bench.size.load_warm_up).await;
     // From the start of the process, its own start-up included.
-    fleet.processes.push(Process::start(&place, &flags)?);
-    let even_after_join = fleet.even(&place).await?;
+    processes.all.push(Process::start(&workspace, &flags)?);
+    let even_after_join = processes.even(&workspace).await?;
     sleep(bench.size.load_warm_up).await;
-    fleet.kill_one();
-    let even_after_kill = fleet.even(&place).await?;
+    processes.kill_one();
+    let even_after_kill = processes.even(&workspace).await?;
     sleep(bench.size.load_warm_up).await;
     let commits = load.stop().await?;
     // Not as many as were committed: repeats would pass for rows that are still to come.
-    place.drained().await?;
-    let arrivals = listener.hear(place.delivered()? as usize).await?;
-    drop(fleet);
-    place.remove().await?;
+    workspace.drained().await?;
+    let arrivals = consumer.receive(workspace.delivered()? as usize).await?;
+    drop(processes);
+    workspace.remove().await?;
     let first = first_copies(&arrivals);
     Ok(Change {
         even_after_join,
@@ -143,19 +143,19 @@ fn longest_wait(commits: &[Commit], first: &HashMap<u64, Instant>) -> Outcome<Du
 }
 
 async fn crash(bench: &Bench) -> Outcome<Crash> {
-    let place = Place::new(&bench.stack, Shape::Keyed).await?;
+    let workspace = Workspace::new(&bench.servers, Shape::Keyed).await?;
     let rows = bench.size.rows;
     let mut flags = bench.size.lease.flags();
-    flags.extend(["--on-published", Mode::Delete.name()]);
-    let mut fleet = Fleet::start(&place, 2, &flags).await?;
-    place.insert(Shape::Keyed, rows).await?;
-    let in_flight = in_the_middle(&fleet.processes, rows).await?;
-    fleet.kill_one();
-    place.drained().await?;
-    let delivered = place.delivered()?;
-    let arrivals = Listener::start(&place)?.hear(delivered as usize).await?;
-    drop(fleet);
-    place.remove().await?;
+    flags.extend(["--on-published", OnPublished::Delete.name()]);
+    let mut processes = Processes::start(&workspace, 2, &flags).await?;
+    workspace.insert(Shape::Keyed, rows).await?;
+    let in_flight = in_the_middle(&processes.all, rows).await?;
+    processes.kill_one();
+    workspace.drained().await?;
+    let delivered = workspace.delivered()?;
+    let arrivals = TimingConsumer::start(&workspace)?.receive(delivered as usize).await?;
+    drop(processes);
+    workspace.remove().await?;
     let arrived = first_copies(&arrivals).len() as i64;
     if arrived < rows {
         return Err(format!("{rows} rows, of which {arrived} arrived").into());
@@ -168,7 +168,7 @@ async fn crash(bench: &Bench) -> Outcome<Crash> {
 
 /// Waits until the last process has claimed its part of the backlog by half; answers the most it had claimed and not marked.
 async fn in_the_middle(processes: &[Process], rows: i64) -> Outcome<i64> {
-    let patience = Patience::new(Duration::from_secs(120));
+    let deadline = Deadline::new(Duration::from_secs(120));
     let half = rows / processes.len() as i64 / 2;
     let mut most = 0;
     loop {
@@ -178,7 +178,7 @@ async fn in_the_middle(processes: &[Process], rows: i64) -> Outcome<i64> {
                 return Ok(most);
             }
         }
-        patience.or("a drain to be half done")?;
+        deadline.or("a drain to be half done")?;
         sleep(Duration::from_millis(1)).await;
     }
 }
@@ -190,7 +190,7 @@ fn section(bench: &Bench, entries: &[Entry], changes: &[Change], crashes: &[Cras
         title: "Scale-out",
         note: format!(
             "Processes that are all up before the backlog is committed drain it, delete mode; one alone does so right before or after \
-             them, in turns, and they are compared pair by pair. Idle, they look every {LOOK_WITHIN}, not every 2.5 s, so that all find it \
+             them, in turns, and they are compared pair by pair. Idle, they poll every {POLL_INTERVAL}, not every 2.5 s, so that all find it \
              at once. Then, under {LOAD_RATE} commits a second: a fourth process joins three, and one is killed with SIGKILL; lanes are \
              even when no process owns two more than another, counted from the start of the joining process and from the kill. The lease \
              was {lease} s. Last, one of two is killed in the middle of a drain: what was sent twice, against the most rows it had claimed \

@@ -52,7 +52,7 @@ impl Target {
     }
 
     /// One that the report begins with, beside the same of the others.
-    pub fn at_a_glance(self, others: Others) -> Self {
+    pub fn in_summary(self, others: Others) -> Self {
         Target {
             others: Some(others),
             ..self
@@ -85,7 +85,7 @@ impl Target {
     }
 
     /// Its line in the table that the report begins with, if it stands there.
-    pub fn row_at_a_glance(&self) -> Option<Vec<Cell>> {
+    pub fn summary_row(&self) -> Option<Vec<Cell>> {
         let others = self.others?;
         let mut row = self.row();
         let figures = [others.postgres_alone, others.producer_alone, others.textbook];

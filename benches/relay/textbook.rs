@@ -13,8 +13,8 @@ use tokio_postgres::{Client, Row, Statement};
 
 use crate::Outcome;
 use crate::backlog::{FILLER, Shape};
-use crate::place::Place;
-use crate::stack::connect;
+use crate::servers::connect;
+use crate::workspace::Workspace;
 
 const TABLE: &str = "
     CREATE SCHEMA textbook;
@@ -46,27 +46,27 @@ pub struct Textbook {
 }
 
 impl Textbook {
-    /// Its table, beside the outbox of the place.
-    pub async fn create(place: &Place) -> Outcome<()> {
-        Ok(place.db.batch_execute(TABLE).await?)
+    /// Its table, beside the outbox of the workspace.
+    pub async fn create(workspace: &Workspace) -> Outcome<()> {
+        Ok(workspace.db.batch_execute(TABLE).await?)
     }
 
-    pub async fn fill(place: &Place, shape: Shape, rows: i64) -> Outcome<()> {
-        let select = shape.select(&place.name, rows);
+    pub async fn fill(workspace: &Workspace, shape: Shape, rows: i64) -> Outcome<()> {
+        let select = shape.select(&workspace.name, rows);
         let insert = format!("INSERT INTO textbook.outbox (topic, key, payload) {select}");
-        place.checkpoint().await?;
-        place.db.execute(&insert, &[&FILLER.as_bytes()]).await?;
-        place.vacuum_analyze("textbook.outbox").await
+        workspace.checkpoint().await?;
+        workspace.db.execute(&insert, &[&FILLER.as_bytes()]).await?;
+        workspace.vacuum_analyze("textbook.outbox").await
     }
 
-    pub async fn new(place: &Place) -> Outcome<Self> {
-        let db = connect(&place.url).await?;
+    pub async fn new(workspace: &Workspace) -> Outcome<Self> {
+        let db = connect(&workspace.url).await?;
         Ok(Textbook {
             claim: db.prepare(CLAIM).await?,
             mark: db.prepare(MARK).await?,
             db,
             producer: ClientConfig::new()
-                .set("bootstrap.servers", &place.stack.kafka)
+                .set("bootstrap.servers", &workspace.servers.kafka)
                 .set("acks", "all")
                 .set("enable.idempotence", "true")
                 // As the product's: waiting for more to send would be the client's doing, not the textbook's.

@@ -1,19 +1,18 @@
 //! Consumers: one effect per message, however often and by however many it is consumed; the inbox and its workers.
 
+mod arguments;
 mod end_to_end;
 mod failure;
 mod inbox;
-mod input;
-mod lines;
-mod people;
+mod key_order;
 mod processed;
+mod roles;
 
 use std::collections::BTreeMap;
 
+use testkit::*;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-
-use crate::support::*;
 
 /// The SQLSTATE a statement is refused with. The server must explain itself, and give nothing away.
 async fn refusal(client: &Client, sql: &str) -> String {

@@ -1,19 +1,19 @@
 //! What a row costs, counted: counts do not jitter, so a change that makes the hot path dearer is seen here first.
 
-use crate::support::*;
+use testkit::*;
 
 const ROWS: usize = 20_000;
 /// Enough that the rows of one page are marked by and by, as in any backlog that matters.
 const BACKLOG: usize = 60_000;
 
 /// Of Rust and of the Kafka client together, for a row of ours. A little above what is measured.
-const ALLOCATIONS_A_ROW_MOST: f64 = 10.5;
+const ALLOCATIONS_A_ROW_MAX: f64 = 10.5;
 
 #[tokio::test]
 async fn a_row_costs_few_allocations() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let allocations = Allocations::new();
+    let allocations = Allocations::start();
     let counted = |relay: RelayBuilder, (name, value): (&str, String)| relay.env(name, &value);
     let relay = allocations.environment().into_iter().fold(world.relay(), counted);
     let _relay = relay.start_ready().await;
@@ -25,7 +25,7 @@ async fn a_row_costs_few_allocations() {
     world.drained(SOON).await;
     let per_row = (allocations.so_far() - warm) as f64 / ROWS as f64;
     println!("{per_row:.1} allocations a row");
-    assert!(per_row <= ALLOCATIONS_A_ROW_MOST, "{per_row:.1} allocations a row");
+    assert!(per_row <= ALLOCATIONS_A_ROW_MAX, "{per_row:.1} allocations a row");
 }
 
 fn backlog(topic: &str, key: &str) -> String {
@@ -66,13 +66,13 @@ async fn wal_per_row(on_published: &str, key: &str) -> f64 {
 #[tokio::test]
 async fn a_row_costs_few_bytes_of_wal_whatever_becomes_of_it() {
     // The bounds are a little above what is measured.
-    let (keyed, keyless) = ("'key-' || i % 1000", "NULL");
+    let (keyed, unordered) = ("'key-' || i % 1000", "NULL");
     for (on_published, key, most) in [
         ("delete", keyed, 70.0),
         ("keep", keyed, 140.0),
         ("archive", keyed, 450.0),
-        ("delete", keyless, 80.0),
-        ("keep", keyless, 140.0),
+        ("delete", unordered, 80.0),
+        ("keep", unordered, 140.0),
     ] {
         let bytes = wal_per_row(on_published, key).await;
         let said = format!("{on_published}, key {key}: {bytes:.0} bytes of WAL a row");
@@ -106,7 +106,7 @@ async fn marks_stay_on_their_page_though_a_transaction_is_left_open() {
 
 /// A new table has no statistics for minutes, and a session keeps the plan it made then.
 #[tokio::test]
-async fn marks_look_for_each_row_once_though_the_table_has_no_statistics() {
+async fn marks_search_for_each_row_once_though_the_table_has_no_statistics() {
     for on_published in ["keep", "archive", "delete"] {
         let world = World::new().await;
         let topic = world.topic("orders", 1, &[]).await;
@@ -115,7 +115,7 @@ async fn marks_look_for_each_row_once_though_the_table_has_no_statistics() {
             .await;
         let args = ["--on-published", on_published];
         let mut relay = world.relay().args(&args).start_ready().await;
-        // While it is all but empty, a session decides how it will look for rows from then on.
+        // While it is all but empty, a session decides how it will search for rows from then on.
         for rows in [vec![1; 10], vec![500]].concat() {
             world.fill(&topic, rows, 500).await;
             world.drained(SOON).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::support::*;
+use testkit::*;
 
 /// The folder of the examples.
 fn folder() -> PathBuf {
@@ -174,7 +174,7 @@ async fn a_repeat_of_the_newest_version_writes_nothing() {
     let world = World::new().await;
     psql(&world, "version_gated_update");
     let newest = "SELECT version_gated_update.apply('c1', 6, '{\"deleted\": true}')";
-    // Once before: the first look at a table may tidy up a page of it.
+    // Once before: the first read of a table may tidy up a page of it.
     assert_eq!(world.text(newest).await, "ignored");
     assert_eq!(cost(&world.db, newest, "WAL Records").await, 0);
 }

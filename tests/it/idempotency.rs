@@ -1,16 +1,15 @@
-//! Idempotent commands: one effect and one answer, whatever is repeated, at once or late, and whoever dies.
+//! Idempotent commands: one effect and one answer, whatever is repeated, at once or late, and whichever process dies.
 
-mod answers;
+mod arguments;
+mod counters;
 mod fence;
-mod input;
 mod merge;
 mod races;
+mod replays;
 mod retention;
-mod watching;
 
+use testkit::*;
 use tokio_postgres::{Client, Error};
-
-use crate::support::*;
 
 /// The hash of the request that every command here makes, unless it says otherwise.
 const HASH: &str = "outbox.request_hash('{\"n\": 1}')";
@@ -136,14 +135,26 @@ async fn succeed(db: &Client, key: &str, attempt: i32) -> Result<String, Error> 
     Ok(row.get(1))
 }
 
-impl World {
+/// What the tests of commands ask of a world.
+trait Commands {
+    async fn effects(&self) -> i64;
+
+    /// Everything there is to know about the commands.
+    async fn requests(&self) -> String;
+
+    async fn status(&self, key: &str) -> String;
+
+    /// A claim of its own transaction whose lock has run out.
+    async fn stale(&self, key: &str);
+}
+
+impl Commands for World {
     async fn effects(&self) -> i64 {
         let effects = self.count("SELECT count(*) FROM effect").await;
         assert_eq!(self.pending().await, effects, "each effect has its message");
         effects
     }
 
-    /// Everything there is to know about the commands.
     async fn requests(&self) -> String {
         self.text(
             "SELECT coalesce(string_agg(r::text, E'\\n' ORDER BY scope, key), '') FROM outbox.idempotency_request r",
@@ -158,7 +169,6 @@ impl World {
         .await
     }
 
-    /// A claim of its own transaction whose lock has run out.
     async fn stale(&self, key: &str) {
         assert!(claim(&self.db, key, ", lock_for => '1 millisecond'").await.granted);
         self.until(&format!(

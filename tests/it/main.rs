@@ -1,21 +1,26 @@
 //! The integration tests: real `outboxd` processes against a real PostgreSQL and a real Kafka. One module a topic.
 
-mod support;
-
-mod claims;
 mod consumers;
 mod cost;
 mod examples;
 mod faults;
 mod idempotency;
-mod life;
-mod look;
+mod observability;
 mod order;
 mod partitions;
+mod polling;
 mod purge;
-mod record;
+mod row_lifecycle;
 mod scaling;
 mod schema;
 mod settings;
+mod unordered_rows;
 mod verify;
-mod watching;
+mod wire_format;
+
+/// The test kit finds the binary by itself: it must be the one that cargo has built for this run.
+#[test]
+fn the_binary_under_test_is_the_one_that_cargo_has_built() {
+    let built = std::fs::canonicalize(env!("CARGO_BIN_EXE_outboxd"));
+    assert_eq!(testkit::binary(), built.expect("cargo has built it"));
+}

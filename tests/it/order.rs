@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use testkit::*;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use uuid::Uuid;
-
-use crate::support::*;
 
 const SESSIONS: usize = 8;
 const KEYS_PER_SESSION: usize = 25;
@@ -28,9 +27,9 @@ struct Written {
 async fn write(db: Client, topic: String, session: usize) -> Written {
     let mut written = Written::default();
     let mut sequences = [0i64; KEYS_PER_SESSION];
-    let mut pace = tokio::time::interval(Duration::from_millis(15));
+    let mut ticks = tokio::time::interval(Duration::from_millis(15));
     while written.committed < ROWS / SESSIONS {
-        pace.tick().await;
+        ticks.tick().await;
         let mut rows = Vec::new();
         let mut next = sequences;
         for _ in 0..fastrand::usize(1..=10) {
@@ -77,10 +76,10 @@ fn start(world: &World) -> Relay {
 async fn kill_again_and_again(world: &World, writers: &mut JoinSet<Written>) -> (Vec<Written>, Counters) {
     let mut relays: Vec<Relay> = (0..4).map(|_| start(world)).collect();
     let (mut counters, mut written, mut kills) = (Counters::default(), Vec::new(), 0);
-    let patience = Patience::begin();
+    let stopwatch = Stopwatch::start();
     loop {
         assert!(
-            patience.spent() < Duration::from_secs(150),
+            stopwatch.without_steal() < Duration::from_secs(150),
             "{} rows are pending",
             world.pending().await
         );

@@ -1,8 +1,8 @@
 //! Paused partitions, as the schema knows them: which rows belong to one, and that claims leave out those and no others.
 
 use outboxd::domain::partition::Place;
-
-use crate::support::*;
+use outboxd::outbox::statement;
+use testkit::*;
 
 /// The known answers of the Java client's own test of `Utils.murmur2`, without their signs.
 #[tokio::test]
@@ -71,14 +71,12 @@ async fn a_paused_partition_keeps_back_its_rows_and_no_others() {
     let only_those = format!("SELECT bool_and(({KEPT_BACK}) = (published_at IS NULL)) FROM outbox.message");
     world.until(&only_those).await;
 
-    // Looks know of it as well, and so does the safety net, when every floor has passed all rows.
+    // Polls know of it as well, and so does the safety net, when every floor has passed all rows.
     world.fill(&topic, 40, 20).await;
     world.until(&only_those).await;
     relay.stop();
     world.execute("UPDATE outbox.lane SET floor = 10000").await;
-    let rescan = include_str!("../../src/outbox/rescan.sql")
-        .replace("$1", "0")
-        .replace("$2", "10000");
+    let rescan = statement::text("rescan").replace("$1", "0").replace("$2", "10000");
     let found = world.db.query_one(&rescan, &[]).await.expect("a rescan");
     assert_eq!(found.get::<_, i64>("found"), 0, "what is held is not forgotten");
     let shown = world.outboxd("status", &[]).stdout;
@@ -154,7 +152,7 @@ async fn what_a_released_hold_kept_back_is_inherited_by_all_of_its_topic_that_st
              FROM (VALUES ('a', ''), ('a', 'k:1'), ('a', 's:3/4'), ('a', 's:7/8'), ('a', 's:1/4'), ('b', 's:3/4')) AS held (topic, unit)",
         )
         .await;
-    let unhold = include_str!("../../src/outbox/unhold.sql")
+    let unhold = statement::text("unhold")
         .replace("$1", "3")
         .replace("$2", "ARRAY['a', 'a']")
         .replace("$3", "ARRAY['k:1', 's:1/4']")
@@ -164,7 +162,7 @@ async fn what_a_released_hold_kept_back_is_inherited_by_all_of_its_topic_that_st
     assert_eq!(world.text(left).await, "a  10, a s:3/4 10, a s:7/8 10, b s:3/4 50");
 }
 
-/// A worker that owns lanes 0 and 1, and another that owns lane 2; a partition is paused in all of them and among the rows without a lane.
+/// A worker that owns lanes 0 and 1, and another that owns lane 2; a partition is paused in all of them and among the unordered rows.
 async fn paused_for_two_workers(world: &World) {
     world
         .execute(
@@ -186,7 +184,7 @@ const HERE: &str = "(SELECT incarnation FROM outbox.server)";
 async fn a_probe_that_failed_postpones_all_lanes_of_its_worker_and_no_others() {
     let world = World::new().await;
     paused_for_two_workers(&world).await;
-    let postpone = include_str!("../../src/outbox/postpone_paused.sql")
+    let postpone = statement::text("postpone_paused")
         .replace("$1", ONE)
         .replace("$2", HERE)
         .replace("$3", "'orders'")
@@ -203,7 +201,7 @@ async fn a_probe_that_failed_postpones_all_lanes_of_its_worker_and_no_others() {
 async fn what_is_fixed_is_released_in_all_lanes_of_its_worker_and_in_no_others() {
     let world = World::new().await;
     paused_for_two_workers(&world).await;
-    let fixed = include_str!("../../src/outbox/paused_as.sql")
+    let fixed = statement::text("paused_as")
         .replace("$1", ONE)
         .replace("$2", HERE)
         .replace("$3", "ARRAY['orders', 'gone']")
@@ -228,9 +226,7 @@ async fn a_topic_with_hundreds_of_paused_partitions_does_not_keep_others_from_be
              UNION ALL SELECT 2, 'others', 's:0/1', 0, 'no leader', now() - interval '1 hour'",
         )
         .await;
-    let paused = include_str!("../../src/outbox/paused.sql")
-        .replace("$1", ONE)
-        .replace("$2", HERE);
+    let paused = statement::text("paused").replace("$1", ONE).replace("$2", HERE);
     let read = |most: i64| {
         let paused = paused.replace("$3", &most.to_string());
         format!("SELECT string_agg(DISTINCT topic || ' ' || (wait <= 0), ', '), count(*) FROM ({paused}) AS read")

@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use crate::support::*;
+use testkit::*;
 
 /// Rows of every kind and every state, all of them old but for those called young. Each name says what should become of it.
 const EVERY_STATE: &str = "
@@ -143,7 +143,7 @@ async fn a_retention_below_an_hour_is_refused_and_each_kind_has_its_own() {
 }
 
 #[tokio::test]
-async fn purge_goes_on_in_small_steps_until_nothing_is_left() {
+async fn purge_continues_in_small_steps_until_nothing_is_left() {
     let world = World::new().await;
     world
         .execute(
@@ -317,7 +317,7 @@ async fn a_command_that_ended_within_the_hour_stays_though_it_is_expired() {
 }
 
 #[tokio::test]
-async fn a_purge_that_fails_lets_the_others_go_on() {
+async fn a_purge_that_fails_does_not_stop_the_others() {
     let world = World::new().await;
     world.execute(EVERY_STATE).await;
     world

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// A poll and a hand-over, on a slow machine. A lease that had to run out would cost more: it is renewed so
 /// often that four fifths are left whenever its owner goes.
@@ -37,7 +37,7 @@ async fn longest_wait(world: &World, topic: &str) -> Duration {
 async fn lanes_are_shared_evenly_as_processes_come_and_go_and_nothing_is_repeated() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let _first = world.relay().start_ready().await;
     owns(&world, &[64..=64]).await;
     assert_eq!(world.takes().await, 64);
@@ -65,7 +65,7 @@ async fn lanes_are_shared_evenly_as_processes_come_and_go_and_nothing_is_repeate
         "at worst they left one by one: {moved} lanes moved"
     );
 
-    trickle.stop();
+    writes.stop();
     world.drained(SOON).await;
     let history = world.history(&topic).await;
     history.assert_exact();
@@ -87,7 +87,7 @@ async fn a_rolling_restart_under_load_repeats_nothing_and_keeps_no_row_waiting()
     }
     owns(&world, &[21..=21, 21..=21, 22..=22]).await;
     let before = world.takes().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     for replica in &mut replicas {
         // As a deployment does: one more first, then one less.
         let next = world.relay().start_ready().await;
@@ -95,7 +95,7 @@ async fn a_rolling_restart_under_load_repeats_nothing_and_keeps_no_row_waiting()
         std::mem::replace(replica, next).stop();
         owns(&world, &[21..=21, 21..=21, 22..=22]).await;
     }
-    trickle.stop();
+    writes.stop();
     let recovered = fault.over().until_drained(&world).await;
     let moved = world.takes().await - before;
     let waited = longest_wait(&world, &topic).await;
@@ -172,7 +172,7 @@ async fn order_holds_while_replicas_are_added_stopped_and_killed() {
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let mut fleet = Fleet {
         world: &world,
         topic: &topic,
@@ -182,7 +182,7 @@ async fn order_holds_while_replicas_are_added_stopped_and_killed() {
     };
     fleet.scale_to(8).await;
     fleet.scale_to(2).await;
-    trickle.stop();
+    writes.stop();
     let recovered = fault.over().until_drained(&world).await;
     for replica in &fleet.replicas {
         fleet.counters.scrape(replica);

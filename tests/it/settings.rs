@@ -3,9 +3,8 @@
 use std::fs;
 use std::process::{Command, Output};
 
+use testkit::*;
 use tokio_postgres::NoTls;
-
-use crate::support::*;
 
 /// `outboxd run` with these arguments, to its end. One that does not end by itself is told to.
 fn run(args: &[&str]) -> Output {

@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
-
-use crate::support::*;
+use testkit::*;
 
 /// A world whose rows are published by hand, so that anything can go wrong.
 struct Plot {

@@ -1,8 +1,8 @@
-//! Two processes, one lane, two rows of one key. The first owns the lane when we begin to look.
+//! Two processes, one lane, two rows of one key. The first owns the lane at the beginning.
 //!
 //! Time is what is left: of a lease by the database's clock, and by each process's own. So the model needs no end of
 //! time, and two moments that differ only by the hour are one state. Between any two steps of a process any time may
-//! pass, with one exception: a send lands within one tick of the look at the clock that allowed it, unless the process
+//! pass, with one exception: a send lands within one tick of the reading of the clock that allowed it, unless the process
 //! was paused in between. A statement runs some time after it was sent, and is answered some time after it ran, or never.
 
 mod database;
@@ -83,7 +83,7 @@ impl Model for Lease {
             lane: Lane {
                 owner: Some(0),
                 epoch: 0,
-                suspects: 0,
+                maybe_sent: 0,
             },
             records: vec![(0, 0); self.processes],
             marked: 0,
@@ -188,12 +188,12 @@ impl State {
         let again = self.landed & (1 << row) != 0;
         self.wrong.needless_repeat |= again && !self.unlucky;
         // A copy that was held up may land behind the one that knows of it.
-        self.wrong.silent_repeat |= again && batch.suspects & (1 << row) == 0 && !batch.paused;
+        self.wrong.silent_repeat |= again && batch.maybe_sent & (1 << row) == 0 && !batch.paused;
         self.wrong.out_of_order |= row > 0 && self.landed & (1 << (row - 1)) == 0;
         self.landed |= 1 << row;
     }
 
-    /// The keeper's statement has run: its answer waits to be read.
+    /// The lease task's statement has run: its answer waits to be read.
     fn answer(&mut self, number: usize, answer: Option<u8>) {
         if let Some(ask) = &mut self.processes[number].ask {
             ask.answer = Some(answer);

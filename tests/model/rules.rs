@@ -26,10 +26,10 @@ pub enum Rule {
     MarkComesBeforeLeaving,
     /// Who leaves is stamped stopped in the transaction that frees its lanes.
     LeavingStamps,
-    /// What is about to be sent is written down before it is, and who takes the lane over suspects that.
+    /// What is about to be sent is written down before it is, and the next owner of the lane counts that as maybe sent.
     SendsAreRecorded,
-    /// What Kafka gave no answer for is written down as suspect when the record of its batch goes.
-    UnknownStaysSuspect,
+    /// What Kafka gave no answer for is written down as maybe sent when the record of its batch goes.
+    UnknownStaysMaybeSent,
 
     // Floors and holds.
     /// An id is settled when those who held the writers' lock have ended; otherwise, when a claim has seen it.
@@ -61,11 +61,11 @@ pub enum Rule {
     /// Floors of one incarnation of the server are not used against another.
     FloorsEndWithTheServer,
 
-    // Rows without a lane.
+    // Unordered rows.
     /// A mark carries the token of its very claim.
     MarkCarriesTheToken,
-    /// The floor comes from a look at the table; otherwise, from a worker's own claims.
-    FloorComesFromALook,
+    /// The floor comes from a poll of the table; otherwise, from a worker's own claims.
+    FloorComesFromAPoll,
     /// Releasing a parked topic raises the epoch, which guards the floor others store.
     LoweringRaisesTheEpoch,
     /// Who sees another epoch reads the stored floor again.

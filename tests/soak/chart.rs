@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use clap::ValueEnum as _;
+use testkit::svg::{TOP, titled};
 
 use crate::schedule::{Kind, Schedule};
-use crate::svg::{TOP, titled};
 use crate::verdict::Evidence;
 
 const WIDTH: f64 = 1100.0;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use testkit::alter_topic;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{sleep, sleep_until};
 
+use crate::environment::Environment;
 use crate::progress::Progress;
-use crate::schedule::{Event, Kind, REST, Schedule};
-use crate::stage::Stage;
-use crate::support::alter_topic;
+use crate::schedule::{Event, Kind, QUIET_PERIOD, Schedule};
 
 /// A fault that has been.
 #[derive(Clone, Copy, Debug)]
@@ -24,20 +24,25 @@ pub struct Injected {
 }
 
 /// Plays the schedule to its end; answers what was injected, in order.
-pub async fn play(schedule: &Schedule, stage: &Arc<Stage>, start: Instant, progress: &Progress) -> Vec<Injected> {
+pub async fn play(
+    schedule: &Schedule,
+    environment: &Arc<Environment>,
+    start: Instant,
+    progress: &Progress,
+) -> Vec<Injected> {
     let mut injected = Vec::new();
     let mut background = JoinSet::new();
     for event in schedule.events.iter().copied() {
         if event.rested {
-            sleep(REST).await;
+            sleep(QUIET_PERIOD).await;
         }
         sleep_until((start + event.at).into()).await;
         progress.fault(&event);
         if event.kind.is_in_the_background() {
-            let stage = stage.clone();
-            background.spawn(async move { timed(&stage, event, start, session(&stage, event)).await });
+            let environment = environment.clone();
+            background.spawn(async move { timed(&environment, event, start, session(&environment, event)).await });
         } else {
-            injected.push(inject(stage, event, start).await);
+            injected.push(inject(environment, event, start).await);
         }
     }
     injected.extend(background.join_all().await);
@@ -45,20 +50,20 @@ pub async fn play(schedule: &Schedule, stage: &Arc<Stage>, start: Instant, progr
     injected
 }
 
-async fn inject(stage: &Stage, event: Event, start: Instant) -> Injected {
+async fn inject(environment: &Environment, event: Event, start: Instant) -> Injected {
     let fault = async {
         match event.kind {
-            kind if kind.is_of_one_replica() => one_replica(stage, event).await,
-            Kind::CrashPostgres | Kind::KillKafka | Kind::FreezeKafka => server(stage, event).await,
-            Kind::ShrinkTopic => shrink(stage, event.lasts).await,
-            _ => session(stage, event).await,
+            kind if kind.is_of_one_replica() => one_replica(environment, event).await,
+            Kind::CrashPostgres | Kind::KillKafka | Kind::FreezeKafka => server(environment, event).await,
+            Kind::ShrinkTopic => shrink(environment, event.lasts).await,
+            _ => session(environment, event).await,
         }
     };
-    timed(stage, event, start, fault).await
+    timed(environment, event, start, fault).await
 }
 
-async fn timed(stage: &Stage, event: Event, start: Instant, fault: impl Future<Output = ()>) -> Injected {
-    let in_flight = block_in_place(|| stage.replicas.iter().filter_map(|replica| replica.scrape()).sum());
+async fn timed(environment: &Environment, event: Event, start: Instant, fault: impl Future<Output = ()>) -> Injected {
+    let in_flight = block_in_place(|| environment.replicas.iter().filter_map(|replica| replica.scrape()).sum());
     let began = Instant::now();
     fault.await;
     Injected {
@@ -69,8 +74,8 @@ async fn timed(stage: &Stage, event: Event, start: Instant, fault: impl Future<O
     }
 }
 
-async fn one_replica(stage: &Stage, event: Event) {
-    let replica = &stage.replicas[event.replica];
+async fn one_replica(environment: &Environment, event: Event) {
+    let replica = &environment.replicas[event.replica];
     match event.kind {
         Kind::Kill => {
             block_in_place(|| replica.kill());
@@ -90,49 +95,49 @@ async fn one_replica(stage: &Stage, event: Event) {
     }
 }
 
-async fn server(stage: &Stage, event: Event) {
+async fn server(environment: &Environment, event: Event) {
     match event.kind {
         Kind::CrashPostgres => {
-            block_in_place(|| stage.postgres.crash());
+            block_in_place(|| environment.postgres.crash());
             sleep(event.lasts).await;
-            block_in_place(|| stage.postgres.restart());
+            block_in_place(|| environment.postgres.restart());
         }
         Kind::KillKafka => {
-            block_in_place(|| stage.kafka.kill());
+            block_in_place(|| environment.kafka.kill());
             sleep(event.lasts).await;
-            block_in_place(|| stage.kafka.restart());
+            block_in_place(|| environment.kafka.restart());
         }
         _ => {
-            stage.kafka.pause();
+            environment.kafka.pause();
             sleep(event.lasts).await;
-            stage.kafka.resume();
+            environment.kafka.resume();
         }
     }
 }
 
 /// Batches of several rows are refused, no row by itself is.
-async fn shrink(stage: &Stage, lasts: Duration) {
-    let (kafka, topic) = (&stage.kafka.address, &stage.topics.narrow);
+async fn shrink(environment: &Environment, lasts: Duration) {
+    let (kafka, topic) = (&environment.kafka.address, &environment.topics.narrow);
     alter_topic(kafka, topic, "max.message.bytes", "3000").await;
     sleep(lasts).await;
     alter_topic(kafka, topic, "max.message.bytes", "1048588").await;
 }
 
 /// What a session of somebody else's does to us.
-async fn session(stage: &Stage, event: Event) {
+async fn session(environment: &Environment, event: Event) {
     let before = match event.kind {
         Kind::Disconnect => format!(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
-            stage.relay_login
+            environment.relay_login
         ),
         Kind::LockTable => "BEGIN; LOCK TABLE outbox.message IN ACCESS EXCLUSIVE MODE".to_owned(),
         Kind::IdleWriter => format!(
             "BEGIN; INSERT INTO outbox.message (topic, key, payload) VALUES ('{}', gen_random_uuid()::text, '{{}}')",
-            stage.topics.orders
+            environment.topics.orders
         ),
         _ => "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox.lane".to_owned(),
     };
-    let session = stage.session().await;
+    let session = environment.session().await;
     // A crash of the server may end it before its time: then it is over, which is what matters.
     if session.batch_execute(&before).await.is_ok() {
         sleep(event.lasts).await;

@@ -3,20 +3,16 @@
 //! `make soak MINUTES=10`, or `cargo test --release --test soak -- --minutes 10 --seed 42`. See `docs/soak.md`.
 
 mod chart;
+mod environment;
 mod faults;
-mod life;
 mod oracle;
+mod process_life;
 mod progress;
 mod replicas;
 mod report;
+mod sampler;
 mod schedule;
-mod stage;
-#[path = "../it/support/mod.rs"]
-#[expect(dead_code, unused_imports, reason = "the kit serves the integration tests as well")]
-mod support;
-mod svg;
 mod verdict;
-mod watch;
 mod writers;
 
 use std::path::Path;
@@ -30,12 +26,12 @@ use clap::Parser;
 use tokio::task::block_in_place;
 use tokio::time::{sleep, timeout};
 
+use crate::environment::Environment;
 use crate::oracle::Oracle;
 use crate::progress::Progress;
+use crate::sampler::Sampler;
 use crate::schedule::Schedule;
-use crate::stage::Stage;
 use crate::verdict::{Evidence, Table, drain_max};
-use crate::watch::Watch;
 use crate::writers::{POISON, Writers};
 
 #[derive(Parser)]
@@ -74,8 +70,8 @@ async fn soak(schedule: &Schedule) -> io::Result<bool> {
     let logs = folder.join("logs");
     drop(fs::remove_dir_all(&folder));
     fs::create_dir_all(&logs)?;
-    let stage = Arc::new(Stage::set(&logs).await);
-    let evidence = gather(schedule, &stage).await;
+    let environment = Arc::new(Environment::start(&logs).await);
+    let evidence = gather(schedule, &environment).await;
     let checks = evidence.checks();
     report::write(&folder, schedule, &evidence, &checks)?;
     println!("{}", report::table(&checks));
@@ -84,23 +80,27 @@ async fn soak(schedule: &Schedule) -> io::Result<bool> {
 }
 
 /// Writes and breaks until the schedule is played, then lets everything drain and asks the oracle.
-async fn gather(schedule: &Schedule, stage: &Arc<Stage>) -> Evidence {
+async fn gather(schedule: &Schedule, environment: &Arc<Environment>) -> Evidence {
     let start = Instant::now();
-    let writers = Writers::start(stage, schedule.seed);
+    let writers = Writers::start(environment, schedule.seed);
     let progress = Arc::new(Progress::new(schedule, &writers.written));
-    let watch = Watch::start(stage, start, &progress);
-    let faults = faults::play(schedule, stage, start, &progress).await;
+    let sampler = Sampler::start(environment, start, &progress);
+    let faults = faults::play(schedule, environment, start, &progress).await;
     let written = writers.stop().await;
-    let drained = drain(stage).await;
-    let samples = watch.stop().await;
+    let drained = drain(environment).await;
+    let samples = sampler.stop().await;
     progress.clear();
     Evidence {
-        oracle: block_in_place(|| Oracle::ask(stage)),
+        oracle: block_in_place(|| Oracle::ask(environment)),
         faults,
         samples,
-        lives: stage.replicas.iter().flat_map(|replica| replica.lives()).collect(),
+        lives: environment
+            .replicas
+            .iter()
+            .flat_map(|replica| replica.lives())
+            .collect(),
         drained,
-        table: table(stage).await,
+        table: table(environment).await,
         committed: written.committed.load(Ordering::Relaxed),
         in_doubt: written.in_doubt.load(Ordering::Relaxed),
         rolled_back: written.rolled_back.load(Ordering::Relaxed),
@@ -108,10 +108,10 @@ async fn gather(schedule: &Schedule, stage: &Arc<Stage>) -> Evidence {
 }
 
 /// How long it takes until nothing is pending.
-async fn drain(stage: &Stage) -> Option<Duration> {
+async fn drain(environment: &Environment) -> Option<Duration> {
     const PENDING: &str = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL AND dead_at IS NULL";
     let began = Instant::now();
-    let session = stage.session().await;
+    let session = environment.session().await;
     let empty = async {
         while session
             .query_one(PENDING, &[])
@@ -127,12 +127,12 @@ async fn drain(stage: &Stage) -> Option<Duration> {
     Some(began.elapsed())
 }
 
-async fn table(stage: &Stage) -> Table {
+async fn table(environment: &Environment) -> Table {
     let sql = "SELECT count(*), count(*) FILTER (WHERE event_type = $1),
                       count(*) FILTER (WHERE event_type = $1 AND dead_at IS NULL),
                       count(*) FILTER (WHERE event_type IS DISTINCT FROM $1 AND (dead_at IS NOT NULL OR attempts > 0))
                FROM outbox.message";
-    let row = stage.session().await.query_one(sql, &[&POISON]).await;
+    let row = environment.session().await.query_one(sql, &[&POISON]).await;
     let row = row.expect("PostgreSQL is up");
     Table {
         rows: row.get(0),

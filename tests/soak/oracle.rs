@@ -2,15 +2,20 @@
 
 use serde_json::Value;
 
-use crate::stage::Stage;
+use crate::environment::Environment;
 
 pub struct Oracle(pub Value);
 
 impl Oracle {
     /// Blocks for as long as it takes to read everything that was ever published.
-    pub fn ask(stage: &Stage) -> Self {
-        let args = ["--kafka-brokers", &stage.kafka.address, "--serialized-keys", "--json"];
-        let output = stage.world.outboxd("verify", &args);
+    pub fn ask(environment: &Environment) -> Self {
+        let args = [
+            "--kafka-brokers",
+            &environment.kafka.address,
+            "--serialized-keys",
+            "--json",
+        ];
+        let output = environment.world.outboxd("verify", &args);
         let answer = serde_json::from_slice(&output.stdout);
         Oracle(answer.unwrap_or_else(|_| panic!("verify says nothing: {output:?}")))
     }

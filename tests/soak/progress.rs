@@ -8,8 +8,8 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use outboxd::cli::progress::bar;
 
+use crate::sampler::Sample;
 use crate::schedule::{Event, Schedule};
-use crate::watch::Sample;
 use crate::writers::Written;
 
 const LINE_EVERY_SECONDS: u64 = 10;

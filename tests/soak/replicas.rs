@@ -8,9 +8,9 @@ use std::{fs, thread};
 use outboxd::config::RunArgs;
 use outboxd::daemon::pool_size;
 use outboxd::http::ask;
+use testkit::{Relay, RelayBuilder};
 
-use crate::life::{Counters, Life};
-use crate::support::{Relay, RelayBuilder};
+use crate::process_life::{Counters, ProcessLife};
 
 pub const REPLICAS: usize = 4;
 
@@ -27,7 +27,7 @@ pub const IN_FLIGHT_MAX: usize = TASKS * BATCH_ROWS + outboxd::tasks::retry_hold
 
 struct State {
     relay: Relay,
-    lives: Vec<Life>,
+    lives: Vec<ProcessLife>,
 }
 
 pub struct Replica {
@@ -75,7 +75,7 @@ pub fn connections_max() -> usize {
 impl Replica {
     pub async fn start(number: usize, database_url: &str, kafka: &str, logs: &Path) -> Self {
         let relay = builder(database_url, kafka).start_ready().await;
-        let lives = vec![Life::of(number, &relay)];
+        let lives = vec![ProcessLife::of(number, &relay)];
         Replica {
             number,
             database_url: database_url.to_owned(),
@@ -89,7 +89,7 @@ impl Replica {
     pub async fn start_again(&self) {
         let relay = builder(&self.database_url, &self.kafka).start_ready().await;
         let mut state = self.state();
-        state.lives.push(Life::of(self.number, &relay));
+        state.lives.push(ProcessLife::of(self.number, &relay));
         state.relay = relay;
     }
 
@@ -133,7 +133,7 @@ impl Replica {
         state.life().paused = false;
     }
 
-    /// Looks at it from outside: memory, processor time, counters. Answers the rows it has in flight.
+    /// Measures it from outside: memory, processor time, counters. Answers the rows it has in flight.
     pub fn scrape(&self) -> Option<f64> {
         let (life, address) = {
             let mut state = self.state();
@@ -144,7 +144,7 @@ impl Replica {
             }
             (count, life.address.clone())
         };
-        // Not under the lock: whoever wants to wake it up must not wait for its answer.
+        // Not under the lock: a fault that wakes it up must not wait for its answer.
         let answer = ask(&address, "/metrics", Duration::from_millis(500)).ok();
         let mut state = self.state();
         if state.lives.len() != life || state.life().paused {
@@ -165,7 +165,7 @@ impl Replica {
         self.state().life().weigh();
     }
 
-    pub fn lives(&self) -> Vec<Life> {
+    pub fn lives(&self) -> Vec<ProcessLife> {
         self.state().lives.clone()
     }
 
@@ -188,7 +188,7 @@ impl Drop for Replica {
 }
 
 impl State {
-    fn life(&mut self) -> &mut Life {
+    fn life(&mut self) -> &mut ProcessLife {
         self.lives.last_mut().expect("it has been started")
     }
 }

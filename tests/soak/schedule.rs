@@ -10,7 +10,7 @@ use crate::replicas::{LEASE, REPLICAS};
 use crate::verdict::GRACE;
 
 /// After every kind of fault has had its turn.
-pub const REST: Duration = LEASE.saturating_add(GRACE);
+pub const QUIET_PERIOD: Duration = LEASE.saturating_add(GRACE);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
@@ -121,7 +121,7 @@ impl Schedule {
             // From a deck, so that every kind has its turn even in a short run.
             let rested = deck.is_empty() && !events.is_empty();
             if rested {
-                at += REST;
+                at += QUIET_PERIOD;
             }
             if deck.is_empty() {
                 deck.extend(Kind::value_variants());

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use crate::faults::Injected;
-use crate::life::{Counters, Life};
 use crate::oracle::Oracle;
+use crate::process_life::{Counters, ProcessLife};
 use crate::replicas::{IN_FLIGHT_MAX, LEASE, REPLICAS, connections_max};
-use crate::watch::Sample;
+use crate::sampler::Sample;
 use crate::writers::{DELAY_MAX, OPEN_MAX};
 
 /// What every fault is promised: the backlog is drained so long after the lease would have ended.
 pub const GRACE: Duration = Duration::from_secs(10);
 /// What a sample may be late by.
 const SCRAPE: Duration = Duration::from_secs(2);
-const SAMPLES_OF_A_REST: usize = 3;
+const SAMPLES_OF_A_QUIET_PERIOD: usize = 3;
 
 /// Of what was in flight when a fault left it in doubt, so much may be sent as a possible repeat.
 const FLAGS_MAX: f64 = 3.0;
@@ -32,7 +32,7 @@ pub struct Evidence {
     pub oracle: Oracle,
     pub faults: Vec<Injected>,
     pub samples: Vec<Sample>,
-    pub lives: Vec<Life>,
+    pub lives: Vec<ProcessLife>,
     /// `None`: not within the time it is given.
     pub drained: Option<Duration>,
     pub table: Table,
@@ -153,24 +153,26 @@ impl Evidence {
         }
     }
 
-    /// At the end of a rest nothing waits but what its writer keeps open.
+    /// At the end of a quiet period nothing waits but what its writer keeps open.
     fn rests(&self) -> Check {
         let worst = self.lags_after_rests().into_iter().fold(0.0, f64::max);
         let allowed = (OPEN_MAX + SCRAPE).as_secs_f64();
         Check {
-            promise: "lag after a rest of the lease and ten seconds",
+            promise: "lag after a quiet period of the lease and ten seconds",
             measured: format!("{worst:.1} s at most"),
             allowed: format!("≤ {allowed:.1} s"),
             holds: worst <= allowed,
         }
     }
 
-    /// The best of the last samples before each fault that a rest came before: one may meet a row just committed.
+    /// The best of the last samples before each fault that a quiet period came before: one may meet a row just committed.
     fn lags_after_rests(&self) -> Vec<f64> {
         let ends = self.faults.iter().filter(|fault| fault.event.rested);
         ends.map(|end| {
             let rested = self.samples.iter().rev().filter(|sample| sample.at <= end.began);
-            let backlogs = rested.take(SAMPLES_OF_A_REST).filter_map(|sample| sample.backlog);
+            let backlogs = rested
+                .take(SAMPLES_OF_A_QUIET_PERIOD)
+                .filter_map(|sample| sample.backlog);
             backlogs.map(|backlog| backlog.lag_seconds).fold(f64::MAX, f64::min)
         })
         .collect()
@@ -191,7 +193,7 @@ impl Evidence {
         backlogs.map(|backlog| backlog.lag_seconds).fold(0.0, f64::max)
     }
 
-    /// From one rest to the next, faults may follow each other faster than what they break recovers.
+    /// From one quiet period to the next, faults may follow each other faster than what they break recovers.
     fn lag_allowed(&self) -> f64 {
         let stretches = self.faults.chunk_by(|_, next| !next.event.rested);
         let longest = stretches.map(|stretch| {
@@ -205,7 +207,7 @@ impl Evidence {
         let worst = self
             .lives
             .iter()
-            .map(Life::memory_thirds)
+            .map(ProcessLife::memory_thirds)
             .max_by(|a, b| a.1.total_cmp(&b.1));
         let (first, last) = worst.unwrap_or_default();
         let flat = |(first, last): (f64, f64)| last <= MEMORY_MIB_FREE || last <= first * MEMORY_GROWTH_MAX;
@@ -213,7 +215,7 @@ impl Evidence {
             promise: "memory of a replica, first and last third of its life",
             measured: format!("{first:.0} MiB, {last:.0} MiB at most"),
             allowed: format!("≤ {MEMORY_MIB_FREE} MiB, or × {MEMORY_GROWTH_MAX}"),
-            holds: self.lives.iter().map(Life::memory_thirds).all(flat),
+            holds: self.lives.iter().map(ProcessLife::memory_thirds).all(flat),
         }
     }
 

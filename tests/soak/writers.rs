@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
+use testkit::noise;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_postgres::{Client, Error, NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 
-use crate::stage::{KEYS, Stage};
-use crate::support::noise;
+use crate::environment::{Environment, KEYS};
 
 const WRITERS: u64 = 6;
 /// Of one writer, between two transactions.
@@ -49,12 +49,12 @@ pub struct Writers {
 }
 
 impl Writers {
-    pub fn start(stage: &Arc<Stage>, seed: u64) -> Self {
+    pub fn start(environment: &Arc<Environment>, seed: u64) -> Self {
         let (written, stop) = (Arc::new(Written::default()), CancellationToken::new());
         let mut tasks = JoinSet::new();
         for number in 0..WRITERS {
             let writer = Writer {
-                stage: stage.clone(),
+                environment: environment.clone(),
                 draw: Rng::with_seed(seed.wrapping_add(1 + number)),
                 written: written.clone(),
             };
@@ -80,7 +80,7 @@ struct Row {
 }
 
 struct Writer {
-    stage: Arc<Stage>,
+    environment: Arc<Environment>,
     draw: Rng,
     written: Arc<Written>,
 }
@@ -88,7 +88,9 @@ struct Writer {
 impl Writer {
     async fn write(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            if let Ok((mut client, connection)) = tokio_postgres::connect(&self.stage.world.database_url, NoTls).await {
+            if let Ok((mut client, connection)) =
+                tokio_postgres::connect(&self.environment.world.database_url, NoTls).await
+            {
                 tokio::spawn(connection);
                 let mut next = Instant::now();
                 while !stop.is_cancelled() && self.transact(&mut client).await.is_ok() {
@@ -141,7 +143,7 @@ impl Writer {
             4..20 => self.poison(keys),
             20..100 => self.delayed(),
             100..200 => self.narrow(keys),
-            200..350 => self.keyless(),
+            200..350 => self.unordered(),
             _ => self.keyed(keys),
         }
     }
@@ -158,26 +160,26 @@ impl Writer {
     }
 
     fn keyed(&mut self, keys: &[String]) -> Vec<Row> {
-        let topic = self.stage.topics.orders.clone();
+        let topic = self.environment.topics.orders.clone();
         let twice = keys.iter().chain(keys);
         twice.map(|key| self.row(&topic, Some(key), 400)).collect()
     }
 
-    fn keyless(&mut self) -> Vec<Row> {
-        let topic = self.stage.topics.orders.clone();
+    fn unordered(&mut self) -> Vec<Row> {
+        let topic = self.environment.topics.orders.clone();
         let count = self.draw.usize(1..20);
         (0..count).map(|_| self.row(&topic, None, 400)).collect()
     }
 
     /// Small enough by themselves for a topic that takes small batches.
     fn narrow(&mut self, keys: &[String]) -> Vec<Row> {
-        let topic = self.stage.topics.narrow.clone();
+        let topic = self.environment.topics.narrow.clone();
         let lines = keys.iter().map(Some).chain([None, None]);
         lines.map(|key| self.row(&topic, key, 1_000)).collect()
     }
 
     fn large(&mut self, keys: &[String]) -> Vec<Row> {
-        let topic = self.stage.topics.orders.clone();
+        let topic = self.environment.topics.orders.clone();
         let mut row = self.row(&topic, keys.first(), 400);
         row.payload = noise(self.draw.usize(100_000..900_000));
         vec![row]
@@ -186,7 +188,7 @@ impl Writer {
     /// A key of its own for each: a delayed row joins the line of its key when it is due, which is another order than that
     /// of the ids.
     fn delayed(&mut self) -> Vec<Row> {
-        let topic = self.stage.topics.orders.clone();
+        let topic = self.environment.topics.orders.clone();
         let count = self.draw.usize(1..6);
         let mut rows: Vec<Row> = (0..count).map(|_| self.row(&topic, None, 400)).collect();
         for row in &mut rows {
@@ -198,7 +200,7 @@ impl Writer {
 
     /// A row that is refused for good, between two of the same key that are not.
     fn poison(&mut self, keys: &[String]) -> Vec<Row> {
-        let topic = self.stage.topics.small.clone();
+        let topic = self.environment.topics.small.clone();
         let mut rows: Vec<Row> = (0..3).map(|_| self.row(&topic, keys.first(), 400)).collect();
         rows[1].payload = noise(5_000);
         rows[1].kind = POISON;

@@ -1,4 +1,4 @@
-//! The inbox: what is stored is claimed, by one worker at a time, and finished by whoever has it.
+//! The inbox: what is stored is claimed, by one worker at a time, and finished by the worker that has it.
 
 use super::*;
 

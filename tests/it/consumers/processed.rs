@@ -62,7 +62,7 @@ async fn a_duplicate_writes_nothing() {
             wal_records(&world.db, &call).await > 0,
             "the first time it writes: {call}"
         );
-        // Dead rows of the catalogue, left by the migration, are pruned by whoever reads them: that is not the call's writing.
+        // Dead rows of the catalogue, left by the migration, are pruned by their next reader: that is not the call's writing.
         world.execute("VACUUM").await;
         world.execute("BEGIN").await;
         for _ in 0..100 {
@@ -132,7 +132,7 @@ async fn an_effect_that_fails_takes_its_marker_along() {
     world
         .execute("ALTER TABLE effect DROP CONSTRAINT effect_id_check")
         .await;
-    assert!(consume_with_effect(&world.db, "m1", "1").await.expect("mended"));
+    assert!(consume_with_effect(&world.db, "m1", "1").await.expect("fixed"));
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// A statement is given up when a lease has passed, a session that does not come about sooner.
 #[tokio::test]
@@ -16,9 +16,9 @@ async fn a_black_hole_before_postgresql_is_noticed_before_the_lease_ends() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     flowing(&world).await;
-    proxy.both_ways(Line::HOLE);
+    proxy.both_ways(Link::BLACK_HOLE);
     let silent = Instant::now();
     let noticed = "the database did not answer within";
     eventually(LEASE, noticed, async || relay.logged(noticed).then_some(())).await;
@@ -26,9 +26,9 @@ async fn a_black_hole_before_postgresql_is_noticed_before_the_lease_ends() {
     // Long enough for every statement under way to have met the silence.
     tokio::time::sleep(LEASE.saturating_sub(silent.elapsed())).await;
     relay.assert_alive();
-    proxy.both_ways(Line::default());
+    proxy.both_ways(Link::default());
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
     recovered.record(history.repeats);
@@ -41,7 +41,7 @@ async fn connections_gone_silent_do_not_cost_the_lease() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     flowing(&world).await;
     proxy.forget();
     let goal = world.count("SELECT max(id) FROM outbox.message").await + 100;
@@ -50,7 +50,7 @@ async fn connections_gone_silent_do_not_cost_the_lease() {
             "(SELECT count(*) = 0 FROM outbox.message WHERE id <= {goal} AND published_at IS NULL)"
         ))
         .await;
-    trickle.stop();
+    writes.stop();
     world.drained(LEASE).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
@@ -69,19 +69,19 @@ async fn a_black_hole_before_kafka_is_noticed_within_the_batch_deadline() {
     let world = World::on(&Stack::get().database_url, &proxy.address()).await;
     let topic = world.topic("orders", 4, &[]).await;
     let relay = world.relay().start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     flowing(&world).await;
-    proxy.both_ways(Line::HOLE);
-    // The batch deadline and its overrun, and one look at the topic.
+    proxy.both_ways(Link::BLACK_HOLE);
+    // The batch deadline and its overrun, and one request for the topic.
     let within = Duration::from_secs(1 + 2 + 3 + 1);
     eventually(within, "publishing to be paused", async || {
         (relay.metric("outboxd_publisher_paused") == Some(1.0)).then_some(())
     })
     .await;
     relay.assert_alive();
-    proxy.both_ways(Line::default());
+    proxy.both_ways(Link::default());
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     over.until_drained(&world).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(

@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::support::*;
+use testkit::*;
 
 /// Sets a process's wall clock off. Its monotonic clock stays right, as that of a machine does whose time service is broken.
 fn relay_with_clock_off(clock: &Preload, world: &World, hours: i32) -> RelayBuilder {
@@ -24,7 +24,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
         relay_with_clock_off(&clock, &world, 1).start_ready().await,
         relay_with_clock_off(&clock, &world, 2).start_ready().await,
     ];
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     eventually(SOON, "the lanes to be shared", async || {
         (world.lanes_per_worker().await == [21, 21, 22]).then_some(())
     })
@@ -38,7 +38,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
     assert_eq!(world.count(clocks).await, 3, "every lease ends when it should");
     dying.kill();
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     // In every lane, also in those of the dead worker.
     world.fill(&topic, 1000, 100).await;
     let recovered = over.until_drained(&world).await;
@@ -93,7 +93,7 @@ async fn nothing_is_sent_under_a_lease_that_ended_while_the_machine_was_suspende
     let relay = asleep_with_a_claim(&world, &topic, relay).await;
     std::fs::write(&suspended, b"").expect("a file");
     relay.continue_from("after_claim");
-    eventually(SOON, "all that was claimed to be put off", async || {
+    eventually(SOON, "all that was claimed to be deferred", async || {
         let put_off = relay.metric("outboxd_rows_deferred_total").filter(|rows| *rows > 0.0);
         (put_off? == relay.metric("outboxd_rows_claimed_total")?).then_some(())
     })

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// Ends the connections of every relay of this world.
 const KILL: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -14,7 +14,7 @@ async fn connections_killed_ten_times_a_second_make_no_crash_loop() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     let relays = [world.relay().start_ready().await, world.relay().start_ready().await];
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("(SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NOT NULL)")
         .await;
@@ -27,7 +27,7 @@ async fn connections_killed_ten_times_a_second_make_no_crash_loop() {
     }
     let over = fault.over();
     assert!(killed > 50, "{killed} connections were killed");
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relays[0], &relays[1]]).await;
     recovered.record(history.repeats);
@@ -45,7 +45,7 @@ async fn postgresql_away_for_long_is_asked_for_seldom_and_not_in_step() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&postgres.url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("(SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NOT NULL)")
         .await;
@@ -58,7 +58,7 @@ async fn postgresql_away_for_long_is_asked_for_seldom_and_not_in_step() {
     postgres.restart();
     let over = fault.over();
     world.db = world.session().await;
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     println!("asked {} times, {cpu:?} of processor time in {away:?}", asked.len());
     assert!(
@@ -154,11 +154,11 @@ async fn a_mark_answered_by_silence_is_repeated_without_harm() {
 }
 
 #[tokio::test]
-async fn a_mark_of_keyless_rows_whose_answer_is_lost_is_repeated_without_harm() {
+async fn a_mark_of_unordered_rows_whose_answer_is_lost_is_repeated_without_harm() {
     mark_answered_by_silence(Answer::Cut, "SET published_at", 0).await;
 }
 
-/// A relay that has claimed keyless rows, which `insert` wrote, and was answered so late that what is left of the lease does
+/// A relay that has claimed unordered rows, which `insert` wrote, and was answered so late that what is left of the lease does
 /// not cover a send. Everything is published in the end.
 async fn claim_answered_too_late(insert: impl AsyncFnOnce(&World, &str)) -> (World, String, Relay) {
     let world = World::new().await;
@@ -168,7 +168,7 @@ async fn claim_answered_too_late(insert: impl AsyncFnOnce(&World, &str)) -> (Wor
     // Past the first claim of all, which finds nothing.
     world.fill(&topic, 1, 0).await;
     world.drained(SOON).await;
-    // Stopped, or a look that finds nothing would be the next.
+    // Stopped, or a poll that finds nothing would be the next.
     relay.signal("STOP");
     insert(&world, &topic).await;
     proxy.spoil_answer(CLAIMED, Answer::Late(LEASE / 2));
@@ -209,7 +209,11 @@ async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
         Some(20.0),
         "not sent at first"
     );
-    assert_eq!(world.history(&topic).await.flagged, 20, "the doubt outlasts the claim");
+    assert_eq!(
+        world.history(&topic).await.flagged,
+        20,
+        "what may have been sent outlasts the claim"
+    );
 }
 
 #[tokio::test]
@@ -217,7 +221,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[SMALL]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
-    let patient = [
+    let late_retries = [
         "--tasks",
         "1",
         "--retry-backoff-min",
@@ -225,7 +229,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
         "--retry-backoff-max",
         "60s",
     ];
-    let relay = world.relay_through(&proxy).args(&patient).start_ready().await;
+    let relay = world.relay_through(&proxy).args(&late_retries).start_ready().await;
     // Claims of rows without a key end with a COMMIT, too, and find nothing: there are some while lanes are new.
     let mut last = (0.0, Instant::now());
     eventually(SOON, "an end of claims of rows without a key", async || {
@@ -245,7 +249,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     proxy.spoiled().await;
     assert_eq!(world.count("SELECT sum(attempts) FROM outbox.message").await, 1);
     // The lane goes on once the refusal is written again.
-    let neighbour = &world.neighbours("a", 1).await[0];
+    let neighbour = &world.keys_of_same_lane("a", 1).await[0];
     let behind = world.insert(&topic, &[(Some(neighbour.as_str()), vec![1])]).await[0];
     world.published(behind).await;
     assert!(relay.logged("cannot write what became of a batch"));

@@ -1,6 +1,6 @@
 //! PostgreSQL goes away.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {
@@ -9,7 +9,7 @@ async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {
     let mut world = World::on(&postgres.url, &Stack::get().kafka).await;
     let topic = world.topic("orders", 4, &[]).await;
     let relays = [world.relay().start_ready().await, world.relay().start_ready().await];
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     for _ in 1..=2 {
         let goal = relays.iter().filter_map(published).sum::<f64>() + 1000.0;
         eventually(SOON, "a thousand rows to flow", async || {
@@ -23,11 +23,11 @@ async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {
     let over = fault.over();
     let written = "SELECT count(*) FROM outbox.message";
     let goal = world.count(written).await + 1000;
-    eventually(over.patience(), "the application to go on", async || {
+    eventually(over.time_limit(), "the application to go on", async || {
         (world.count(written).await > goal).then_some(())
     })
     .await;
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relays[0], &relays[1]]).await;
     for relay in &relays {

@@ -1,6 +1,6 @@
 //! PostgreSQL's disk is full.
 
-use crate::support::*;
+use testkit::*;
 
 /// Does it again and again, until PostgreSQL has no space for it.
 async fn until_refused(world: &World, sql: &str) {

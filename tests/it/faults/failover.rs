@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// A world on a pair of servers, with two relays that reach whichever takes writes.
 struct Failover {
     world: World,
     topic: String,
-    pair: Pair,
+    pair: PrimaryStandby,
 }
 
 impl Failover {
     async fn new() -> Self {
-        let pair = Pair::start();
+        let pair = PrimaryStandby::start();
         let world = World::on(&pair.url(), &Stack::get().kafka).await;
         let topic = world.topic("orders", 4, &[]).await;
         Failover { world, topic, pair }
@@ -100,7 +100,7 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
     world.fill(&failover.topic, 1000, 100).await;
     world.drained(SOON).await;
     let flagged = world.history(&failover.topic).await.flagged;
-    assert_eq!(flagged, history.flagged, "what is written afterwards is not suspect");
+    assert_eq!(flagged, history.flagged, "what is written afterwards is not flagged");
     recovered.record(history.repeats);
 }
 
@@ -114,7 +114,7 @@ async fn loses_published_rows(on_published: &str, least: f64) -> (Recovered, f64
     failover.world.drained(SOON).await;
     failover.happens().await;
     let over = fault.over();
-    let lost = eventually(over.patience(), "the loss to be reported", async || {
+    let lost = eventually(over.time_limit(), "the loss to be reported", async || {
         let lost = sum(&relays, "outboxd_published_rows_lost_total");
         (lost >= least).then_some(lost)
     })
@@ -252,7 +252,7 @@ async fn rows_of_asynchronous_commits_that_a_crash_lost_after_they_were_publishe
     let over = fault.over();
     relay.continue_from("before_renew:2");
     relay.continue_from("after_publish:2");
-    let lost = eventually(over.patience(), "the loss to be reported", async || {
+    let lost = eventually(over.time_limit(), "the loss to be reported", async || {
         relay
             .metric("outboxd_published_rows_lost_total")
             .filter(|lost| *lost > 0.0)

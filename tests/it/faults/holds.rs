@@ -1,11 +1,12 @@
-//! A held key: handed over, and cheap to walk past.
+//! A held key: handed over, and cheap to scan past.
 
 use std::time::Duration;
 
-use crate::support::*;
+use outboxd::outbox::statement;
+use testkit::*;
 
 /// Refused rows are tried again twice a second, without end.
-fn patient(world: &World) -> RelayBuilder {
+fn endless_retries(world: &World) -> RelayBuilder {
     world.relay().args(&[
         "--max-attempts",
         "1000",
@@ -25,7 +26,7 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     );
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let mut owner = patient(&world).failpoint("after_release").start_ready().await;
+    let mut owner = endless_retries(&world).failpoint("after_release").start_ready().await;
     let mut rows = vec![(Some("k"), noise(20_000))];
     rows.extend((0..50u8).map(|n| (Some("k"), vec![n])));
     let ids = world.insert(&topic, &rows).await;
@@ -38,7 +39,7 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     owner.kill();
     let over = fault.over();
     assert_eq!(world.pending().await, 50, "only the head went out");
-    // A look from the floor of another lane might find them as well, for as long as that one is lower.
+    // A poll from the floor of another lane might find them as well, for as long as that one is lower.
     let lowered = format!(
         "SELECT floor < {0} FROM outbox.lane WHERE lane = (SELECT lane FROM outbox.message WHERE id = {0})",
         ids[1]
@@ -62,7 +63,7 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     // Who is stopped there does not renew: the lease must outlast it.
-    let builder = patient(&world).args(&["--lease", "40s"]);
+    let builder = endless_retries(&world).args(&["--lease", "40s"]);
     let builder = builder.failpoint("before_store_floors").failpoint("after_release");
     let mut owner = builder.start_ready().await;
     let mut rows = vec![(Some("k"), noise(20_000))];
@@ -77,7 +78,7 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
         .execute("CREATE TABLE before_store AS SELECT lease_until FROM outbox.worker")
         .await;
     owner.continue_from("before_store_floors");
-    // The keeper does one thing after the other: when it renews again, it has stored what it was about to.
+    // The lease task does one thing after the other: when it renews again, it has stored what it was about to.
     world
         .until("EXISTS (SELECT FROM outbox.worker w, before_store b WHERE w.lease_until > b.lease_until)")
         .await;
@@ -98,18 +99,18 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
 async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_repeat() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let mut first = patient(&world).start_ready().await;
+    let mut first = endless_retries(&world).start_ready().await;
     let ids = world.insert(&topic, &[(Some("k"), noise(20_000))]).await;
     world.held(1).await;
     first.stop();
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
 
-    let mut owner = patient(&world).failpoint("after_head").start_ready().await;
+    let mut owner = endless_retries(&world).failpoint("after_head").start_ready().await;
     owner.at_failpoint("after_head").await;
     assert_eq!(world.records(&topic).await.len(), 1, "the head is out");
     owner.kill();
 
-    let _successor = patient(&world).start_ready().await;
+    let _successor = endless_retries(&world).start_ready().await;
     world.published(ids[0]).await;
     let history = world.history(&topic).await;
     history.assert_sound();
@@ -122,11 +123,11 @@ async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_rep
 async fn a_lane_whose_head_is_out_is_not_handed_over() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let mut first = patient(&world).start_ready().await;
+    let mut first = endless_retries(&world).start_ready().await;
     let ids = world.insert(&topic, &[(Some("k"), noise(20_000))]).await;
     world.held(1).await;
     first.stop();
-    let owner = patient(&world).args(&["--shutdown-grace", "1s"]);
+    let owner = endless_retries(&world).args(&["--shutdown-grace", "1s"]);
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
     let mut owner = owner.failpoint("after_head").start_ready().await;
     owner.at_failpoint("after_head").await;
@@ -134,7 +135,7 @@ async fn a_lane_whose_head_is_out_is_not_handed_over() {
     owner.wait(SOON);
     let owned = "SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL";
     assert_eq!(world.count(owned).await, 1, "the others are free");
-    let _successor = patient(&world).start_ready().await;
+    let _successor = endless_retries(&world).start_ready().await;
     world.published(ids[0]).await;
     let history = world.history(&topic).await;
     assert_eq!((history.repeats, history.unflagged_repeats), (1, 0));
@@ -147,12 +148,12 @@ async fn rows_read_in_the_end(world: &World) -> i64 {
 }
 
 #[tokio::test]
-async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
+async fn a_claim_does_not_scan_the_rows_of_a_held_key() {
     const BEHIND: i64 = 100_000;
     const OTHERS: usize = 100;
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let mut relay = patient(&world).start_ready().await;
+    let mut relay = endless_retries(&world).start_ready().await;
     world.insert(&topic, &[(Some("k"), noise(20_000))]).await;
     world.held(1).await;
     world
@@ -165,8 +166,8 @@ async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
     relay.stop();
 
     let before = rows_read_in_the_end(&world).await;
-    let mut relay = patient(&world).start_ready().await;
-    for other in world.neighbours("k", OTHERS as i64).await {
+    let mut relay = endless_retries(&world).start_ready().await;
+    for other in world.keys_of_same_lane("k", OTHERS as i64).await {
         let ids = world.insert(&topic, &[(Some(other.as_str()), b"x".to_vec())]).await;
         world.published(ids[0]).await;
     }
@@ -174,10 +175,10 @@ async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
     let read = rows_read_in_the_end(&world).await - before;
     assert!(
         read < 2_000 * OTHERS as i64,
-        "{read} rows read to publish {OTHERS}: the held ones are walked over"
+        "{read} rows read to publish {OTHERS}: the held ones are scanned"
     );
 
-    let relay = patient(&world).start_ready().await;
+    let relay = endless_retries(&world).start_ready().await;
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
     world.drained(Duration::from_secs(120)).await;
     let history = world.history(&topic).await;
@@ -187,7 +188,7 @@ async fn a_claim_does_not_walk_over_the_rows_of_a_held_key() {
 
 /// A topic that refuses every key has thousands of holds in a lane, and each of its rows is looked up among them.
 #[tokio::test]
-async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
+async fn a_row_of_a_held_topic_does_not_cost_a_scan_of_its_holds() {
     const HELD: i64 = 3_000;
     const OTHERS: i64 = 300;
     let world = World::new().await;
@@ -199,12 +200,12 @@ async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
              SELECT {lane}, '{topic}', 'k:held-' || n, 0, 'refused', 'infinity' FROM generate_series(1, {HELD}) n"
         ))
         .await;
-    let others = world.neighbours("k", OTHERS).await;
+    let others = world.keys_of_same_lane("k", OTHERS).await;
     let rows: Vec<_> = others.iter().map(|key| (Some(key.as_str()), b"x".to_vec())).collect();
     world.insert(&topic, &rows).await;
-    let mut relay = patient(&world).start_ready().await;
+    let mut relay = endless_retries(&world).start_ready().await;
     world.drained(SOON).await;
-    // By looks, too.
+    // By polls, too.
     for key in &others[..200] {
         let ids = world.insert(&topic, &[(Some(key.as_str()), b"y".to_vec())]).await;
         world.published(ids[0]).await;
@@ -213,7 +214,7 @@ async fn a_row_of_a_held_topic_does_not_cost_a_walk_over_its_holds() {
     world.relays_sessions_end().await;
     let read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'outbox.hold'::regclass";
     let read = world.count(read).await;
-    // Reading them all a few times a second, to try them again, is no walk.
+    // Reading them all a few times a second, to try them again, is no scan.
     assert!(
         read < 100 * HELD,
         "{read} holds read to publish {OTHERS} rows of other keys"
@@ -234,13 +235,13 @@ async fn hold_each(world: &World, topic: &str, keys: &[String], head_bytes: impl
     world.floor_passes(behind[keys.len() - 1]).await;
 }
 
-/// After each release the lane walks again over all that was published since the hold was taken.
+/// After each release the lane scans again all that was published since the hold was taken.
 #[tokio::test]
 async fn keys_of_a_lane_that_are_due_together_are_released_together() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let mut relay = patient(&world).start_ready().await;
-    let keys = world.neighbours("k", 40).await;
+    let mut relay = endless_retries(&world).start_ready().await;
+    let keys = world.keys_of_same_lane("k", 40).await;
     // In two halves, so that they were held at different floors; every other head stays refused.
     let bytes = |place: usize| if place.is_multiple_of(2) { 20_000 } else { 60_000 };
     hold_each(&world, &topic, &keys[..20], bytes).await;
@@ -253,7 +254,7 @@ async fn keys_of_a_lane_that_are_due_together_are_released_together() {
         .await;
     let epoch = "SELECT max(epoch) FROM outbox.lane WHERE lane = (SELECT max(lane) FROM outbox.hold)";
     let epoch_before = world.count(epoch).await;
-    let relay = patient(&world).start_ready().await;
+    let relay = endless_retries(&world).start_ready().await;
     world.held(20).await;
     // One is the taking of the lane; a slow machine may make several of one.
     let releases = world.count(epoch).await - epoch_before - 1;
@@ -272,7 +273,7 @@ async fn a_topic_that_stays_parked_inherits_what_a_key_kept_back_and_one_that_go
     let world = World::new().await;
     let unhold = |topics: &[&str], units: &[&str]| {
         let array = |names: &[&str]| format!("ARRAY['{}']", names.join("','"));
-        let unhold = include_str!("../../../src/outbox/unhold.sql");
+        let unhold = statement::text("unhold");
         unhold
             .replace("$1", "3")
             .replace("$2", &array(topics))
@@ -312,7 +313,7 @@ async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_
              UNION ALL SELECT 1, 'well', 'k:next', 0, 'refused', now() + interval '1 hour'",
         )
         .await;
-    let holds = include_str!("../../../src/outbox/holds.sql")
+    let holds = statement::text("holds")
         .replace("$1", "(SELECT id FROM outbox.worker)")
         .replace("$2", "(SELECT incarnation FROM outbox.server)");
     let read = |most: i64| {
@@ -331,11 +332,11 @@ async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_
 }
 
 #[tokio::test]
-async fn a_walk_longer_than_the_statement_timeout_resumes_where_it_stopped() {
+async fn a_scan_longer_than_the_statement_timeout_resumes_where_it_stopped() {
     const ROWS: i64 = 600_000;
     let fault = Fault::new(
         64,
-        "a walk longer than the statement timeout: a topic is held from the start, and released behind 600,000 published rows of its lane",
+        "a scan longer than the statement timeout: a topic is held from the start, and released behind 600,000 published rows of its lane",
         "resumes where it stopped",
     );
     let world = World::new().await;
@@ -355,9 +356,9 @@ async fn a_walk_longer_than_the_statement_timeout_resumes_where_it_stopped() {
         world.execute(sql).await;
     }
     let last = world.insert(&missing, &[(Some("k"), b"last".to_vec())]).await[0];
-    let impatient = format!("{}?options=-c%20statement_timeout%3D100ms", world.database_url);
+    let short_timeout = format!("{}?options=-c%20statement_timeout%3D100ms", world.database_url);
     // Straight to the server: PgBouncer refuses a session that brings `options`.
-    let relay = RelayBuilder::new(&impatient, &world.kafka).start_ready().await;
+    let relay = RelayBuilder::new(&short_timeout, &world.kafka).start_ready().await;
     world.held(1).await;
     assert_eq!(world.topic("missing", 1, &[]).await, missing);
     let over = fault.over();

@@ -1,6 +1,6 @@
 //! What was in flight is written down: of what a dead worker may have sent its successor flags those rows, and hardly any other.
 
-use crate::support::*;
+use testkit::*;
 
 /// Small batches in a deep backlog: what is in flight is a small part of what is pending.
 fn small_batches(world: &World) -> RelayBuilder {
@@ -43,19 +43,19 @@ async fn after_a_kill_in_a_deep_backlog_only_what_was_in_flight_is_flagged() {
 async fn after_a_kill_under_a_steady_load_only_what_was_in_flight_is_flagged() {
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let dying = small_batches(&world).failpoint("delivery_report:300").start();
     dying.at_failpoint("delivery_report:300").await;
     let in_flight = killed_in_flight(dying);
     let _successor = world.relay().start_ready().await;
     world.until("SELECT count(*) > 2000 FROM outbox.message").await;
-    trickle.stop();
+    writes.stop();
     world.drained(SOON).await;
     assert_flagged_few(&world.history(&topic).await, in_flight);
 }
 
 #[tokio::test]
-async fn a_hold_that_lives_through_a_deploy_makes_no_row_of_another_topic_suspect() {
+async fn a_hold_that_outlives_a_deploy_flags_no_row_of_another_topic() {
     let fault = Fault::new(
         63,
         "a hold lives in a lane while its owner is killed and the next one deployed",
@@ -126,7 +126,7 @@ async fn what_a_crash_of_the_server_lost_of_the_records_is_written_again_by_a_pr
 }
 
 #[tokio::test]
-async fn everything_is_suspect_where_the_server_crashed_and_nobody_is_left_to_say() {
+async fn everything_may_have_been_sent_where_the_server_crashed_and_no_process_is_left_to_say() {
     let (_postgres, world, topic, mut relay) = crashed_without_the_record().await;
     relay.kill();
     let successor = world.relay().start_ready().await;

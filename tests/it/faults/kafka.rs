@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::*;
 use tokio::time::sleep;
-
-use crate::support::*;
 
 /// Several batch deadlines and message timeouts of a relay of [`World::relay`], which are one and three and a half seconds.
 const LONG: Duration = Duration::from_secs(20);
@@ -72,7 +71,7 @@ async fn every_broker_down_for_long_costs_time_but_no_attempt_and_no_row() {
         "publishing pauses and says so; no attempt is counted, nothing is dead-lettered",
     );
     let (kafka, world, topic, relay) = own_kafka().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let threads = threads_of(&relay);
     kafka.kill();
     paused(&relay, 1.0).await;
@@ -83,7 +82,7 @@ async fn every_broker_down_for_long_costs_time_but_no_attempt_and_no_row() {
 
     kafka.restart();
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let repeats = assert_recovered(&world, &relay, &topic).await.repeats;
     assert!(repeats <= 500, "{repeats} repeats of one batch in flight");
@@ -118,7 +117,7 @@ async fn order_holds_through_restarts_of_kafka_under_load() {
         "no attempt is counted",
     );
     let (kafka, world, topic, relay) = own_kafka().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     kafka.stop();
     kafka.restart();
     world
@@ -127,7 +126,7 @@ async fn order_holds_through_restarts_of_kafka_under_load() {
     kafka.kill();
     kafka.restart();
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let repeats = assert_recovered(&world, &relay, &topic).await.repeats;
     assert!(repeats <= 2 * 500, "{repeats} repeats of two batches in flight");
@@ -138,7 +137,7 @@ async fn order_holds_through_restarts_of_kafka_under_load() {
 /// takes that for a record that is not there.
 #[tokio::test]
 async fn records_written_by_a_leader_that_stepped_down_say_so_when_they_are_sent_again() {
-    let broker = FickleBroker::start().await;
+    let broker = LyingBroker::start().await;
     let world = World::on(&Stack::get().database_url, &broker.address).await;
     let topic = world.topic("orders", 2, &[]).await;
     let relay = world.relay().start_ready().await;
@@ -166,7 +165,7 @@ async fn a_record_that_only_the_client_says_is_there_is_sent_again() {
         "the broker takes a producer's second record without its first (garbled on the wire), and the client reports both as delivered",
         "no row is marked that Kafka does not have; what is sent again says so",
     );
-    let broker = FickleBroker::start().await;
+    let broker = LyingBroker::start().await;
     let world = World::on(&Stack::get().database_url, &broker.address).await;
     let topic = world.topic("orders", 1, &[]).await;
     let relay = world.relay().start_ready().await;
@@ -195,7 +194,7 @@ async fn rows_behind_one_that_timed_out_but_was_written_wait_for_it() {
         "later rows of a key wait; what is sent again says so",
     );
     let (kafka, world, topic, relay) = own_kafka().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
@@ -208,7 +207,7 @@ async fn rows_behind_one_that_timed_out_but_was_written_wait_for_it() {
 
     kafka.resume();
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     let repeats = assert_recovered(&world, &relay, &topic).await.repeats;
     assert!(repeats > 0, "what was in the broker's socket was written");
@@ -220,23 +219,23 @@ async fn rows_behind_one_that_timed_out_but_was_written_wait_for_it() {
 async fn clients_that_lost_all_their_brokers_are_replaced() {
     // So that the idle ones ask as well.
     let often = ["--kafka-property", "topic.metadata.refresh.interval.ms=300"];
-    let patient = ["--max-attempts", "1000"];
-    let (kafka, world, topic, relay) = own_kafka_and(&[often, patient].concat()).await;
+    let many_attempts = ["--max-attempts", "1000"];
+    let (kafka, world, topic, relay) = own_kafka_and(&[often, many_attempts].concat()).await;
     // Refused, and to be tried again later: the producer of single records has to come back, too.
     let small = world.topic("small", 1, &[SMALL]).await;
     let too_large =
         format!("INSERT INTO outbox.message (topic, key, payload_bytes) VALUES ('{small}', 'k', {TOO_LARGE})");
     world.execute(&too_large).await;
     world.held(1).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     kafka.kill();
-    let waking = WakingBroker::at(&kafka.address).await;
-    // Longer than the relay waits between two looks for Kafka.
+    let waking = BrokerlessBroker::at(&kafka.address).await;
+    // Longer than the relay waits between two attempts to reach Kafka.
     waking.quiet_for(Duration::from_secs(4)).await;
     waking.leave().await;
 
     kafka.restart();
-    trickle.stop();
+    writes.stop();
     alter_topic(&kafka.address, &small, SMALL.0, "1000000").await;
     world.drained(LEASE + Duration::from_secs(10)).await;
     world.held(0).await;

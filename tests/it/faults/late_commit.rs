@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::SinkExt;
-
-use crate::support::*;
+use testkit::*;
 
 /// Sooner than the safety net, which would find a forgotten row half a minute later.
 const COMES: Duration = Duration::from_secs(10);

@@ -2,21 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use outboxd::outbox::statement;
+use testkit::*;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
-
-use crate::support::*;
-
-const REGISTER: &str = include_str!("../../../src/outbox/register.sql");
-const RENEW: &str = include_str!("../../../src/outbox/renew.sql");
-const TAKE: &str = include_str!("../../../src/outbox/take.sql");
-const MARK: &str = include_str!("../../../src/outbox/mark_lanes_keep.sql");
-const MARK_ARCHIVE: &str = include_str!("../../../src/outbox/mark_lanes_archive.sql");
-const MARK_DELETE: &str = include_str!("../../../src/outbox/mark_lanes_delete.sql");
-const LINEAGE: &str = include_str!("../../../src/outbox/lineage.sql");
-const HORIZON: &str = include_str!("../../../src/outbox/horizon.sql");
-const WRITERS: &str = include_str!("../../../src/outbox/writers.sql");
 
 /// One worker's side of the conversation with the database.
 struct Worker {
@@ -41,14 +31,18 @@ impl Worker {
             &none,
             &none,
         ];
-        let row = db.query_one(REGISTER, &params).await;
+        let row = db.query_one(&statement::text("register"), &params).await;
         let incarnation = row.expect("registered").get("incarnation");
         Worker { db, id, incarnation }
     }
 
     async fn renew(&self) -> bool {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &60.0f64, &self.incarnation, &0i64];
-        let here = self.db.query(RENEW, &params).await.expect("answered");
+        let here = self
+            .db
+            .query(&statement::text("renew"), &params)
+            .await
+            .expect("answered");
         !here.is_empty()
     }
 
@@ -61,7 +55,8 @@ impl Worker {
     /// The same, where leases that a failover lost lasted so long.
     async fn take_after(&self, count: i64, lease_seconds: f64) -> Vec<Row> {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &count, &self.incarnation, &lease_seconds];
-        let taking = self.db.query(TAKE, &params);
+        let take = statement::text("take");
+        let taking = self.db.query(&take, &params);
         let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
         rows.expect("what is locked is skipped, not waited for")
             .expect("answered")
@@ -69,13 +64,16 @@ impl Worker {
 
     /// Begins a term as far as the server's lineage goes.
     async fn inherit(&self) {
-        let lineage = self.db.query_one(LINEAGE, &[&self.incarnation]).await;
+        let lineage = self
+            .db
+            .query_one(&statement::text("lineage"), &[&self.incarnation])
+            .await;
         assert!(!lineage.expect("answered").get::<_, String>("name").is_empty());
     }
 
     /// Marks every row, as the owner of these lanes.
     async fn mark(&self, held: &[(i16, i64)]) -> u64 {
-        self.mark_by(MARK, held).await
+        self.mark_by("mark_lanes_keep", held).await
     }
 
     async fn mark_by(&self, mark: &str, held: &[(i16, i64)]) -> u64 {
@@ -83,7 +81,10 @@ impl Worker {
         let ids: Vec<i64> = (1..=100).collect();
         let records: Vec<i64> = Vec::new();
         let params: [&(dyn ToSql + Sync); 6] = [&self.id, &lanes, &epochs, &self.incarnation, &ids, &records];
-        self.db.execute(mark, &params).await.expect("answered")
+        self.db
+            .execute(&statement::text(mark), &params)
+            .await
+            .expect("answered")
     }
 }
 
@@ -127,7 +128,7 @@ async fn a_worker_whose_lanes_were_taken_is_not_renewed() {
 
 #[tokio::test]
 async fn a_mark_needs_the_owner_and_the_epoch() {
-    for mark in [MARK, MARK_ARCHIVE, MARK_DELETE] {
+    for mark in ["mark_lanes_keep", "mark_lanes_archive", "mark_lanes_delete"] {
         let world = World::new().await;
         world.fill("nowhere", 100, 50).await;
         let (owner, other) = (
@@ -153,27 +154,27 @@ async fn a_mark_needs_the_owner_and_the_epoch() {
     }
 }
 
-/// Whoever is first on another lineage of the server decides, and what it decided outlives it.
+/// The first worker on another lineage of the server decides, and what it decided outlives it.
 #[tokio::test]
-async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
+async fn what_a_failover_leaves_as_maybe_sent_stays_so_for_every_later_owner() {
     let world = World::new().await;
     world.fill("nowhere", 100, 50).await;
     let first = Worker::register(&world, 60.0).await;
     first.inherit().await;
-    let suspects = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("suspect_until")).collect::<Vec<i64>>();
+    let maybe_sent_until = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("suspect_until")).collect::<Vec<i64>>();
     let taken = first.take_after(32, 60.0).await;
-    assert_eq!(suspects(&taken), [0; 32], "the same lineage");
+    assert_eq!(maybe_sent_until(&taken), [0; 32], "the same lineage");
     world.execute("UPDATE outbox.lane SET lineage = 'another'").await;
     first.inherit().await;
     world.fill("nowhere", 100, 50).await;
     assert_eq!(first.take_after(32, 60.0).await.len(), 0, "a lost lease may still last");
-    assert_eq!(suspects(&first.take_after(32, 0.0).await), [100; 32]);
+    assert_eq!(maybe_sent_until(&first.take_after(32, 0.0).await), [100; 32]);
     world
         .execute("UPDATE outbox.worker SET lease_until = clock_timestamp()")
         .await;
     let second = Worker::register(&world, 60.0).await;
     second.inherit().await;
-    assert_eq!(suspects(&second.take_after(64, 0.0).await), [100; 64]);
+    assert_eq!(maybe_sent_until(&second.take_after(64, 0.0).await), [100; 64]);
 }
 
 /// A connection to a server that was replaced may still answer: its ids and its writers are not those of the new one.
@@ -181,8 +182,16 @@ async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
 async fn what_another_server_says_moves_no_floor() {
     let world = World::new().await;
     let same_server = async |incarnation: SystemTime| {
-        let drawn = world.db.query(HORIZON, &[&incarnation]).await.expect("answered");
-        let writers = world.db.query_one(WRITERS, &[&incarnation]).await.expect("answered");
+        let drawn = world
+            .db
+            .query(&statement::text("horizon"), &[&incarnation])
+            .await
+            .expect("answered");
+        let writers = world
+            .db
+            .query_one(&statement::text("writers"), &[&incarnation])
+            .await
+            .expect("answered");
         (drawn.len(), writers.get::<_, bool>("same_server"))
     };
     let worker = Worker::register(&world, 60.0).await;
@@ -273,9 +282,9 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     );
     // It takes while the renewal is under way, and again when that has committed.
     relay.continue_from("before_recovery");
-    world.keeper_goes_round().await;
+    world.lease_is_renewed_twice().await;
     old.db.batch_execute("COMMIT").await.expect("committed");
-    world.keeper_goes_round().await;
+    world.lease_is_renewed_twice().await;
     assert_eq!(world.count(&taken_from_it).await, 0);
     assert!(old.renew().await, "it was not stamped stopped");
     assert!(
@@ -322,7 +331,7 @@ async fn a_hold_written_while_its_lane_is_being_taken_is_known_to_the_new_owner(
         held[0]
     );
     world.execute(&hold).await;
-    let neighbour = world.neighbours("k", 1).await.remove(0);
+    let neighbour = world.keys_of_same_lane("k", 1).await.remove(0);
     let free = world.insert(&topic, &[(Some(&neighbour), b"free".to_vec())]).await;
     locks.batch_execute("ROLLBACK").await.expect("unlocked");
     world.published(free[0]).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 /// Room for eight of the rows below, and time to send them.
 const FEW_BYTES: [&str; 6] = [
@@ -35,7 +35,7 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     let world = World::new().await;
     let keyed = world.topic("keyed", 2, &[("max.message.bytes", "4000000")]).await;
     // Near the topic's limit, so that each goes alone.
-    let keyless = world.topic("keyless", 2, &[]).await;
+    let unordered = world.topic("unordered", 2, &[]).await;
     world
         .execute(
             "CREATE TABLE block (place int, bytes bytea); ALTER TABLE block ALTER bytes SET STORAGE EXTERNAL;
@@ -54,7 +54,7 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     let sql = "INSERT INTO outbox.message (topic, key, payload_bytes)
                SELECT $1, CASE WHEN $2 THEN 'key-' || n % 8 END, bytes
                FROM generate_series(1, $3::int) n JOIN block ON place = n % 4 ORDER BY n";
-    for (topic, has_key) in [(&keyed, true), (&keyless, false)] {
+    for (topic, has_key) in [(&keyed, true), (&unordered, false)] {
         world
             .db
             .execute(sql, &[topic, &has_key, &(ROWS as i32)])
@@ -70,7 +70,7 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     // in a request. Twice that, because what the allocator frees it does not always give back.
     assert!(grown < 10 * BUDGET, "grew by {} MB", grown >> 20);
 
-    for topic in [&keyed, &keyless] {
+    for topic in [&keyed, &unordered] {
         let history = world.history(topic).await;
         history.assert_exact();
         assert_eq!(history.findings.published, ROWS as u64);

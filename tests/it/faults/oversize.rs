@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::*;
+
 use super::memory::peak_memory;
-use crate::support::*;
 
 /// Time enough for a document of 1 GB to be rendered in vain on a busy machine.
-const PATIENT: [&str; 4] = ["--lease", "120s", "--batch-deadline", "5s"];
+const LONG_LEASE: [&str; 4] = ["--lease", "120s", "--batch-deadline", "5s"];
 const RENDERED: Duration = Duration::from_secs(240);
 const SMALL: [&str; 2] = ["--max-message-bytes", "64KiB"];
 
@@ -61,7 +62,7 @@ async fn rows_of_80_megabytes_are_never_read_and_their_neighbours_flow() {
     world.execute(&text).await;
     world.fill(&topic, 500, 50).await;
     world.fill(&topic, 100, 0).await;
-    let relay = world.relay().args(&PATIENT).start_ready().await;
+    let relay = world.relay().args(&LONG_LEASE).start_ready().await;
     let idle = peak_memory(&relay);
     let said = [
         "80000007 bytes, and --max-message-bytes is 6291456",
@@ -89,7 +90,7 @@ async fn rows_of_80_megabytes_are_never_read_and_their_neighbours_flow() {
 }
 
 #[tokio::test]
-async fn a_message_too_large_steps_aside_and_its_key_goes_on() {
+async fn a_message_too_large_steps_aside_and_its_key_continues() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let rows = [

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 /// The partition of a topic of four that a row belongs to.
 const PARTITION: &str = "coalesce(partition, outbox.murmur2(coalesce(key, message_id::text)) % 4)";
@@ -153,7 +153,7 @@ async fn partitions_below_their_in_sync_minimum_are_paused_and_nothing_is_blamed
     world.drained(SOON).await;
 
     second.kill();
-    let load = Trickle::start(&world, &healthy);
+    let load = BackgroundWrites::start(&world, &healthy);
     // Until the controller has noticed, the first broker waits for the second one.
     eventually(SOON, "both partitions to be paused", async || {
         world.fill(&replicated, 40, 20).await;
@@ -201,7 +201,7 @@ async fn a_topic_that_is_fixed_flows_soon_beside_one_that_gives_no_answer() {
 
     // What has arrived in the broker's socket gives no answer, either; when its session has run out its partitions have no leader.
     second.pause();
-    let load = Trickle::start(&world, &healthy);
+    let load = BackgroundWrites::start(&world, &healthy);
     world.fill(&silent, 1280, 640).await;
     world.fill(&silent, 100, 0).await;
     world

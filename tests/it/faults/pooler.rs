@@ -1,6 +1,6 @@
 //! The relays reach PostgreSQL through a pooler in transaction mode.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
@@ -14,7 +14,7 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     let topic = world.topic("orders", 4, &[]).await;
     let survivor = world.relay().start_ready().await;
     let mut dying = world.relay().start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("SELECT count(*) > 2000 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
@@ -23,7 +23,7 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     world
         .until("SELECT count(*) > 500 FROM outbox.message WHERE published_at IS NULL")
         .await;
-    trickle.stop();
+    writes.stop();
     pooler.restart();
     let recovered = fault.over().until_drained(&world).await;
     let history = world.history(&topic).await;
@@ -31,7 +31,7 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     recovered.record(history.repeats);
 }
 
-/// Settings a pooled statement brings along must be as good as those of a session: a plan that walks the table, or a wait
+/// Settings a pooled statement brings along must be as good as those of a session: a plan that scans the table, or a wait
 /// for a lock without end, would only show in production.
 #[tokio::test]
 async fn a_statement_behind_a_pooler_does_not_wait_for_ever() {

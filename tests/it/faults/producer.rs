@@ -5,8 +5,7 @@ use std::time::Duration;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
-
-use crate::support::*;
+use testkit::*;
 
 /// Rows claimed together are sent together: none is left unsent behind a request that failed.
 const IN_ONE_REQUEST: [&str; 2] = ["--kafka-property", "linger.ms=200"];
@@ -77,7 +76,7 @@ async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
     );
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     world
         .until("SELECT count(*) > 100 FROM outbox.message WHERE published_at IS NOT NULL")
         .await;
@@ -89,7 +88,7 @@ async fn too_few_replicas_for_long_defer_rows_and_count_no_attempt() {
 
     fail(&mock, &[]);
     let over = fault.over();
-    trickle.stop();
+    writes.stop();
     let recovered = over.until_drained(&world).await;
     recovered.record(assert_arrived(&world, &relay, &topic).await.repeats);
 }
@@ -111,7 +110,7 @@ async fn a_record_purged_while_it_waits_for_a_retry_may_have_landed_and_says_so(
 }
 
 #[tokio::test]
-async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_up_afterwards() {
+async fn an_unordered_record_that_may_have_landed_says_so_however_often_it_is_held_up_afterwards() {
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().args(&IN_ONE_REQUEST).start_ready().await;
     world.fill(&topic, 50, 0).await;
@@ -129,7 +128,7 @@ async fn a_keyless_record_that_may_have_landed_says_so_however_often_it_is_held_
 }
 
 #[tokio::test]
-async fn a_keyless_record_that_may_have_landed_says_so_though_it_is_refused_afterwards() {
+async fn an_unordered_record_that_may_have_landed_says_so_though_it_is_refused_afterwards() {
     let (mock, world, topic) = mocked().await;
     let relay = world.relay().start_ready().await;
     fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT; 10_000]);

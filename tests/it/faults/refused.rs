@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use testkit::*;
 
 const SMALL: &[u8] = b"small";
 /// Large enough to travel in a produce request of its own, so that the rows behind it are in another.
@@ -11,7 +11,7 @@ const LARGE: usize = 2_000_000;
 const LONG_LEASE: Duration = Duration::from_secs(15);
 
 /// Refusals are final after two attempts, a second or so apart.
-fn impatient(world: &World) -> RelayBuilder {
+fn two_attempts(world: &World) -> RelayBuilder {
     world.relay().args(&[
         "--max-attempts",
         "2",
@@ -25,7 +25,7 @@ fn impatient(world: &World) -> RelayBuilder {
 }
 
 /// Refusals are tried again every half second, for as long as the test lasts.
-fn patient(world: &World) -> RelayBuilder {
+fn endless_retries(world: &World) -> RelayBuilder {
     world.relay().args(&[
         "--max-attempts",
         "1000",
@@ -52,7 +52,7 @@ async fn limit_is_known(relay: &Relay, topic: &str) {
 /// Three rows of one key to one partition, the first of them large, with one small row to another partition in the
 /// middle; all in one batch. Answers their ids: the three, then the bystander.
 async fn three_and_a_bystander(world: &World, topic: &str, partition: i32) -> [i64; 4] {
-    let neighbour = world.neighbours("k", 1).await;
+    let neighbour = world.keys_of_same_lane("k", 1).await;
     let other = 1 - partition;
     let rows = world
         .db
@@ -128,7 +128,7 @@ async fn first_of_three_is_refused(known_partitions: &[i32]) -> (Recovered, usiz
     )
     .with_lease(LONG_LEASE);
     let world = World::new().await;
-    let relay = impatient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    let relay = two_attempts(&world).args(&["--log-level", "debug"]).start_ready().await;
     let topic = shrunk_topic(&world, &relay, known_partitions).await;
     let ids = three_and_a_bystander(&world, &topic, 1).await;
     let recovered = fault.over().until_drained(&world).await;
@@ -155,16 +155,16 @@ async fn the_very_first_record_of_a_process_may_be_refused_and_the_rows_behind_i
     let world = World::new().await;
     let topic = world.topic("orders", 2, &[]).await;
     let ids = three_and_a_bystander(&world, &topic, 0).await;
-    let _relay = impatient(&world).start_ready().await;
+    let _relay = two_attempts(&world).start_ready().await;
     world.drained(SOON).await;
     assert_followers_wait_for_the_dead(&world, &topic, ids).await;
 }
 
 #[tokio::test]
-async fn a_refused_row_whose_topic_is_mended_in_time_arrives_before_the_rows_behind_it() {
+async fn a_refused_row_whose_topic_is_fixed_in_time_arrives_before_the_rows_behind_it() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let _relay = patient(&world).start_ready().await;
+    let _relay = endless_retries(&world).start_ready().await;
     let rows = [
         (Some("k"), noise(20_000)),
         (Some("k"), SMALL.to_vec()),
@@ -203,12 +203,15 @@ async fn the_producer_of_single_records_is_replaced_after_a_thousand_refusals() 
     assert!(relay.logged("many records that were not acknowledged"));
 }
 
-/// Refusals take their time, one after the other: whoever is in the same batch does not wait for them.
+/// Refusals take their time, one after the other: the other rows of the batch do not wait for them.
 #[tokio::test]
-async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_in_order_when_mended() {
+async fn a_topic_that_refuses_every_key_is_found_out_beside_the_batch_and_flows_in_order_when_fixed() {
     let world = World::new().await;
     let ill = world.topic("ill", 8, &[("max.message.bytes", "2000")]).await;
-    let relay = patient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    let relay = endless_retries(&world)
+        .args(&["--log-level", "debug"])
+        .start_ready()
+        .await;
     introduce(&world, &ill, 0).await;
     limit_is_known(&relay, &ill).await;
     let healthy = world.topic("healthy", 1, &[]).await;
@@ -252,7 +255,7 @@ async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_e
     .with_lease(LONG_LEASE);
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let relay = impatient(&world).start_ready().await;
+    let relay = two_attempts(&world).start_ready().await;
     let rows = [
         (Some("big"), noise(LARGE)),
         (None, noise(LARGE)),
@@ -284,7 +287,10 @@ async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_e
 #[tokio::test]
 async fn a_batch_refused_as_a_whole_is_split_and_no_innocent_row_is_blamed() {
     let world = World::new().await;
-    let relay = patient(&world).args(&["--log-level", "debug"]).start_ready().await;
+    let relay = endless_retries(&world)
+        .args(&["--log-level", "debug"])
+        .start_ready()
+        .await;
     let topic = world.topic("orders", 1, &[]).await;
     introduce(&world, &topic, 0).await;
     limit_is_known(&relay, &topic).await;

@@ -1,6 +1,6 @@
 //! The lease is not renewed, though the process lives.
 
-use crate::support::*;
+use testkit::*;
 
 async fn published(relay: &Relay) -> f64 {
     let metric = relay.metric("outboxd_rows_published_total");
@@ -16,7 +16,7 @@ async fn a_worker_that_cannot_renew_stops_publishing_before_its_lease_ends() {
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let trickle = Trickle::start(&world, &topic);
+    let writes = BackgroundWrites::start(&world, &topic);
     let stalled = world.relay().failpoint("before_renew:4").start_ready().await;
     stalled.at_failpoint("before_renew:4").await;
     assert!(published(&stalled).await > 0.0, "it was at work");
@@ -36,7 +36,7 @@ async fn a_worker_that_cannot_renew_stops_publishing_before_its_lease_ends() {
         "it has not sent since its lease ended"
     );
 
-    trickle.stop();
+    writes.stop();
     stalled.continue_from("before_renew:4");
     let recovered = fault.over().until_drained(&world).await;
     eventually(SOON, "it to be back under a new lease", async || {
@@ -95,7 +95,7 @@ async fn a_worker_that_takes_its_lanes_again_cannot_mark_for_its_former_self() {
 }
 
 #[tokio::test]
-async fn a_worker_that_leases_keyless_rows_again_cannot_mark_for_its_former_self() {
+async fn a_worker_that_leases_unordered_rows_again_cannot_mark_for_its_former_self() {
     let lose = "UPDATE outbox.claim SET lease_until = clock_timestamp()";
     claims_again_what_it_lost("after_publish_keyless", 0, lose).await;
 }

@@ -1,6 +1,6 @@
 //! Retention meets rows that are old and not done.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn retention_removes_old_published_rows_and_never_a_pending_or_dead_one() {

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::*;
 use tokio_postgres::Client;
-
-use crate::support::*;
 
 /// Sooner than the safety net, which would find a forgotten row half a minute later.
 const COMES: Duration = Duration::from_secs(10);
@@ -82,7 +81,7 @@ async fn ids_of_a_cache_are_published_though_higher_ones_were_before_and_floors_
     recovered.record(history.repeats);
 }
 
-/// ALTER SEQUENCE waits for whoever has drawn in a transaction that is still open, and cached ids are gone when it is done. So after
+/// ALTER SEQUENCE waits for every open transaction that has drawn an id, and cached ids are gone when it is done. So after
 /// a repair floors may move at once.
 #[tokio::test]
 async fn cached_ids_do_not_outlive_a_repair_of_the_sequence() {
@@ -105,7 +104,7 @@ async fn cached_ids_do_not_outlive_a_repair_of_the_sequence() {
 /// Published rows are gone, so their ids are free to come again.
 #[tokio::test]
 async fn rows_are_published_whose_ids_come_again_after_the_sequence_was_restarted() {
-    // Fewer rows after the restart than before it, then more, so that ids have passed the floors again before anybody looks.
+    // Fewer rows after the restart than before it, then more, so that ids have passed the floors again before any poll.
     for again in [100, 2_000] {
         let world = World::new().await;
         let topic = world.topic("orders", 4, &[]).await;

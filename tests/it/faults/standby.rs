@@ -1,6 +1,6 @@
 //! The database URL leads to a read-only node.
 
-use crate::support::*;
+use testkit::*;
 
 #[tokio::test]
 async fn a_read_only_node_is_refused_at_start_and_waited_out_later() {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
 const ROWS: usize = 20_000;
 
@@ -18,8 +18,8 @@ async fn publishing(world: &World, relay: &Relay, topic: &str) -> Duration {
     began.elapsed()
 }
 
-/// Entries of its indexes that the table's readers have walked over so far.
-async fn walked(world: &World) -> i64 {
+/// Entries of its indexes that the table's readers have read so far.
+async fn entries_read(world: &World) -> i64 {
     world
         .count("SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE schemaname = 'outbox' AND relname = 'message'")
         .await
@@ -45,16 +45,16 @@ async fn a_pinned_vacuum_horizon_does_not_slow_the_relay() {
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox.message LIMIT 1")
             .await
             .expect("a snapshot");
-        let before = walked(&world).await;
+        let before = entries_read(&world).await;
         pinned.push(publishing(&world, &relay, &topic).await);
-        reads.push((walked(&world).await - before) / ROWS as i64);
+        reads.push((entries_read(&world).await - before) / ROWS as i64);
     }
     println!("free {free:?}, pinned {pinned:?}, {reads:?} index entries a row");
     // The fastest of each: what else the machine does only ever adds.
     let (free, pinned) = (free.iter().min().expect("three"), pinned.iter().min().expect("three"));
     // Half a second of a build for debugging is no measure to within a fifth: `make bench` has that, in its scenario `growth`.
     assert!(*free >= pinned.mul_f64(0.6), "{free:?} without, {pinned:?} with it");
-    // A claim that walked over what was published before would read thousands.
+    // A claim that scanned what was published before would read thousands.
     let most = reads.iter().max().expect("three");
     assert!(*most < 100, "{most} index entries read for a row");
     let recovered = fault.over().until_drained(&world).await;

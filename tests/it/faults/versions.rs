@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::*;
+use testkit::*;
 
 /// The schema number that this source brings, and the next one.
 async fn next_version(world: &World) -> i64 {
@@ -59,7 +59,7 @@ async fn two_versions_run_side_by_side_and_the_older_may_restart() {
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
-    let writer = Trickle::start(&world, &topic);
+    let writer = BackgroundWrites::start(&world, &topic);
     let mut older = [world.relay().start_ready().await, world.relay().start_ready().await];
     world
         .until("SELECT count(*) > 200 FROM outbox.message WHERE published_at IS NOT NULL")

@@ -184,7 +184,7 @@ async fn who_hears_nothing_of_its_commit_gets_the_answer_by_a_retry() {
     execute_or_replay(&cut, "k").await.expect("executed");
     // A round trip: nothing else is then under way when the commit is.
     run(&cut, "SELECT").await.expect("an answer");
-    proxy.spoil_answer("COMMIT", crate::support::Answer::Cut);
+    proxy.spoil_answer("COMMIT", testkit::Answer::Cut);
     assert!(run(&cut, "COMMIT").await.is_err(), "the answer is lost");
     proxy.spoiled().await;
     assert_eq!(world.effects().await, 1, "the commit is not");
@@ -278,14 +278,14 @@ async fn a_claim_does_not_wait_for_an_attempt_that_is_about_to_end() {
         ("badly", "fail('orders', 'badly', 1, false, 'c')"),
     ] {
         assert!(claim(&world.db, key, "").await.granted);
-        let holder = world.session().await;
-        run(&holder, &format!("BEGIN; SELECT outbox.idempotency_{end}"))
+        let worker = world.session().await;
+        run(&worker, &format!("BEGIN; SELECT outbox.idempotency_{end}"))
             .await
             .expect("ended");
         let other = world.session().await;
         run(&other, "SET lock_timeout = '1ms'").await.expect("set");
         assert_eq!(claim(&other, key, "").await.kind, "active");
-        run(&holder, "COMMIT").await.expect("committed");
+        run(&worker, "COMMIT").await.expect("committed");
         assert_ne!(claim(&other, key, "").await.kind, "active");
     }
 }

@@ -43,7 +43,10 @@ async fn an_answer_that_comes_after_its_time_is_kept_as_long_as_one_in_time() {
         .execute("SELECT outbox.idempotency_succeed('orders', 'k', 2)")
         .await;
     let kept = "SELECT expires_at > now() + interval '6 days' FROM outbox.idempotency_request";
-    assert!(world.is_true(kept).await, "whoever lost the answer can ask for it");
+    assert!(
+        world.is_true(kept).await,
+        "a client that lost the answer can ask for it"
+    );
     assert_eq!(world.count("SELECT outbox.purge_idempotency()").await, 0);
 }
 
@@ -182,7 +185,7 @@ async fn an_abandoned_command_is_final_and_purged_in_time() {
     assert_eq!(
         refusal(&world.db, "SELECT outbox.idempotency_succeed('orders', 'left', 1)").await,
         "P4010",
-        "a holder that was only slow"
+        "a worker that was only slow"
     );
     assert_eq!(
         world.count("SELECT outbox.purge_idempotency()").await,
@@ -255,7 +258,7 @@ async fn orphaned_commands_are_failed_for_good_and_nothing_else_is() {
         "{failure}"
     );
     let kept = "SELECT expires_at > now() + interval '6 days' FROM outbox.idempotency_request WHERE key = 'left'";
-    assert!(world.is_true(kept).await, "whoever comes back is told");
+    assert!(world.is_true(kept).await, "a client that comes back is told");
 }
 
 #[tokio::test]

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::*;
+use testkit::*;
 
-/// What a session that waits in line behind a backup would take much longer than.
+/// What a session that queues behind a backup would take much longer than.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Two days of long ago, with a row each.

@@ -1,6 +1,6 @@
 //! Servers that refuse some functions, as managed ones do.
 
-use crate::support::*;
+use testkit::*;
 
 const REFUSED: &str = "pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.pg_walfile_name(pg_lsn)";
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::*;
 use tokio_postgres::Client;
-
-use crate::support::*;
 
 /// What an operator asks for flows within this time. The safety net comes later.
 const SECONDS: Duration = Duration::from_secs(10);

@@ -1,10 +1,9 @@
 //! What a producer reads back of its messages, and what it is told of a message that was there before.
 
+use testkit::*;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
-
-use crate::support::*;
 
 const IF_NEW: &str = "SELECT outbox.enqueue('t', 'k', '1', event_type => 'Placed', idempotency_scope => 'shop',
                                             idempotency_key => 'cart-7', if_new => true)";

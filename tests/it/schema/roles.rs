@@ -1,9 +1,8 @@
 //! Who may do what.
 
+use testkit::*;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-
-use crate::support::*;
 
 async fn denied(client: &Client, statement: &str) {
     let error = client.batch_execute(statement).await.expect_err(statement);

@@ -1,8 +1,7 @@
 //! What a row may be: the rules of a message, the CHECKs, the lane of a key, one row per idempotency key, enqueue.
 
+use testkit::*;
 use tokio_postgres::error::SqlState;
-
-use crate::support::*;
 
 /// Each rule of a message and each CHECK of the tables, with statements it must refuse. `message` rows are given as a column list
 /// and values.

@@ -28,16 +28,16 @@ pub struct Lane {
     pub owner: Option<u8>,
     pub epoch: u8,
     /// Rows that may have been sent.
-    pub suspects: u8,
+    pub maybe_sent: u8,
 }
 
-/// A statement on its way. Those that the rules make one step are one; the others look first and write later.
+/// A statement on its way. Those that the rules make one step are one; the others read first and write later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Request {
     Renew {
         term: u8,
     },
-    /// The row was found alive; `changed` since then: it is looked at again under the lock.
+    /// The row was found alive; `changed` since then: it is read again under the lock.
     RenewFound {
         term: u8,
         changed: bool,
@@ -164,7 +164,7 @@ impl State {
         }
         self.unlucky |= owner.is_some();
         if let Some(owner) = owner {
-            self.lane.suspects |= self.records[usize::from(owner)].1 & !self.marked;
+            self.lane.maybe_sent |= self.records[usize::from(owner)].1 & !self.marked;
         }
         self.lane.owner = Some(term);
         self.lane.epoch += 1;
@@ -231,10 +231,10 @@ impl State {
         if record.0 == unsettled.record {
             *record = (0, 0);
         }
-        if rules.has(Rule::UnknownStaysSuspect) {
-            self.lane.suspects |= unsettled.unknown;
+        if rules.has(Rule::UnknownStaysMaybeSent) {
+            self.lane.maybe_sent |= unsettled.unknown;
         }
-        self.lane.suspects &= !self.marked;
+        self.lane.maybe_sent &= !self.marked;
         Ran::Answer(Some(0))
     }
 }

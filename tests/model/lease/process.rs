@@ -1,4 +1,4 @@
-//! What a process does: its keeper asks for the lease and the lane, its relay claims, sends and marks.
+//! What a process does: its lease task asks for the lease and the lane, its relay claims, sends and marks.
 
 use super::database::{Ran, Request, Unsettled};
 use super::{LEASE, Lease, MARGIN, State};
@@ -17,7 +17,7 @@ pub struct Process {
     pub batch: Option<Batch>,
 }
 
-/// The keeper waits for this.
+/// The lease task waits for this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ask {
     pub request: Request,
@@ -34,7 +34,7 @@ pub struct Batch {
     rows: u8,
     acked: u8,
     /// Of these a copy may be there from before: they say so.
-    pub suspects: u8,
+    pub maybe_sent: u8,
     /// It is written down: only now anything of it is sent.
     recorded: Option<u8>,
     /// Kafka gave no answer for these.
@@ -43,7 +43,7 @@ pub struct Batch {
     over: bool,
     sending: Option<Sending>,
     mark: Option<Request>,
-    /// The process was stopped between a look at the clock and what follows from it.
+    /// The process was stopped between a reading of the clock and what follows from it.
     pub paused: bool,
 }
 
@@ -60,10 +60,10 @@ pub enum Step {
     Take,
     GiveUp,
     Leave,
-    /// The keeper's statement runs at the server, or its second half does.
+    /// The lease task's statement runs at the server, or its second half does.
     RunAsk,
     HearAnswer,
-    /// The connection broke: the keeper gives up, the statement may still run.
+    /// The connection broke: the lease task gives up, the statement may still run.
     LoseAsk,
     Claim,
     Record,
@@ -203,7 +203,7 @@ impl Process {
         true
     }
 
-    fn claim(&mut self, rows: u8, suspects: u8) -> bool {
+    fn claim(&mut self, rows: u8, maybe_sent: u8) -> bool {
         let (Some(term), Some(epoch)) = (self.term, self.epoch) else {
             return false;
         };
@@ -215,7 +215,7 @@ impl Process {
             epoch,
             rows,
             acked: 0,
-            suspects,
+            maybe_sent,
             recorded: None,
             unknown: 0,
             over: false,
@@ -303,8 +303,8 @@ impl State {
             Step::LoseAsk => self.lose_ask(number),
             Step::Claim => {
                 let pending = !self.marked & ((1 << model.rows) - 1);
-                let suspects = self.lane.suspects;
-                self.processes[number].claim(pending, suspects)
+                let maybe_sent = self.lane.maybe_sent;
+                self.processes[number].claim(pending, maybe_sent)
             }
             Step::Record => self.record_batch(rules, number),
             Step::Send => self.processes[number].send(rules),

@@ -1,0 +1,125 @@
+//! What was committed against what arrived: the oracle of `outboxd verify`, and what a test asks of its findings.
+
+use indicatif::ProgressBar;
+use outboxd::config::KafkaArgs;
+use outboxd::outbox::{Database, Pooler};
+use outboxd::verify::findings::{Finding, Findings};
+use outboxd::verify::{Settings, verify};
+
+use crate::World;
+use crate::relay::Relay;
+
+/// The findings on one topic's history.
+#[derive(Debug)]
+pub struct History {
+    pub repeats: usize,
+    pub unflagged_repeats: usize,
+    pub flagged: usize,
+    pub findings: Findings,
+}
+
+impl World {
+    /// What is in the topic against what the table says should be. Rows of a key must be there in the order of their ids.
+    pub async fn history(&self, topic: &str) -> History {
+        let kafka = KafkaArgs {
+            kafka_brokers: Some(self.kafka.clone()),
+            kafka_properties: Vec::new(),
+        };
+        let settings = Settings {
+            database: Database::parse(&self.database_url, None, Pooler::None).expect("a URL"),
+            schema: "outbox".to_owned(),
+            kafka: kafka.consumer().expect("brokers"),
+            topics: Some(vec![topic.to_owned()]),
+            since: None,
+            serialized_keys: true,
+            temp_dir: std::env::temp_dir(),
+        };
+        let findings = verify(&settings, &ProgressBar::hidden()).await.expect("both answer");
+        History {
+            repeats: findings.duplicated.copies.count as usize,
+            unflagged_repeats: findings.duplicated.unflagged as usize,
+            flagged: findings.flagged as usize,
+            findings,
+        }
+    }
+}
+
+impl World {
+    /// The same where the database has lost rows: records of rows it does not know are left aside.
+    pub async fn surviving_history(&self, topic: &str) -> History {
+        let mut history = self.history(topic).await;
+        history.findings.phantom = Finding::default();
+        history
+    }
+}
+
+impl History {
+    /// Nothing missing or still waiting, nothing phantom, out of order, misplaced or altered.
+    pub fn assert_sound(&self) {
+        let findings = &self.findings;
+        assert_eq!(findings.waiting, 0, "rows that have not arrived");
+        assert_none("missing", &findings.missing);
+        assert_none("missing, perhaps", &findings.cannot_tell);
+        assert_none("phantom", &findings.phantom);
+        assert_none("out of order", &findings.out_of_order);
+        assert_none("on the wrong partition", &findings.wrong_partition);
+        assert_none("altered", &findings.altered);
+    }
+
+    /// Sound; at most so many rows came again, and each of those says so.
+    pub fn assert_repeats_at_most(&self, in_flight: usize) {
+        self.assert_sound();
+        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
+        let repeats = self.repeats;
+        assert!(repeats <= in_flight, "{repeats} repeats of {in_flight} rows in flight");
+    }
+
+    /// Sound; every repeat says that it is one, those that live admit to every copy that says so, and no row needed the
+    /// safety net.
+    pub fn assert_admitted_by(&self, relays: &[&Relay]) {
+        self.assert_repeats_admitted_by(relays);
+        let admitted = sum(relays, "outboxd_possible_duplicates_total");
+        assert!(
+            admitted >= self.flagged as f64,
+            "{} flagged, {admitted} admitted",
+            self.flagged
+        );
+    }
+
+    /// The same where others have died: those may have flagged copies of their own.
+    pub fn assert_repeats_admitted_by(&self, relays: &[&Relay]) {
+        self.assert_sound();
+        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
+        let admitted = sum(relays, "outboxd_possible_duplicates_total");
+        assert!(
+            admitted >= self.repeats as f64,
+            "{} repeats, {admitted} admitted",
+            self.repeats
+        );
+        assert_eq!(
+            sum(relays, "outboxd_rows_forgotten_total"),
+            0.0,
+            "no row needed the safety net"
+        );
+    }
+
+    /// Sound, and every row exactly once.
+    pub fn assert_exact(&self) {
+        self.assert_sound();
+        assert_eq!(self.repeats, 0, "no crash, so no repeat");
+    }
+}
+
+fn sum(relays: &[&Relay], metric: &str) -> f64 {
+    relays.iter().map(|relay| relay.metric(metric).expect("it lives")).sum()
+}
+
+fn assert_none(what: &str, finding: &Finding) {
+    assert_eq!(
+        finding.count,
+        0,
+        "{} {what}: {:?}",
+        finding.count,
+        finding.first.first()
+    );
+}
