@@ -242,7 +242,7 @@ pub struct Config {
 /// Longer than anybody means, and far from where sums of durations overflow.
 const DURATION_MOST: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// The headers alone may be as large (V16).
+/// The headers alone may be as large.
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
 
 /// Collects problems instead of stopping at the first.

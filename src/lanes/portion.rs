@@ -103,7 +103,6 @@ mod tests {
             floor: reached,
             suspects: Ranges::default(),
             stored_suspects: Vec::new(),
-            counted: false,
             suspect_until: 0,
             last_owner: None,
             held_topics: BTreeSet::new(),

@@ -8,8 +8,6 @@ WITH mine AS MATERIALIZED (
     ORDER BY l.lane FOR NO KEY UPDATE OF l
 )
 UPDATE outbox.lane l
-SET owner = NULL, suspects = mine.suspects, floor = greatest(l.floor, mine.floor),
-    -- A version before this one counts: enough that it flags what is suspect.
-    suspect_rows = CASE WHEN mine.suspects = '{}' THEN 0 ELSE 100000 END
+SET owner = NULL, suspects = mine.suspects, floor = greatest(l.floor, mine.floor)
 FROM mine
 WHERE l.lane = mine.lane

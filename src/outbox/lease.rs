@@ -75,7 +75,7 @@ impl Outbox {
         self.patience / LEASE_SHARE
     }
 
-    /// What the term's server has lost no write since: see `V2__lineage.sql`.
+    /// What the term's server has lost no write since: see `outbox.lineage`.
     pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
         let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
         Ok(row.try_get("name")?)
@@ -123,7 +123,7 @@ impl Outbox {
             lane.held_topics = held_topics(row)?;
             lane.stored_suspects = stored;
             lane.suspects = Ranges::from_flat(&lane.stored_suspects);
-            if lane.counted || row.try_get("unrecorded")? {
+            if row.try_get("unrecorded")? {
                 lane.suspects.insert(1, row.try_get("last_id")?);
             }
         }
@@ -296,7 +296,6 @@ fn taken(row: &tokio_postgres::Row) -> Result<Taken> {
         lane: row.try_get("lane")?,
         epoch: row.try_get("epoch")?,
         floor: row.try_get("floor")?,
-        counted: row.try_get("counted")?,
         suspects: Ranges::default(),
         stored_suspects: Vec::new(),
         suspect_until: row.try_get("suspect_until")?,

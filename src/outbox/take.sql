@@ -15,7 +15,7 @@ WITH me AS MATERIALIZED (
     RETURNING id
 ), free AS MATERIALIZED (
     -- Plain IN, no join: when a lane changed hands after our snapshot, the recheck must see its new owner.
-    SELECT l.lane, l.owner, l.suspect_rows
+    SELECT l.lane, l.owner
     FROM outbox.lane l
     WHERE l.lane >= 0
       -- Leases granted before a failover may be among what it lost: let them run out.
@@ -26,9 +26,9 @@ WITH me AS MATERIALIZED (
     ORDER BY l.lane LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox.lane l
-SET owner = $1, epoch = l.epoch + 1, suspect_rows = 0, taken_at = clock_timestamp()
+SET owner = $1, epoch = l.epoch + 1
 FROM free
 WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
-RETURNING l.lane, l.epoch, l.floor, l.suspect_until, free.suspect_rows > 0 AS counted,
+RETURNING l.lane, l.epoch, l.floor, l.suspect_until,
           -- A lane that still names an owner was not given back: what that had in flight may have been sent.
           free.owner
