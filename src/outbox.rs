@@ -172,6 +172,7 @@ fn with_bound(sql: &str, message_bytes_max: usize) -> String {
 /// The database, as the daemon uses it.
 pub struct Outbox {
     pool: Pool,
+    schema: String,
     statements: Statements,
     on_published: OnPublished,
     /// A larger message is not read.
@@ -188,6 +189,7 @@ impl Outbox {
     pub fn new(pool: Pool, schema: &str, on_published: OnPublished, patience: Duration) -> Self {
         Outbox {
             pool,
+            schema: schema.to_owned(),
             statements: Statements::new(schema, MESSAGE_BYTES_MAX),
             on_published,
             message_bytes_max: MESSAGE_BYTES_MAX,

@@ -70,10 +70,14 @@ pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
 }
 
 async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
-    let found = applied_version(client, schema).await?;
-    if found > known_version() {
+    let found = applied(client, schema).await?;
+    found.refuse_unreleased(schema)?;
+    if found.version > known_version() {
         let sql = in_schema(include_str!("compatibility.sql"), schema);
-        allow_newer(found, client.query_one(&sql, &[]).await?.try_get("oldest_schema")?)?;
+        allow_newer(
+            found.version,
+            client.query_one(&sql, &[]).await?.try_get("oldest_schema")?,
+        )?;
         return Ok(Vec::new());
     }
     let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
@@ -84,15 +88,51 @@ async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     Ok(report.applied_migrations().iter().map(Migration::version).collect())
 }
 
-/// The newest migration that was applied here; 0: none.
-async fn applied_version(client: &Client, schema: &str) -> Result<i32> {
+/// What `schema_history` says of the migrations that were applied here.
+struct Applied {
+    /// The newest one; 0: none.
+    version: i32,
+    /// The checksum of the first one.
+    first: Option<String>,
+}
+
+impl Applied {
+    const NOTHING: Applied = Applied {
+        version: 0,
+        first: None,
+    };
+
+    fn read(row: &Row) -> Result<Self> {
+        Ok(Applied {
+            version: row.try_get::<_, Option<i32>>("version")?.unwrap_or(0),
+            first: row.try_get("first")?,
+        })
+    }
+
+    /// Before the first release the migrations were rewritten. A schema that starts with another V1 than ours has a history that no
+    /// migration continues, whatever its version number is.
+    fn refuse_unreleased(&self, schema: &str) -> Result<()> {
+        let first = migrations(schema)?
+            .into_iter()
+            .find(|migration| migration.version() == 1);
+        let ours = first.map(|migration| migration.checksum().to_string());
+        if self.first.is_some() && self.first != ours {
+            return Err(Error::Schema(format!(
+                "the schema {schema} was made by an unreleased outboxd and cannot be upgraded: drain it with that outboxd, then \
+                 DROP SCHEMA {schema} CASCADE, or use another --schema"
+            )));
+        }
+        Ok(())
+    }
+}
+
+async fn applied(client: &Client, schema: &str) -> Result<Applied> {
     let present = in_schema(include_str!("schema_version.sql"), schema);
     if !client.query_one(&present, &[]).await?.try_get::<_, bool>("present")? {
-        return Ok(0);
+        return Ok(Applied::NOTHING);
     }
-    let version = in_schema(include_str!("schema_history.sql"), schema);
-    let row = client.query_one(&version, &[]).await?;
-    Ok(row.try_get::<_, Option<i32>>("version")?.unwrap_or(0))
+    let history = in_schema(include_str!("schema_history.sql"), schema);
+    Applied::read(&client.query_one(&history, &[]).await?)
 }
 
 /// What is lost where a managed server refuses the functions that tell its timeline.
@@ -171,8 +211,9 @@ impl Outbox {
                     .to_owned(),
             ));
         }
-        let row = self.query_one(&self.statements.schema_history, &[]).await?;
-        let found = row.try_get::<_, Option<i32>>("version")?.unwrap_or(0);
+        let applied = Applied::read(&self.query_one(&self.statements.schema_history, &[]).await?)?;
+        applied.refuse_unreleased(&self.schema)?;
+        let found = applied.version;
         let known = known_version();
         if found < known {
             return Err(Error::Schema(format!(

@@ -110,6 +110,31 @@ async fn run_refuses_a_missing_schema_and_names_the_command_that_makes_it() {
     refuses_to_run(&world, &[], "Run `outboxd migrate` first").await;
 }
 
+#[tokio::test]
+async fn a_schema_that_an_unreleased_outboxd_made_is_refused_and_left_alone() {
+    let world = World::new().await;
+    world
+        .execute("UPDATE outbox.schema_history SET checksum = '1' WHERE version = 1")
+        .await;
+    let words = "the schema outbox was made by an unreleased outboxd and cannot be upgraded";
+    for history in [
+        "INSERT INTO outbox.schema_history SELECT 20, 'process_identity', applied_on, '2' FROM outbox.schema_history WHERE version = 1",
+        "DELETE FROM outbox.schema_history WHERE version > 1; DROP TABLE outbox.compatibility",
+    ] {
+        world.execute(history).await;
+        let versions = "SELECT count(*) FROM outbox.schema_history";
+        let before = world.count(versions).await;
+        for (command, args) in [("migrate", &[] as &[&str]), ("status", &[]), ("purge", &[])] {
+            let output = world.outboxd(command, args);
+            assert_eq!(output.status.code(), Some(78), "{command}: {}", stderr_of(&output));
+            assert!(stderr_of(&output).contains(words), "{command}: {}", stderr_of(&output));
+        }
+        refuses_to_run(&world, &[], words).await;
+        refuses_to_run(&world, &["--migrate"], words).await;
+        assert_eq!(world.count(versions).await, before);
+    }
+}
+
 /// A test of a binary on a schema that is newer, and allows it or not, is among the faults: two versions side by side.
 #[tokio::test]
 async fn what_the_newest_migration_says_of_older_binaries_is_what_is_recorded() {
