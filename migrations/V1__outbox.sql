@@ -91,7 +91,7 @@ WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_
 -- available_at, which a mark only ever sets to NULL, and dead_at, which marks do not change.
 CREATE UNIQUE INDEX message_message_id ON outbox.message (message_id);
 CREATE INDEX message_lane ON outbox.message (lane, id) WHERE lane IS NOT NULL;
-CREATE INDEX message_without_lane ON outbox.message (id) WHERE lane IS NULL;
+CREATE INDEX message_unordered ON outbox.message (id) WHERE lane IS NULL;
 CREATE INDEX message_delayed ON outbox.message (available_at, id) WHERE available_at IS NOT NULL;
 CREATE INDEX message_dead ON outbox.message (dead_at) WHERE dead_at IS NOT NULL;
 CREATE UNIQUE INDEX message_idempotency ON outbox.message (idempotency_scope, idempotency_key, event_type)
@@ -111,7 +111,7 @@ COMMENT ON COLUMN outbox.message.attempts IS 'How often Kafka refused this very 
 -- rules about headers and partition, which few messages have, are checked for those messages alone.
 --
 -- All names are qualified: the search_path is the application's.
-CREATE FUNCTION outbox.message_enters() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION outbox.message_before_insert() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     broken text := CASE
         -- Not '^[…]{1,249}$': a bounded repetition costs 35 µs a row.
@@ -186,24 +186,24 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION outbox.message_stays() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION outbox.message_refuse_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE object_not_in_prerequisite_state USING
         MESSAGE = 'topic, key, partition and lane of a message never change',
-        HINT = 'The order of its key depends on where it stands: insert a new message and delete this one.';
+        HINT = 'The order of its key depends on them: insert a new message and delete this one.';
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.message_enters, outbox.message_stays FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.message_before_insert, outbox.message_refuse_update FROM PUBLIC;
 
 -- Triggers fire in the order of their names: the last one sees the row as the application's own triggers have left it.
-CREATE TRIGGER zz_message_enters BEFORE INSERT ON outbox.message FOR EACH ROW EXECUTE FUNCTION outbox.message_enters();
+CREATE TRIGGER zz_message_before_insert BEFORE INSERT ON outbox.message FOR EACH ROW EXECUTE FUNCTION outbox.message_before_insert();
 -- A statement trigger: with a row trigger every mark would lock each of its rows beforehand, though it names none of these columns.
-CREATE TRIGGER message_stays BEFORE UPDATE OF topic, key, partition, lane ON outbox.message
-    FOR EACH STATEMENT EXECUTE FUNCTION outbox.message_stays();
+CREATE TRIGGER message_refuse_update BEFORE UPDATE OF topic, key, partition, lane ON outbox.message
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox.message_refuse_update();
 -- Some tools load rows with session_replication_role = replica, which would skip ordinary triggers. A row with a key or a
 -- partition and without a lane can only come from a session that disabled the trigger: the relay refuses to send it, and says
 -- so in its last_error. A CHECK against it would cost every INSERT and every mark.
-ALTER TABLE outbox.message ENABLE ALWAYS TRIGGER zz_message_enters, ENABLE ALWAYS TRIGGER message_stays;
+ALTER TABLE outbox.message ENABLE ALWAYS TRIGGER zz_message_before_insert, ENABLE ALWAYS TRIGGER message_refuse_update;
 
 -- Column by column: with INSERT on the whole table, COPY writes any id through GENERATED ALWAYS.
 GRANT INSERT (topic, key, payload, payload_bytes, headers, event_type, aggregate_type, aggregate_id, aggregate_version,
@@ -328,7 +328,7 @@ CREATE TABLE outbox.worker (
     pid              bigint,
     -- Process ids are reused. With its start time, in clock ticks since the machine booted, one is unique.
     process_started  bigint,
-    -- Every session of the process holds a shared advisory lock under this key: while one is left, the process may live.
+    -- Every session of the process takes a shared advisory lock under this key: while one is left, the process may live.
     session_key      bigint
 ) WITH (fillfactor = 50);
 
@@ -345,10 +345,10 @@ CREATE TABLE outbox.lane (
     lineage        text,
     lineage_since  timestamptz NOT NULL DEFAULT '-infinity',
     -- The lineage has changed since: any pending row up to this id may have been sent, and its mark lost.
-    suspect_until  bigint NOT NULL DEFAULT 0,
+    maybe_sent_until  bigint NOT NULL DEFAULT 0,
     -- Ids of rows that an owner may have sent without learning the outcome: first and last of each range.
-    suspects       bigint[] NOT NULL DEFAULT '{}',
-    CONSTRAINT lane_without_key_has_no_owner CHECK (lane >= 0 OR owner IS NULL)
+    maybe_sent       bigint[] NOT NULL DEFAULT '{}',
+    CONSTRAINT unordered_lane_has_no_owner CHECK (lane >= 0 OR owner IS NULL)
 ) WITH (fillfactor = 30);
 
 INSERT INTO outbox.lane (lane, lineage) SELECT n, l.name FROM generate_series(-1, 63) n, outbox.lineage l;
@@ -363,7 +363,7 @@ GRANT SELECT, UPDATE ON outbox.lane TO outbox_relay;
 
 -- One row per batch of ordered rows: for each lane the lowest and the highest id of what is sent, in more than one range where
 -- rows lie far apart. Inserted before anything of the batch is handed to Kafka, deleted by its mark, and never updated: a row
--- that is rewritten grows a chain of versions while an open transaction holds back the vacuum horizon.
+-- that is rewritten grows a chain of versions while an open transaction pins the vacuum horizon.
 CREATE TABLE outbox.in_flight (
     -- Drawn in order: see worker.in_flight_from.
     id         bigint GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
@@ -379,7 +379,7 @@ CREATE TABLE outbox.in_flight (
 -- cost more than all the rest of a row's life.
 CREATE TABLE outbox.claim (
     -- The fencing token. Drawn in the order of commits, because claims are made one at a time: nobody has to read below the
-    -- lowest id seen, where deleted claims lie for as long as an open transaction holds back the vacuum horizon.
+    -- lowest id seen, where deleted claims lie for as long as an open transaction pins the vacuum horizon.
     id           bigint GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
     -- '-infinity': returned, with rows that may have been sent.
     lease_until  timestamptz NOT NULL,
@@ -387,13 +387,13 @@ CREATE TABLE outbox.claim (
     worker       uuid,
     ids          bigint[] NOT NULL,
     -- Those of them that an earlier claim may have sent.
-    suspects     bigint[] NOT NULL DEFAULT '{}',
+    maybe_sent     bigint[] NOT NULL DEFAULT '{}',
     -- A NULL among them would make `NOT IN` exclude every row.
     CONSTRAINT claim_names_rows CHECK (cardinality(ids) > 0 AND array_position(ids, NULL) IS NULL)
 );
 
 -- Not compressed: compressing takes a millisecond, and the next claim waits for this one.
-ALTER TABLE outbox.claim ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN suspects SET STORAGE EXTERNAL;
+ALTER TABLE outbox.claim ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN maybe_sent SET STORAGE EXTERNAL;
 
 COMMENT ON TABLE outbox.in_flight IS 'Batches of ordered rows in flight: what a successor of their worker flags as possible duplicates.';
 COMMENT ON TABLE outbox.claim IS 'Batches of unordered rows that are in flight, or that their worker may have sent.';
@@ -489,7 +489,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.hold TO outbox_relay;
 
 -- The text of a document, if it has at most this many bytes, else NULL. NULL also if PostgreSQL cannot render it, because it is
 -- longer than 1 GB or damaged: one such row must not fail a statement that reads many.
-CREATE FUNCTION outbox.render_alone(value jsonb, most integer) RETURNS text LANGUAGE plpgsql STABLE STRICT AS $$
+CREATE FUNCTION outbox.render_or_null(value jsonb, most integer) RETURNS text LANGUAGE plpgsql STABLE STRICT AS $$
 DECLARE
     rendered text;
 BEGIN
@@ -504,7 +504,7 @@ EXCEPTION WHEN program_limit_exceeded OR internal_error OR data_corrupted OR out
 END $$;
 
 -- The value, or NULL if it is damaged.
-CREATE FUNCTION outbox.read_alone(value bytea) RETURNS bytea LANGUAGE plpgsql STABLE STRICT AS $$
+CREATE FUNCTION outbox.read_or_null(value bytea) RETURNS bytea LANGUAGE plpgsql STABLE STRICT AS $$
 BEGIN
     -- The operator reads the value from its TOAST table.
     RETURN value OPERATOR(pg_catalog.||) ''::pg_catalog.bytea;
@@ -514,24 +514,24 @@ END $$;
 
 -- The value of a column, if it has at most this many bytes, else NULL. PostgreSQL inlines all three in the statement that calls
 -- them. None of them reads a value from its TOAST table to learn its size.
-CREATE FUNCTION outbox.at_most(value text, most integer) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION outbox.limit_bytes(value text, most integer) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN pg_catalog.octet_length(value) OPERATOR(pg_catalog.<=) most THEN value END
 $$;
 
 -- A value that is stored within its row is there to be sent; one in the TOAST table may be damaged.
-CREATE FUNCTION outbox.at_most(value bytea, most integer) RETURNS bytea LANGUAGE sql STABLE AS $$
+CREATE FUNCTION outbox.limit_bytes(value bytea, most integer) RETURNS bytea LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN pg_catalog.octet_length(value) OPERATOR(pg_catalog.>) most THEN NULL
                 WHEN pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 2000 THEN value
-                ELSE outbox.read_alone(value) END
+                ELSE outbox.read_or_null(value) END
 $$;
 
 -- Only its text tells how large a document is: compressed values are up to 255 times as large, and a number of 16 bytes can have
 -- 131,072 digits. What is stored in 2,000 bytes and not compressed is at most 16 MB of text. Anything else is rendered where an
 -- error can be caught.
-CREATE FUNCTION outbox.at_most(value jsonb, most integer) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION outbox.limit_bytes(value jsonb, most integer) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 2000 AND pg_catalog.pg_column_compression(value) IS NULL
                 THEN value::pg_catalog.text
-                ELSE outbox.render_alone(value, most) END
+                ELSE outbox.render_or_null(value, most) END
 $$;
 
 -- Why the relay could not read a message whole: its size, or the error that PostgreSQL raises when it is read.
@@ -552,10 +552,10 @@ EXCEPTION WHEN program_limit_exceeded OR internal_error OR data_corrupted OR out
     problem := SQLERRM;
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.at_most(text, integer), outbox.at_most(bytea, integer), outbox.at_most(jsonb, integer),
-    outbox.render_alone, outbox.read_alone, outbox.message_size FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.at_most(text, integer), outbox.at_most(bytea, integer), outbox.at_most(jsonb, integer),
-    outbox.render_alone, outbox.read_alone, outbox.message_size TO outbox_relay, outbox_operator;
+REVOKE ALL ON FUNCTION outbox.limit_bytes(text, integer), outbox.limit_bytes(bytea, integer), outbox.limit_bytes(jsonb, integer),
+    outbox.render_or_null, outbox.read_or_null, outbox.message_size FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.limit_bytes(text, integer), outbox.limit_bytes(bytea, integer), outbox.limit_bytes(jsonb, integer),
+    outbox.render_or_null, outbox.read_or_null, outbox.message_size TO outbox_relay, outbox_operator;
 
 -- ── Arguments and intervals ────────────────────────────────────────────────────────────────────
 
@@ -581,7 +581,7 @@ LANGUAGE sql STABLE
 RETURN at + make_interval(secs => date_part('epoch', span));
 
 -- Checks what a retention function is called with, before any time is computed from it.
-CREATE FUNCTION outbox.refuse_purge(older_than interval, most integer) RETURNS void
+CREATE FUNCTION outbox.check_purge_arguments(older_than interval, most integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF (outbox.seconds(older_than) BETWEEN 3600 AND 3155760000) IS NOT TRUE THEN
@@ -592,7 +592,7 @@ BEGIN
     END IF;
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.refuse_argument, outbox.seconds, outbox.later, outbox.refuse_purge FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.refuse_argument, outbox.seconds, outbox.later, outbox.check_purge_arguments FROM PUBLIC;
 
 -- ── History and retention ──────────────────────────────────────────────────────────────────────
 
@@ -702,7 +702,7 @@ CREATE FUNCTION outbox.purge_message(older_than interval, after bigint DEFAULT 0
                                      OUT reached bigint, OUT purged bigint, OUT young boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM outbox.refuse_purge(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, most);
     WITH chunk AS MATERIALIZED (
         SELECT m.id, m.published_at, m.created_at FROM outbox.message m WHERE m.id > after ORDER BY m.id LIMIT most
     ), gone AS (

@@ -271,7 +271,7 @@ BEGIN
     RETURN granted;
 END $$;
 
--- The part of a claim that is neither a replay nor a first claim that nothing stands in the way of.
+-- Claims that are neither a replay nor the first of their command, and first claims that lost a race or have a wrong argument.
 CREATE FUNCTION outbox.idempotency_claim_unanswered(
     scope text, key text, request_hash bytea, lock_for interval, take_over boolean, claimed_by text, expires_in interval
 ) RETURNS outbox.idempotency_answer
@@ -336,8 +336,7 @@ END $$;
 --
 -- It reads first, and inserts only where it finds nothing: an INSERT would wait for a session that is about to end an attempt,
 -- although the answer is that one is under way. Reading and inserting are two statements: in one, the loser of two first claims
--- would wait, and then see nothing with the snapshot it began with. idempotency_claim_unanswered does the rest: all other states,
--- a first claim that another session won, and wrong arguments.
+-- would wait, and then see nothing with the snapshot it began with. idempotency_claim_unanswered does the rest.
 --
 -- Setting a search_path would cost a replay a tenth of its time, so every name is qualified.
 CREATE FUNCTION outbox.idempotency_claim(
@@ -692,7 +691,7 @@ DECLARE
     old timestamptz;
     ended bigint;
 BEGIN
-    PERFORM outbox.refuse_purge(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, most);
     old := outbox.later(moment, -older_than);
     UPDATE outbox.idempotency_request r
     SET status = 'failed_final', failure_code = 'orphaned', locked_until = NULL, updated_at = moment, completed_at = moment,
@@ -715,7 +714,7 @@ DECLARE
     purged bigint;
     moment timestamptz := clock_timestamp();
 BEGIN
-    PERFORM outbox.refuse_purge(interval '1 hour', most);
+    PERFORM outbox.check_purge_arguments(interval '1 hour', most);
     DELETE FROM outbox.idempotency_request
     WHERE ctid = ANY (ARRAY(
         SELECT r.ctid FROM outbox.idempotency_request r
@@ -916,7 +915,7 @@ FROM outbox.idempotency_request r
 GROUP BY r.scope;
 
 -- Since the counters began: with the schema, or with the last crash. Attempts that were rolled back are included.
-CREATE VIEW outbox.idempotency_suppression AS
+CREATE VIEW outbox.idempotency_counters AS
 SELECT g.last_value - (NOT g.is_called)::integer AS granted,
        r.last_value - (NOT r.is_called)::integer AS replayed,
        c.last_value - (NOT c.is_called)::integer AS conflicted,
@@ -924,7 +923,7 @@ SELECT g.last_value - (NOT g.is_called)::integer AS granted,
 FROM outbox.idempotency_granted g, outbox.idempotency_replayed r, outbox.idempotency_conflicted c, outbox.idempotency_taken_over t;
 
 GRANT SELECT ON outbox.idempotency_request, outbox.idempotency_stale, outbox.idempotency_expired, outbox.idempotency_retried,
-    outbox.idempotency_by_scope, outbox.idempotency_suppression TO outbox_operator;
+    outbox.idempotency_by_scope, outbox.idempotency_counters TO outbox_operator;
 -- To count commands. The relay may not read what they say.
 GRANT SELECT (scope, status, locked_until, failure_code, updated_at, completed_at, expires_at) ON outbox.idempotency_request TO outbox_relay;
-GRANT SELECT ON outbox.idempotency_suppression TO outbox_relay;
+GRANT SELECT ON outbox.idempotency_counters TO outbox_relay;

@@ -265,7 +265,7 @@ CREATE INDEX inbox_message_unfinished ON outbox.inbox_message (consumer, priorit
 -- What such a claim does not read, by key.
 CREATE INDEX inbox_message_behind ON outbox.inbox_message (consumer, source, key, id) WHERE behind;
 -- The unfinished messages of a key in their order. Poison messages too: a later message must not overtake one.
-CREATE INDEX inbox_message_line ON outbox.inbox_message (consumer, source, key, id)
+CREATE INDEX inbox_message_key_order ON outbox.inbox_message (consumer, source, key, id)
     WHERE done_at IS NULL AND key IS NOT NULL;
 CREATE INDEX inbox_message_at_work ON outbox.inbox_message (consumer, source, key) WHERE claimed_at IS NOT NULL AND key IS NOT NULL;
 CREATE INDEX inbox_message_poison ON outbox.inbox_message (consumer, poison_at) WHERE poison_at IS NOT NULL;
@@ -280,15 +280,15 @@ COMMENT ON COLUMN outbox.inbox_message.priority IS 'Higher first.';
 -- Is there an unfinished message of this key? If so, its first message (the head) stays locked: it cannot be finished before the
 -- caller has committed, and then the caller's message is found and woken. A head that is being finished at this moment does not
 -- count.
-CREATE FUNCTION outbox.inbox_hold_head(consumer text, source text, key text) RETURNS boolean
+CREATE FUNCTION outbox.inbox_lock_head(consumer text, source text, key text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM FROM outbox.inbox_message m
-    WHERE m.consumer = inbox_hold_head.consumer AND m.source = inbox_hold_head.source AND m.key = inbox_hold_head.key
+    WHERE m.consumer = inbox_lock_head.consumer AND m.source = inbox_lock_head.source AND m.key = inbox_lock_head.key
       AND m.done_at IS NULL AND m.id = (
           SELECT h.id FROM outbox.inbox_message h
-          WHERE h.consumer = inbox_hold_head.consumer AND h.source = inbox_hold_head.source AND h.key = inbox_hold_head.key
+          WHERE h.consumer = inbox_lock_head.consumer AND h.source = inbox_lock_head.source AND h.key = inbox_lock_head.key
             AND h.done_at IS NULL
           ORDER BY h.id LIMIT 1)
     FOR KEY SHARE SKIP LOCKED;
@@ -309,34 +309,34 @@ END $$;
 
 -- Where inbox_wake_stranded stopped: the id of the message it read last, 0 for the beginning. A sequence, because it is written
 -- outside of transactions: no claim waits for another's scan. A crash sets it back to 0.
-CREATE UNLOGGED SEQUENCE outbox.inbox_looked_at MINVALUE 0 START 0;
+CREATE UNLOGGED SEQUENCE outbox.inbox_scan_position MINVALUE 0 START 0;
 
 -- A transaction under REPEATABLE READ or SERIALIZABLE that finishes a head cannot see a message that has been stored since, and so
 -- does not wake it. Now and then a claim therefore reads the first waiting message of each key, and wakes it where no earlier one
 -- is unfinished. It reads a bounded number of keys, of all consumers; the next scan continues after the last of them.
-CREATE FUNCTION outbox.inbox_wake_stranded(lines_max integer DEFAULT 1000) RETURNS void
+CREATE FUNCTION outbox.inbox_wake_stranded(keys_max integer DEFAULT 1000) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     last record;
     first_behind bigint[];
 BEGIN
     SELECT m.consumer, m.source, m.key INTO last
-    FROM outbox.inbox_looked_at l JOIN outbox.inbox_message m ON m.id = l.last_value;
+    FROM outbox.inbox_scan_position p JOIN outbox.inbox_message m ON m.id = p.last_value;
     first_behind := ARRAY(
         -- From key to key by index, however many messages each has. No consumer is named '', so that sorts before all of them.
-        WITH RECURSIVE line AS (
+        WITH RECURSIVE waiting AS (
             (SELECT b.consumer, b.source, b.key, b.id, 1 AS number FROM outbox.inbox_message b
              WHERE b.behind AND (b.consumer, b.source, b.key) > (coalesce(last.consumer, ''), coalesce(last.source, ''), coalesce(last.key, ''))
              ORDER BY b.consumer, b.source, b.key, b.id LIMIT 1)
             UNION ALL
-            SELECT n.consumer, n.source, n.key, n.id, l.number + 1 FROM line l CROSS JOIN LATERAL (
+            SELECT n.consumer, n.source, n.key, n.id, w.number + 1 FROM waiting w CROSS JOIN LATERAL (
                 SELECT b.consumer, b.source, b.key, b.id FROM outbox.inbox_message b
-                WHERE b.behind AND (b.consumer, b.source, b.key) > (l.consumer, l.source, l.key)
+                WHERE b.behind AND (b.consumer, b.source, b.key) > (w.consumer, w.source, w.key)
                 ORDER BY b.consumer, b.source, b.key, b.id LIMIT 1) n
-            WHERE l.number < lines_max
+            WHERE w.number < keys_max
         )
-        SELECT l.id FROM line l ORDER BY l.number);
-    PERFORM setval('outbox.inbox_looked_at', coalesce(first_behind[lines_max], 0));
+        SELECT w.id FROM waiting w ORDER BY w.number);
+    PERFORM setval('outbox.inbox_scan_position', coalesce(first_behind[keys_max], 0));
     UPDATE outbox.inbox_message m SET behind = false
     WHERE m.behind AND m.id = ANY (ARRAY(
         SELECT s.id FROM outbox.inbox_message s
@@ -349,7 +349,7 @@ BEGIN
         FOR NO KEY UPDATE SKIP LOCKED));
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.inbox_hold_head, outbox.inbox_wake, outbox.inbox_wake_stranded FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.inbox_lock_head, outbox.inbox_wake, outbox.inbox_wake_stranded FROM PUBLIC;
 
 -- ── Receive, claim, finish ─────────────────────────────────────────────────────────────────────
 
@@ -414,7 +414,7 @@ BEGIN
                 inbox_receive.headers, inbox_receive.payload, inbox_receive.payload_bytes, hash,
                 inbox_receive.priority, coalesce(inbox_receive.not_before, clock_timestamp()), inbox_receive.max_attempts,
                 inbox_receive.key IS NOT NULL
-                    AND outbox.inbox_hold_head(inbox_receive.consumer, inbox_receive.source, inbox_receive.key))
+                    AND outbox.inbox_lock_head(inbox_receive.consumer, inbox_receive.source, inbox_receive.key))
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             IF NOT EXISTS (SELECT FROM outbox.consumer_slot s WHERE s.consumer = inbox_receive.consumer) THEN
@@ -515,18 +515,18 @@ CREATE FUNCTION outbox.inbox_done(id bigint, token integer, outcome text DEFAULT
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    line record;
+    finished record;
 BEGIN
     IF octet_length(inbox_done.outcome) > 255 THEN
         PERFORM outbox.refuse_argument('outcome', 'at most 255 bytes');
     END IF;
-    -- Waits for a session that is storing a message behind this one: see inbox_hold_head.
+    -- Waits for a session that is storing a message behind this one: see inbox_lock_head.
     PERFORM FROM outbox.inbox_message m
     WHERE m.id = inbox_done.id AND m.token = inbox_done.token AND m.claimed_at IS NOT NULL AND m.key IS NOT NULL FOR UPDATE;
     UPDATE outbox.inbox_message m
     SET done_at = clock_timestamp(), claimed_at = NULL, last_error = NULL, outcome = inbox_done.outcome
     WHERE m.id = inbox_done.id AND m.token = inbox_done.token AND m.claimed_at IS NOT NULL
-    RETURNING m.consumer, m.source, m.key INTO line;
+    RETURNING m.consumer, m.source, m.key INTO finished;
     IF NOT FOUND THEN
         PERFORM FROM outbox.inbox_message m
         WHERE m.id = inbox_done.id AND m.token = inbox_done.token AND m.done_at IS NOT NULL
@@ -536,8 +536,8 @@ BEGIN
         END IF;
         RETURN false;
     END IF;
-    IF line.key IS NOT NULL THEN
-        PERFORM outbox.inbox_wake(line.consumer, line.source, line.key);
+    IF finished.key IS NOT NULL THEN
+        PERFORM outbox.inbox_wake(finished.consumer, finished.source, finished.key);
     END IF;
     RETURN true;
 END $$;
@@ -647,7 +647,7 @@ CREATE FUNCTION outbox.inbox_discard(consumer text, id bigint, reason text DEFAU
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    line record;
+    finished record;
 BEGIN
     PERFORM outbox.refuse_name('consumer', inbox_discard.consumer, 'P4000');
     IF octet_length(inbox_discard.reason) > 200 THEN
@@ -658,12 +658,12 @@ BEGIN
     UPDATE outbox.inbox_message m
     SET poison_at = NULL, done_at = clock_timestamp(), outcome = concat_ws(': ', 'discarded', inbox_discard.reason)
     WHERE m.consumer = inbox_discard.consumer AND m.id = inbox_discard.id AND m.poison_at IS NOT NULL
-    RETURNING m.source, m.key INTO line;
+    RETURNING m.source, m.key INTO finished;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF line.key IS NOT NULL THEN
-        PERFORM outbox.inbox_wake(inbox_discard.consumer, line.source, line.key);
+    IF finished.key IS NOT NULL THEN
+        PERFORM outbox.inbox_wake(inbox_discard.consumer, finished.source, finished.key);
     END IF;
     RETURN true;
 END $$;
@@ -694,7 +694,7 @@ SELECT m.consumer, count(*) AS messages, min(m.poison_at) AS oldest_poison_at,
         WHERE b.consumer = m.consumer AND b.done_at IS NULL AND b.poison_at IS NULL AND b.key IS NOT NULL
           AND EXISTS (SELECT FROM outbox.inbox_message p
                       WHERE p.consumer = b.consumer AND p.source = b.source AND p.key = b.key AND p.poison_at IS NOT NULL
-                        AND p.done_at IS NULL AND p.id < b.id)) AS held_behind,
+                        AND p.done_at IS NULL AND p.id < b.id)) AS blocked,
        (array_agg(m.id ORDER BY m.poison_at))[1:10] AS first_ids,
        (array_agg(m.last_error ORDER BY m.poison_at DESC))[1] AS latest_error
 FROM outbox.inbox_message m
@@ -719,7 +719,7 @@ DECLARE
     purged bigint;
     old timestamptz;
 BEGIN
-    PERFORM outbox.refuse_purge(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, most);
     -- Read once: a function whose value changes from row to row is no condition for an index.
     old := outbox.later(clock_timestamp(), -older_than);
     DELETE FROM outbox.processed_message
@@ -737,7 +737,7 @@ DECLARE
     purged bigint;
     old timestamptz;
 BEGIN
-    PERFORM outbox.refuse_purge(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, most);
     old := outbox.later(clock_timestamp(), -older_than);
     DELETE FROM outbox.inbox_message
     WHERE ctid = ANY (ARRAY(

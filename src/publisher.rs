@@ -508,7 +508,7 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
     if row.has_lost_its_line() {
         return Err(Outcome::Refused {
             reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
-                     zz_message_enters. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
+                     zz_message_before_insert. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
                      and insert its message again, in one transaction. Redriving it does not help"
                 .into(),
         });

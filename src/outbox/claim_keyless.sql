@@ -56,7 +56,7 @@ WITH expired AS MATERIALIZED (
     WHERE s.claim IN (SELECT id FROM ended) AND s.id NOT IN (SELECT id FROM picked)
     GROUP BY s.claim
 ), made AS (
-    INSERT INTO outbox.claim (worker, lease_until, ids, suspects)
+    INSERT INTO outbox.claim (worker, lease_until, ids, maybe_sent)
     SELECT $7::uuid, clock_timestamp() + $8::float8 * interval '1 second', ARRAY(SELECT id FROM picked),
            ARRAY(SELECT id FROM picked WHERE id IN (SELECT s.id FROM suspect s))
     WHERE EXISTS (SELECT FROM picked)

@@ -116,7 +116,7 @@ impl Outbox {
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
         for row in &transaction.query(&self.statements.inherit, &[&lanes, &owners]).await? {
             let number: i16 = row.try_get("lane")?;
-            let stored: Vec<i64> = row.try_get("suspects")?;
+            let stored: Vec<i64> = row.try_get("maybe_sent")?;
             let Some(lane) = taken.iter_mut().find(|lane| lane.lane == number) else {
                 continue;
             };
@@ -266,7 +266,7 @@ impl Outbox {
                 Ok(KeylessStored {
                     floor: row.try_get("floor")?,
                     epoch: row.try_get("epoch")?,
-                    suspect_until: row.try_get("suspect_until")?,
+                    suspect_until: row.try_get("maybe_sent_until")?,
                     has_holds: row.try_get::<_, i64>("holds")? > 0,
                 })
             })
@@ -298,7 +298,7 @@ fn taken(row: &tokio_postgres::Row) -> Result<Taken> {
         floor: row.try_get("floor")?,
         suspects: Ranges::default(),
         stored_suspects: Vec::new(),
-        suspect_until: row.try_get("suspect_until")?,
+        suspect_until: row.try_get("maybe_sent_until")?,
         last_owner: row.try_get("owner")?,
         held_topics: BTreeSet::new(),
     })

@@ -9,7 +9,7 @@ WITH current AS MATERIALIZED (
 ), told AS (
     UPDATE outbox.lane l
     SET lineage = (SELECT name FROM current), lineage_since = clock_timestamp(),
-        suspect_until = (SELECT last_value FROM outbox.message_id_seq)
+        maybe_sent_until = (SELECT last_value FROM outbox.message_id_seq)
     WHERE l.lane IN (SELECT lane FROM astray)
 )
 SELECT name FROM current

@@ -29,6 +29,6 @@ UPDATE outbox.lane l
 SET owner = $1, epoch = l.epoch + 1
 FROM free
 WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
-RETURNING l.lane, l.epoch, l.floor, l.suspect_until,
+RETURNING l.lane, l.epoch, l.floor, l.maybe_sent_until,
           -- A lane that still names an owner was not given back: what that had in flight may have been sent.
           free.owner

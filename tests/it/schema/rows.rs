@@ -115,7 +115,7 @@ const REFUSED: &[(&str, &[&str])] = &[
         &["outbox.lane (lane) VALUES (64)", "outbox.lane (lane) VALUES (-2)"],
     ),
     (
-        "lane_without_key_has_no_owner",
+        "unordered_lane_has_no_owner",
         &["outbox.lane (lane, owner) VALUES (-1, gen_random_uuid())"],
     ),
     (
@@ -252,7 +252,7 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
                      WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname !~ '^idempotency_'
                      UNION ALL
                      SELECT (regexp_matches(prosrc, 'THEN ''(\\w+)''', 'g'))[1] FROM pg_proc
-                     WHERE oid = 'outbox.message_enters'::regproc
+                     WHERE oid = 'outbox.message_before_insert'::regproc
                  ) AS rule (name)";
     let mut tried: Vec<&str> = REFUSED.iter().map(|(constraint, _)| *constraint).collect();
     tried.sort_unstable();
