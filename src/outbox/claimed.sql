@@ -1,4 +1,4 @@
--- The rows of a claim, read once it is committed: nobody waits for their turn while rows travel.
+-- The rows of a claim, read once it is committed: no other claim waits while rows travel.
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
        outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
        outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),

@@ -1,4 +1,4 @@
--- Hand lanes back, with what the next owner should know. Ours only, by owner and epoch; locked in lane order, as marks do.
+-- Returns lanes, with what the next owner needs to know. Only lanes of this worker, by owner and epoch; locked in lane order, as marks do.
 WITH mine AS MATERIALIZED (
     SELECT l.lane, given.floor, given.maybe_sent::bigint[] AS maybe_sent
     FROM outbox.lane l

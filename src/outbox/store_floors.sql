@@ -1,5 +1,5 @@
--- Written seldom: a stale floor costs a little reading, a hot row costs everybody. Never lowered here. What was suspect ($5) and is
--- published goes, unless a batch has written more of it meanwhile.
+-- Written seldom: a stale floor costs a little reading, a hot row costs every worker. Never lowered here. What may have been sent ($5) and
+-- is published goes, unless a batch has written more of it in the meantime.
 -- A lane that a mark has locked at this moment is left for the next time: waiting for it could deadlock with a mark of
 -- several lanes.
 WITH mine AS MATERIALIZED (

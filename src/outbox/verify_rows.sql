@@ -1,4 +1,4 @@
--- Every row of the window, wherever it was put; columns as in a claim, then what became of it. Unordered: one walk over each
+-- Every row of the window, wherever it was put; columns as in a claim, then what became of it. Unordered: one scan over each
 -- table is the cheapest way to all of its rows. A message of more than 64 MiB, or one that PostgreSQL cannot read, does not come whole.
 SELECT id, lane, message_id, topic, key, partition,
        outbox.limit_bytes(payload, 67108864), outbox.limit_bytes(payload_bytes, 67108864), outbox.limit_bytes(headers, 67108864),
