@@ -160,7 +160,12 @@ async fn what_a_failover_made_suspect_stays_so_for_every_later_owner() {
     world.fill("nowhere", 100, 50).await;
     let first = Worker::register(&world, 60.0).await;
     first.inherit().await;
-    let suspects = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("maybe_sent_until")).collect::<Vec<i64>>();
+    let suspects = |lanes: &[Row]| {
+        lanes
+            .iter()
+            .map(|lane| lane.get("maybe_sent_until"))
+            .collect::<Vec<i64>>()
+    };
     let taken = first.take_after(32, 60.0).await;
     assert_eq!(suspects(&taken), [0; 32], "the same lineage");
     world.execute("UPDATE outbox.lane SET lineage = 'another'").await;

@@ -221,9 +221,7 @@ async fn counting_survives_a_refusal_and_costs_no_wal_and_no_transaction_id() {
     assert!(world.is_true("pg_current_xact_id_if_assigned() IS NULL").await);
     world.execute("ROLLBACK").await;
     assert_eq!(
-        world
-            .count("SELECT conflicted FROM outbox.idempotency_counters")
-            .await,
+        world.count("SELECT conflicted FROM outbox.idempotency_counters").await,
         3
     );
     assert_eq!(
