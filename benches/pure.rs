@@ -82,7 +82,6 @@ fn all_lanes() -> Lanes {
         floor: 0,
         suspects: Ranges::default(),
         stored_suspects: Vec::new(),
-        counted: false,
         suspect_until: 0,
         last_owner: None,
         held_topics: BTreeSet::new(),

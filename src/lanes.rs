@@ -65,8 +65,6 @@ pub struct Taken {
     pub suspects: Ranges,
     /// What is stored of them.
     pub stored_suspects: Vec<i64>,
-    /// A version before this one has counted what is suspect, and not said which.
-    pub counted: bool,
     pub suspect_until: i64,
     /// It did not give the lane back.
     pub last_owner: Option<Uuid>,
@@ -494,7 +492,6 @@ pub(crate) mod tests {
                 floor: 0,
                 suspects: Ranges::from_flat(suspects),
                 stored_suspects: suspects.to_vec(),
-                counted: false,
                 suspect_until: 0,
                 last_owner: None,
                 held_topics: BTreeSet::new(),

@@ -52,6 +52,7 @@ pub enum OnPublished {
 /// The database, as the daemon uses it.
 pub struct Outbox {
     pool: Pool,
+    schema: String,
     statements: Statements,
     on_published: OnPublished,
     /// A larger message is not read.
@@ -68,6 +69,7 @@ impl Outbox {
     pub fn new(pool: Pool, schema: &str, on_published: OnPublished, patience: Duration) -> Self {
         Outbox {
             pool,
+            schema: schema.to_owned(),
             statements: Statements::new(schema, MESSAGE_BYTES_MAX),
             on_published,
             message_bytes_max: MESSAGE_BYTES_MAX,

@@ -254,7 +254,6 @@ mod tests {
             floor: 10,
             suspects: Ranges::from_flat(&[15, 19]),
             stored_suspects: vec![15, 19],
-            counted: false,
             suspect_until: 20,
             last_owner: None,
             held_topics: BTreeSet::new(),

@@ -1,9 +1,9 @@
--- Claims rows without a lane, behind claim_turn.sql: a record names them, and nothing is written to the rows. What is pending above
--- the floor ($2) and not above $13, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if one is given,
--- and of its partition $10 of $11, if one is given. Where there are holds ($6), not what one keeps back, but for the one of unit $12.
--- A row is free if no record names it, or one whose lease is over, and if nobody has locked it: its mark would wait for them, and its
--- refusal could not be written. Only where there is a trace of somebody (xmax) is it locked to find that out. There is no record below $1.
--- Answers the number of the new record, NULL if nothing was free, and the lowest number that is left.
+-- Claims unordered rows, after claim_turn.sql: a row of outbox.claim names them, and nothing is written to the rows themselves. What is
+-- pending above the floor ($2) and not above $13, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if
+-- one is given, and of its partition $10 of $11, if one is given. Where there are holds ($6), not what one keeps back, except for the hold
+-- of unit $12. A row is free if no claim names it, or one whose lease is over, and if no transaction has locked it: its mark would wait for
+-- that lock, and its refusal could not be written. A row is locked to find that out only where a transaction has left a trace in it (xmax).
+-- There is no claim below $1. Returns the id of the new claim, NULL if nothing was free, and the lowest id that is left.
 WITH expired AS MATERIALIZED (
     -- Locked, so that a claim and a late mark exclude each other. Where a mark was first, its rows are left to it.
     SELECT c.id, c.ids FROM outbox.claim c
@@ -28,7 +28,7 @@ WITH expired AS MATERIALIZED (
 ), due AS MATERIALIZED (
     SELECT m.id
     FROM outbox.message m
-    -- coalesce: without statistics the planner would rather walk over all such rows than use the index of delayed ones.
+    -- coalesce: without statistics the planner would rather scan all such rows than use the index of delayed ones.
     WHERE coalesce(m.lane, -1::smallint) = -1 AND m.available_at <= statement_timestamp()
       AND m.published_at IS NULL AND m.dead_at IS NULL
       AND (m.id NOT IN (SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id >= $1) OR m.id IN (SELECT s.id FROM suspect s))
@@ -45,7 +45,7 @@ WITH expired AS MATERIALIZED (
     WHERE (SELECT incarnation FROM outbox.server) = $9
     LIMIT $4
 ), ended AS (
-    -- Whoever loses one row loses the record: what is left of it is written anew, under a number its owner does not know.
+    -- A claim that loses one row is deleted: what is left of it is written anew, under an id its worker does not know.
     DELETE FROM outbox.claim c
     WHERE c.id >= $1 AND c.id IN (SELECT s.claim FROM suspect s WHERE s.id IN (SELECT id FROM picked))
     RETURNING c.id
@@ -56,7 +56,7 @@ WITH expired AS MATERIALIZED (
     WHERE s.claim IN (SELECT id FROM ended) AND s.id NOT IN (SELECT id FROM picked)
     GROUP BY s.claim
 ), made AS (
-    INSERT INTO outbox.claim (worker, lease_until, ids, suspects)
+    INSERT INTO outbox.claim (worker, lease_until, ids, maybe_sent)
     SELECT $7::uuid, clock_timestamp() + $8::float8 * interval '1 second', ARRAY(SELECT id FROM picked),
            ARRAY(SELECT id FROM picked WHERE id IN (SELECT s.id FROM suspect s))
     WHERE EXISTS (SELECT FROM picked)

@@ -4,8 +4,8 @@
 -- lane holds some ($4, $5).
 SELECT * FROM (
     SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
-           outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
-           outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+           outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
+           outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
            m.aggregate_version, m.attempts, m.created_at,
            num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, true AS delayed
     FROM outbox.message m
@@ -20,8 +20,8 @@ SELECT * FROM (
 ) due
 UNION ALL
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
-       outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
-       outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+       outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
+       outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
        m.aggregate_version, m.attempts, m.created_at,
        num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, false
 FROM unnest($1::smallint[], $2::bigint[], $3::integer[], $8::bigint[]) AS own (lane, floor, most, upto)

@@ -1,9 +1,9 @@
--- The rows of a claim, read once it is committed: nobody waits for their turn while rows travel.
+-- The rows of a claim, read once it is committed: no other claim waits while rows travel.
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
-       outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
-       outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+       outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
+       outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
        m.aggregate_version, m.attempts, m.created_at,
-       num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, m.id IN (SELECT unnest(c.suspects) FROM outbox.claim c WHERE c.id = $1) AS recovered
+       num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, m.id IN (SELECT unnest(c.maybe_sent) FROM outbox.claim c WHERE c.id = $1) AS recovered
 FROM outbox.message m
 WHERE m.id = ANY (ARRAY(SELECT unnest(c.ids) FROM outbox.claim c WHERE c.id = $1))
   -- By an operator's hand, since the claim.

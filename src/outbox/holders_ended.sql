@@ -1,4 +1,4 @@
--- Which of these transactions have ended? Asked after a claim that relied on all of them being in progress: what still is
+-- Which of these transactions have ended? Run after a claim that relied on all of them being in progress: what is in progress
 -- now was so then.
 SELECT holder
 FROM unnest($1::bigint[]) AS holder

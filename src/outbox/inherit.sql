@@ -1,7 +1,7 @@
--- What the new owner of lanes ($1) must know of those that had them before ($2). Run behind take.sql, in its transaction: the take may have
--- waited for a lock with an older snapshot, while an owner that had expired was still writing. Now that the lanes are locked, nobody is.
-SELECT l.lane, l.suspects, ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics,
-       -- Records of another life of the server may be among what a crash has lost: anything may have been sent.
+-- What the new owner of lanes ($1) needs to know of their last owners ($2). Run after take.sql, in its transaction: the take may have waited
+-- for a lock with an older snapshot, while an owner that had expired was still writing. Now that the lanes are locked, nobody writes.
+SELECT l.lane, l.maybe_sent, ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics,
+       -- Rows in flight of another incarnation of the server may be among what a crash has lost: anything may have been sent.
        EXISTS (SELECT FROM outbox.worker w
                WHERE w.id = taken.owner AND w.incarnation IS DISTINCT FROM (SELECT incarnation FROM outbox.server)) AS unrecorded,
        (SELECT last_value FROM outbox.message_id_seq) AS last_id

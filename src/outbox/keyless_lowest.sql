@@ -1,5 +1,5 @@
--- The oldest row without a lane that is neither published nor dead nor held, whoever has claimed it: from claims alone the
--- floor would pass the rows of a worker that died.
+-- The oldest unordered row that is neither published nor dead nor held, claimed or not: by the claims alone the floor would pass the rows
+-- of a worker that died.
 SELECT m.id
 FROM outbox.message m
 WHERE m.lane IS NULL AND m.id > $1 AND m.id <= $3

@@ -81,7 +81,7 @@ impl Outbox {
         self.patience / LEASE_SHARE
     }
 
-    /// What the term's server has lost no write since: see `V2__lineage.sql`.
+    /// What the term's server has lost no write since: see `outbox.lineage`.
     pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
         let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
         Ok(row.try_get("name")?)
@@ -122,14 +122,14 @@ impl Outbox {
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
         for row in &transaction.query(&self.statements.inherit, &[&lanes, &owners]).await? {
             let number: i16 = row.try_get("lane")?;
-            let stored: Vec<i64> = row.try_get("suspects")?;
+            let stored: Vec<i64> = row.try_get("maybe_sent")?;
             let Some(lane) = taken.iter_mut().find(|lane| lane.lane == number) else {
                 continue;
             };
             lane.held_topics = held_topics(row)?;
             lane.stored_suspects = stored;
             lane.suspects = Ranges::from_flat(&lane.stored_suspects);
-            if lane.counted || row.try_get("unrecorded")? {
+            if row.try_get("unrecorded")? {
                 lane.suspects.insert(1, row.try_get("last_id")?);
             }
         }
@@ -272,7 +272,7 @@ impl Outbox {
                 Ok(KeylessStored {
                     floor: row.try_get("floor")?,
                     epoch: row.try_get("epoch")?,
-                    suspect_until: row.try_get("suspect_until")?,
+                    suspect_until: row.try_get("maybe_sent_until")?,
                     has_holds: row.try_get::<_, i64>("holds")? > 0,
                 })
             })
@@ -302,10 +302,9 @@ fn taken(row: &tokio_postgres::Row) -> Result<Taken> {
         lane: row.try_get("lane")?,
         epoch: row.try_get("epoch")?,
         floor: row.try_get("floor")?,
-        counted: row.try_get("counted")?,
         suspects: Ranges::default(),
         stored_suspects: Vec::new(),
-        suspect_until: row.try_get("suspect_until")?,
+        suspect_until: row.try_get("maybe_sent_until")?,
         last_owner: row.try_get("owner")?,
         held_topics: BTreeSet::new(),
     })

@@ -1,5 +1,5 @@
--- The first statement of a term. Where the server has lost writes since the lanes were last used, any row it has may have
--- been sent, and some worker's lease may be among what was lost: whoever comes first writes that down, for all lanes.
+-- The first statement of a term. Where the server has lost writes since the lanes were last used, any row it has may have been sent, and
+-- some worker's lease may be among what was lost: the first worker that finds this out writes it down for all lanes.
 WITH current AS MATERIALIZED (
     SELECT name FROM outbox.lineage WHERE incarnation = $1
 ), astray AS MATERIALIZED (
@@ -9,7 +9,7 @@ WITH current AS MATERIALIZED (
 ), told AS (
     UPDATE outbox.lane l
     SET lineage = (SELECT name FROM current), lineage_since = clock_timestamp(),
-        suspect_until = (SELECT last_value FROM outbox.message_id_seq)
+        maybe_sent_until = (SELECT last_value FROM outbox.message_id_seq)
     WHERE l.lane IN (SELECT lane FROM astray)
 )
 SELECT name FROM current

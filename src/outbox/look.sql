@@ -30,8 +30,8 @@ WITH seen AS MATERIALIZED (
     ) f
 )
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
-       outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
-       outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+       outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
+       outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
        m.aggregate_version, m.attempts, m.created_at,
        num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts,
        coalesce(m.id = ANY (seen.due), false) AS delayed, seen.keyless, seen.cut, seen.lowest_keyless

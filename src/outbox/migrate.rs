@@ -1,8 +1,8 @@
 //! The schema: applied by `outboxd migrate`, verified by `outboxd run`.
 
-use refinery::{Migration, Runner, Target};
-use tokio_postgres::Client;
+use refinery::{Migration, Runner};
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Row};
 use tracing::{info, warn};
 
 use super::{Error, Outbox, Result, in_schema};
@@ -70,59 +70,81 @@ pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
 }
 
 async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
-    let found = applied_version(client, schema).await?;
-    if found > known_version() {
+    let found = applied(client, schema).await?;
+    found.refuse_unreleased(schema)?;
+    if found.version > known_version() {
         let sql = in_schema(include_str!("compatibility.sql"), schema);
-        allow_newer(found, client.query_one(&sql, &[]).await?.try_get("oldest_schema")?)?;
+        allow_newer(
+            found.version,
+            client.query_one(&sql, &[]).await?.try_get("oldest_schema")?,
+        )?;
         return Ok(Vec::new());
     }
-    let mut applied = Vec::new();
-    if found < LINEAGE && !tells_timeline(client).await? {
-        warn!("{TIMELINE_UNKNOWN}");
-        let stand_ins = in_schema(include_str!("timeline_stand_ins.sql"), schema);
-        let search_path = format!("SET search_path = {schema}, pg_catalog");
-        client.batch_execute(&format!("{stand_ins};\n{search_path}")).await?;
-        applied = run(client, schema, Target::Version(LINEAGE)).await?;
-        client.batch_execute("RESET search_path").await?;
-    }
-    applied.extend(run(client, schema, Target::Latest).await?);
-    Ok(applied)
-}
-
-async fn run(client: &mut Client, schema: &str, target: Target) -> Result<Vec<i32>> {
-    let mut runner = Runner::new(&migrations(schema)?)
-        .set_abort_divergent(true)
-        .set_target(target);
+    let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
     runner.set_migration_table_name(format!("{schema}.schema_history"));
     let report = runner.run_async(client).await.map_err(explain)?;
+    let timeline = in_schema(include_str!("timeline.sql"), schema);
+    warn_of_unknown_timeline(&client.query_one(&timeline, &[]).await?)?;
     Ok(report.applied_migrations().iter().map(Migration::version).collect())
 }
 
-/// The newest migration that was applied here; 0: none.
-async fn applied_version(client: &Client, schema: &str) -> Result<i32> {
-    let present = in_schema(include_str!("schema_version.sql"), schema);
-    if !client.query_one(&present, &[]).await?.try_get::<_, bool>("present")? {
-        return Ok(0);
-    }
-    let version = in_schema(include_str!("schema_history.sql"), schema);
-    let row = client.query_one(&version, &[]).await?;
-    Ok(row.try_get::<_, Option<i32>>("version")?.unwrap_or(0))
+/// What `schema_history` says of the migrations that were applied here.
+struct Applied {
+    /// The newest one; 0: none.
+    version: i32,
+    /// The checksum of the first one.
+    first: Option<String>,
 }
 
-/// The migration that asks for the timeline of the server. Those after V13 no longer rely on an answer.
-const LINEAGE: i32 = 2;
+impl Applied {
+    const NOTHING: Applied = Applied {
+        version: 0,
+        first: None,
+    };
+
+    fn read(row: &Row) -> Result<Self> {
+        Ok(Applied {
+            version: row.try_get::<_, Option<i32>>("version")?.unwrap_or(0),
+            first: row.try_get("first")?,
+        })
+    }
+
+    /// Before the first release the migrations were rewritten. A schema that starts with another V1 than ours has a history that no
+    /// migration continues, whatever its version number is.
+    fn refuse_unreleased(&self, schema: &str) -> Result<()> {
+        let first = migrations(schema)?
+            .into_iter()
+            .find(|migration| migration.version() == 1);
+        let ours = first.map(|migration| migration.checksum().to_string());
+        if self.first.is_some() && self.first != ours {
+            return Err(Error::Schema(format!(
+                "the schema {schema} was made by an unreleased outboxd and cannot be upgraded: drain it with that outboxd, then \
+                 DROP SCHEMA {schema} CASCADE, or use another --schema"
+            )));
+        }
+        Ok(())
+    }
+}
+
+async fn applied(client: &Client, schema: &str) -> Result<Applied> {
+    let present = in_schema(include_str!("schema_version.sql"), schema);
+    if !client.query_one(&present, &[]).await?.try_get::<_, bool>("present")? {
+        return Ok(Applied::NOTHING);
+    }
+    let history = in_schema(include_str!("schema_history.sql"), schema);
+    Applied::read(&client.query_one(&history, &[]).await?)
+}
 
 /// What is lost where a managed server refuses the functions that tell its timeline.
 const TIMELINE_UNKNOWN: &str = "this server does not say which timeline it is on (it refuses pg_current_wal_insert_lsn or \
     pg_walfile_name), so a failover cannot be told from a restart: after either, what is pending is sent as possible-duplicate, \
     and lanes are taken one lease later";
 
-async fn tells_timeline(client: &Client) -> Result<bool> {
-    match client.query_one(include_str!("timeline_probe.sql"), &[]).await {
-        Ok(_) => Ok(true),
-        Err(error) if error.as_db_error().is_some() => Ok(false),
-        Err(error) => Err(error.into()),
+fn warn_of_unknown_timeline(row: &Row) -> Result<()> {
+    if row.try_get::<_, Option<&str>>("timeline")?.is_none() {
+        warn!("{TIMELINE_UNKNOWN}");
     }
+    Ok(())
 }
 
 /// The runner's words are about files; ours are about what to do.
@@ -177,11 +199,7 @@ impl Outbox {
         self.verify_schema().await?;
         self.verify_permissions().await?;
         self.verify_sequence().await?;
-        let row = self.query_one(&self.statements.timeline, &[]).await?;
-        if row.try_get::<_, Option<&str>>("timeline")?.is_none() {
-            warn!("{TIMELINE_UNKNOWN}");
-        }
-        Ok(())
+        warn_of_unknown_timeline(&self.query_one(&self.statements.timeline, &[]).await?)
     }
 
     /// Is the schema there, in a version this binary knows, or in a newer one that allows it? A standby and an operator's login will do.
@@ -193,8 +211,9 @@ impl Outbox {
                     .to_owned(),
             ));
         }
-        let row = self.query_one(&self.statements.schema_history, &[]).await?;
-        let found = row.try_get::<_, Option<i32>>("version")?.unwrap_or(0);
+        let applied = Applied::read(&self.query_one(&self.statements.schema_history, &[]).await?)?;
+        applied.refuse_unreleased(&self.schema)?;
+        let found = applied.version;
         let known = known_version();
         if found < known {
             return Err(Error::Schema(format!(
@@ -235,13 +254,11 @@ mod tests {
     use super::*;
 
     const FIRST_LINE: &str = "-- Oldest outboxd schema that may run on this: ";
-    /// The first migration that says so.
-    const FIRST: i32 = 14;
 
     #[test]
     fn each_migration_says_which_binaries_may_run_on_it() {
         let mut oldest = 0;
-        for migration in brought().iter().filter(|migration| migration.version() >= FIRST) {
+        for migration in &brought() {
             let (name, sql) = (migration, migration.sql().unwrap_or_default());
             let first = sql.lines().next().unwrap_or_default();
             let said = first.strip_prefix(FIRST_LINE).and_then(|number| number.parse().ok());
@@ -262,6 +279,6 @@ mod tests {
             );
             oldest = said;
         }
-        assert!(oldest > 0, "V{FIRST} is among them");
+        assert!(oldest > 0, "there are migrations");
     }
 }

@@ -9,7 +9,7 @@ FROM (
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
                  ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
                  ('consumer_duplicate_counters', 'SELECT'),
-                 ('idempotency_suppression', 'SELECT')) AS t (name, privilege)
+                 ('idempotency_counters', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
     FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('attempts'), ('last_error')) AS c (name)
@@ -29,8 +29,8 @@ FROM (
                  ('murmur2(text)'), ('holds_of(smallint, text, text, integer, uuid)'),
                  ('purge_message(interval, bigint, integer)'), ('purge_processed(interval, integer)'),
                  ('purge_inbox(interval, integer)'), ('purge_idempotency(integer)'),
-                 ('at_most(text, integer)'), ('at_most(bytea, integer)'), ('at_most(jsonb, integer)'),
-                 ('render_alone(jsonb, integer)'), ('read_alone(bytea)'), ('message_size(bigint)'),
+                 ('limit_bytes(text, integer)'), ('limit_bytes(bytea, integer)'), ('limit_bytes(jsonb, integer)'),
+                 ('render_or_null(jsonb, integer)'), ('read_or_null(bytea)'), ('message_size(bigint)'),
                  ('idempotency_end_orphaned(interval, integer)')) AS f (name)
 ) AS wanted (what, granted)
 WHERE NOT wanted.granted

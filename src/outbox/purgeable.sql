@@ -1,4 +1,4 @@
--- What a purge would remove now, counted: a walk over the outbox, and over the old ends of three indexes.
+-- What a purge would remove now, counted: a scan of the outbox, and of the old ends of three indexes.
 SELECT (SELECT count(*) FROM outbox.message WHERE published_at < statement_timestamp() - $1 * interval '1 second') AS message,
        (SELECT count(*) FROM outbox.processed_message
         WHERE processed_at < statement_timestamp() - $2 * interval '1 second') AS processed_message,

@@ -1,6 +1,6 @@
 -- The id sequence was restarted ($1), or a floor lies above every id drawn, and then it must have been: ids come again below the floors.
--- They are built anew from the start, and what is held is looked for from there, too. The raised epoch keeps out a floor that is still on its
--- way to be stored. A live worker keeps its epoch, under which it has rows in flight: it notices the restart by itself and begins anew.
+-- The floors are built anew from the start, and so are the resume floors of holds. The raised epoch rejects a floor that is still on its way
+-- to be stored. A live worker keeps its epoch, under which it has rows in flight: it notices the restart by itself and begins anew.
 WITH drawn AS MATERIALIZED (
     SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS id FROM outbox.message_id_seq
 ), void AS MATERIALIZED (

@@ -1,8 +1,8 @@
--- What is about to be sent of these lanes ($4 to $6: ranges of ids), for whoever takes them over should we die. It is the fence of a claim, too: no
--- record, and nothing is sent, unless the lease lasts and the lanes are ours by owner and epoch ($2, $3). It reads them without a lock:
--- what is taken over between this and the send is one batch, and the mark is fenced as ever.
--- Nobody waits for the disk: what a crash of the server loses of these, a process that lives writes down again (stop_recorded.sql), and
--- for one that does not everything is suspect (inherit.sql).
+-- What is about to be sent of these lanes ($4 to $6: ranges of ids), for the worker that takes them over should this one die. It is the fence
+-- of a claim, too: nothing is inserted, and nothing is sent, unless the lease lasts and the lanes are this worker's by owner and epoch
+-- ($2, $3). It reads them without a lock: what is taken over between this and the send is one batch, and the mark is fenced as always.
+-- The commit does not wait for the disk. What a crash of the server loses of these rows, a process that lives writes down again
+-- (stop_recorded.sql); of a process that does not, everything may have been sent (inherit.sql).
 INSERT INTO outbox.in_flight (worker, lanes, first_ids, last_ids)
 SELECT $1, $4::smallint[], $5::bigint[], $6::bigint[]
 WHERE set_config('synchronous_commit', 'off', true) = 'off'

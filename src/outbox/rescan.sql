@@ -1,5 +1,5 @@
--- The safety net: rows that a stored floor has passed though they are pending and nobody holds them. There must be
--- none. Those found are put where delayed rows are found, and so are published all the same.
+-- The safety net: rows that a stored floor has passed although they are pending and not held. There must be none. Those found are put
+-- where delayed rows are found, and so are published all the same.
 WITH chunk AS MATERIALIZED (
     SELECT m.id, m.lane, m.topic, m.key, m.partition, m.message_id,
            m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
@@ -10,7 +10,7 @@ WITH chunk AS MATERIALIZED (
     WHERE c.pending AND c.id <= l.floor
       AND NOT EXISTS (SELECT FROM outbox.holds_of(l.lane, c.topic, c.key, c.partition, c.message_id))
 ), found AS (
-    -- By an array of ids, not by a join: a join may walk the whole table.
+    -- By an array of ids, not by a join: a join may scan the whole table.
     UPDATE outbox.message m SET available_at = clock_timestamp()
     WHERE m.id = ANY (ARRAY(SELECT id FROM lost)) AND m.published_at IS NULL AND m.dead_at IS NULL
     RETURNING m.id

@@ -1,5 +1,5 @@
 //! Rows of a claim, read by position: the order of columns is the same in every claim statement. A document comes as its text; what is
-//! larger than we take comes as NULL (`outbox.at_most`), and how many columns have a value in the table is said beside them.
+//! larger than we take comes as NULL (`outbox.limit_bytes`), and how many columns have a value in the table is said beside them.
 
 use tokio_postgres::types::{FromSql, Type};
 

@@ -1,5 +1,5 @@
 -- Commands that have not succeeded, by operation and state: the $2 operations with the most of them by name, the rest together.
--- At most $1 of each kind are looked at, ordered as their indexes are, so that these are used with or without statistics. The
+-- At most $1 of each kind are read, ordered as their indexes are, so that these are used with or without statistics. The
 -- tenant of a scope is left out: it is not for a label.
 WITH unfinished AS MATERIALIZED (
     (SELECT r.scope, CASE WHEN r.locked_until > clock_timestamp() THEN 'active' ELSE 'stale' END AS state

@@ -1,6 +1,6 @@
--- Take up to $2 lanes that nobody owns. What they hold back is read behind this, in the same transaction: see inherit.sql.
--- an expired worker's row is locked first and stamped stopped, so that no renewal can slip in between
--- "expired" and the take; locking re-reads the row, so a renewal that just committed is seen.
+-- Takes up to $2 lanes that nobody owns. Their holds are read after this, in the same transaction: see inherit.sql.
+-- An expired worker's row is locked first and stamped stopped, so that no renewal can slip in between "expired" and the take. Locking
+-- reads the row again, so a renewal that has just committed is seen.
 WITH me AS MATERIALIZED (
     SELECT id FROM outbox.worker
     WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp() AND (SELECT incarnation FROM outbox.server) = $3
@@ -14,8 +14,8 @@ WITH me AS MATERIALIZED (
     WHERE id IN (SELECT id FROM expired)
     RETURNING id
 ), free AS MATERIALIZED (
-    -- Plain IN, no join: when a lane changed hands after our snapshot, the recheck must see its new owner.
-    SELECT l.lane, l.owner, l.suspect_rows
+    -- Plain IN, no join: when a lane was taken after the snapshot, the recheck must see its new owner.
+    SELECT l.lane, l.owner
     FROM outbox.lane l
     WHERE l.lane >= 0
       -- Leases granted before a failover may be among what it lost: let them run out.
@@ -26,9 +26,9 @@ WITH me AS MATERIALIZED (
     ORDER BY l.lane LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox.lane l
-SET owner = $1, epoch = l.epoch + 1, suspect_rows = 0, taken_at = clock_timestamp()
+SET owner = $1, epoch = l.epoch + 1
 FROM free
 WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
-RETURNING l.lane, l.epoch, l.floor, l.suspect_until, free.suspect_rows > 0 AS counted,
-          -- A lane that still names an owner was not given back: what that had in flight may have been sent.
+RETURNING l.lane, l.epoch, l.floor, l.maybe_sent_until,
+          -- A lane that still names an owner was not returned: what that worker had in flight may have been sent.
           free.owner

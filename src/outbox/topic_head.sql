@@ -2,8 +2,8 @@
 -- another one keeps back, older rows of the same key may lie below where this one resumes. The hold is read here, not when it was found due:
 -- another of its topic may have been released meanwhile and have left it rows further down. None of $6: Kafka has those already.
 SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
-       outbox.at_most(m.payload, 6291456), outbox.at_most(m.payload_bytes, 6291456), outbox.at_most(m.headers, 6291456),
-       outbox.at_most(m.event_type, 6291456), outbox.at_most(m.aggregate_type, 6291456), outbox.at_most(m.aggregate_id, 6291456),
+       outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
+       outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
        m.aggregate_version, m.attempts, m.created_at,
        num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts
 FROM outbox.message m

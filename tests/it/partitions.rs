@@ -166,8 +166,8 @@ async fn what_a_released_hold_kept_back_is_inherited_by_all_of_its_topic_that_st
 async fn paused_for_two_workers(world: &World) {
     world
         .execute(
-            "INSERT INTO outbox.worker (id, name, version, lane_batch, lease_until)
-             SELECT gen_random_uuid(), name, '1', 1, 'infinity' FROM (VALUES ('one'), ('other')) AS w (name);
+            "INSERT INTO outbox.worker (id, name, version, lease_until, incarnation)
+             SELECT gen_random_uuid(), name, '1', 'infinity', now() FROM (VALUES ('one'), ('other')) AS w (name);
              UPDATE outbox.lane SET owner = (SELECT id FROM outbox.worker WHERE name = CASE WHEN lane = 2 THEN 'other' ELSE 'one' END)
              WHERE lane IN (0, 1, 2);
              INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)

@@ -306,10 +306,10 @@ async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_
     let topic = world.topic("past", 1, &[]).await;
     world
         .execute(&format!(
-            "ALTER TABLE outbox.message DISABLE TRIGGER zz_message_enters;
+            "ALTER TABLE outbox.message DISABLE TRIGGER zz_message_before_insert;
              INSERT INTO outbox.message (topic, key, payload) SELECT '{topic}', 'k', '1' FROM generate_series(1, 500);
              INSERT INTO outbox.message (topic, partition, payload) VALUES ('{topic}', 0, '2');
-             ALTER TABLE outbox.message ENABLE ALWAYS TRIGGER zz_message_enters;
+             ALTER TABLE outbox.message ENABLE ALWAYS TRIGGER zz_message_before_insert;
              SELECT outbox.enqueue('{topic}', 'k', '3');
              SELECT outbox.enqueue('{topic}', payload => '4');"
         ))
@@ -322,7 +322,7 @@ async fn a_row_that_came_in_past_the_trigger_is_refused_rather_than_sent_out_of_
         .await;
     world.drained(SOON).await;
     let refused = "SELECT count(*) = 501 AND max(id) = 501 FROM outbox.message
-                   WHERE dead_at IS NOT NULL AND attempts = 1 AND last_error LIKE '%zz_message_enters%'";
+                   WHERE dead_at IS NOT NULL AND attempts = 1 AND last_error LIKE '%zz_message_before_insert%'";
     assert!(world.is_true(refused).await, "at once, and with what to do about it");
     let claimed = relay.metric("outboxd_rows_claimed_total");
     assert!(
@@ -381,7 +381,7 @@ async fn a_row_without_a_key_is_claimed_while_it_is_sent_and_the_claim_ends_with
         .await;
     let relay = world.relay().failpoint("after_claim_keyless").start_ready().await;
     world.until("SELECT count(*) = 1 FROM outbox.claim").await;
-    let claimed = "SELECT c.ids = ARRAY[m.id] AND c.suspects = '{}' AND c.lease_until > now() + interval '3 s'
+    let claimed = "SELECT c.ids = ARRAY[m.id] AND c.maybe_sent = '{}' AND c.lease_until > now() + interval '3 s'
                           AND c.worker = w.id AND m.published_at IS NULL AND m.attempts = 0
                    FROM outbox.claim c, outbox.message m, outbox.worker w";
     assert!(world.is_true(claimed).await);

@@ -513,8 +513,6 @@ const PRIVILEGES: &str = "
     UNION ALL
     SELECT format('%s (%s) ON %s', privilege_type, column_name, table_name) FROM information_schema.role_column_grants c
     WHERE grantee = 'outbox_relay' AND table_schema = 'outbox'
-      -- Left for replicas of a version that leased each row.
-      AND column_name NOT IN ('claim_token', 'lease_until')
       AND NOT EXISTS (SELECT FROM information_schema.role_table_grants t
                       WHERE t.grantee = c.grantee AND t.table_name = c.table_name AND t.privilege_type = c.privilege_type)";
 

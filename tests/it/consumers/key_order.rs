@@ -37,7 +37,7 @@ async fn messages_of_a_key_are_worked_off_one_after_the_other_and_others_pass() 
     assert_eq!(names(&again), ["1"], "nothing overtakes a failed message of its key");
     world.execute(&fail(again["1"])).await;
     assert!(claim(&world.db, 10, "1 minute").await.is_empty(), "nor poison");
-    let held = "SELECT held_behind = 2 FROM outbox.inbox_poison WHERE consumer = 'c'";
+    let held = "SELECT blocked = 2 FROM outbox.inbox_poison WHERE consumer = 'c'";
     assert!(world.is_true(held).await);
     let (id, _) = first["1"];
     assert!(world.is_true(&format!("outbox.inbox_discard('c', {id})")).await);

@@ -79,8 +79,7 @@ async fn the_operators_views_count_what_waits() {
     let backlog = "SELECT string_agg(concat_ws(' ', consumer, unfinished, due, waiting, behind, claimed, lease_ran_out), ', ' ORDER BY consumer)
                    FROM outbox.inbox_backlog";
     assert_eq!(world.text(backlog).await, "c 3 1 1 0 1 0, d 1 1 0 0 0 0");
-    let poison =
-        "SELECT concat_ws(' ', consumer, messages, held_behind, first_ids, latest_error) FROM outbox.inbox_poison";
+    let poison = "SELECT concat_ws(' ', consumer, messages, blocked, first_ids, latest_error) FROM outbox.inbox_poison";
     assert_eq!(world.text(poison).await, "c 1 0 {2} boom");
     let pending = "SELECT string_agg(concat_ws(' ', topic, pending, delayed), ', ') FROM outbox.message_pending";
     assert_eq!(world.text(pending).await, "orders 2 1");

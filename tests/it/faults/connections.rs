@@ -82,7 +82,7 @@ fn assert_jittered(asked: &[Instant]) {
 }
 
 /// Reads the rows of a claim that has just been committed.
-const CLAIMED: &str = "SELECT unnest(c.suspects)";
+const CLAIMED: &str = "SELECT unnest(c.maybe_sent)";
 
 #[tokio::test]
 async fn a_claim_whose_answer_is_lost_leaves_leases_that_expire() {

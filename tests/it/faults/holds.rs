@@ -299,8 +299,8 @@ async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_
     world
         .execute(
             "WITH worker AS (
-                 INSERT INTO outbox.worker (id, name, version, lane_batch, lease_until)
-                 VALUES (gen_random_uuid(), 'a', '1', 1, 'infinity') RETURNING id
+                 INSERT INTO outbox.worker (id, name, version, lease_until, incarnation)
+                 VALUES (gen_random_uuid(), 'a', '1', 'infinity', now()) RETURNING id
              )
              UPDATE outbox.lane SET owner = worker.id FROM worker WHERE lane >= 0",
         )

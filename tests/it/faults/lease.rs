@@ -161,7 +161,12 @@ async fn what_a_failover_leaves_as_maybe_sent_stays_so_for_every_later_owner() {
     world.fill("nowhere", 100, 50).await;
     let first = Worker::register(&world, 60.0).await;
     first.inherit().await;
-    let maybe_sent_until = |lanes: &[Row]| lanes.iter().map(|lane| lane.get("suspect_until")).collect::<Vec<i64>>();
+    let maybe_sent_until = |lanes: &[Row]| {
+        lanes
+            .iter()
+            .map(|lane| lane.get("maybe_sent_until"))
+            .collect::<Vec<i64>>()
+    };
     let taken = first.take_after(32, 60.0).await;
     assert_eq!(maybe_sent_until(&taken), [0; 32], "the same lineage");
     world.execute("UPDATE outbox.lane SET lineage = 'another'").await;

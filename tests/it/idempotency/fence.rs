@@ -154,8 +154,5 @@ async fn a_crash_behind_a_committed_claim_leaves_a_stale_one_that_no_retry_runs_
         let answer = claim(&world.db, "k", "").await;
         assert_eq!((answer.kind.as_str(), answer.granted), ("stale", false));
     }
-    assert_eq!(
-        world.count("SELECT granted FROM outbox.idempotency_suppression").await,
-        1
-    );
+    assert_eq!(world.count("SELECT granted FROM outbox.idempotency_counters").await, 1);
 }

@@ -30,7 +30,7 @@ async fn of_twenty_sessions_at_once_one_executes_and_nineteen_get_its_answer() {
     assert_eq!(answers, vec![first; 19]);
     assert_eq!(world.effects().await, 1);
     assert_eq!(
-        world.count("SELECT replayed FROM outbox.idempotency_suppression").await,
+        world.count("SELECT replayed FROM outbox.idempotency_counters").await,
         19
     );
 }

@@ -104,7 +104,7 @@ async fn a_key_used_again_for_another_request_is_refused_in_every_state_and_chan
         }
     }
     assert_eq!(world.requests().await, before);
-    let counted = "SELECT conflicted FROM outbox.idempotency_suppression";
+    let counted = "SELECT conflicted FROM outbox.idempotency_counters";
     assert_eq!(world.count(counted).await, 20, "refused, and counted all the same");
 }
 
@@ -181,7 +181,7 @@ async fn a_replay_writes_nothing_locks_no_row_and_draws_no_transaction_id() {
     assert_eq!(world.count(row_locks).await, 0);
     world.execute("COMMIT").await;
     assert_eq!(world.text(versions).await, before);
-    let counted = "SELECT replayed FROM outbox.idempotency_suppression";
+    let counted = "SELECT replayed FROM outbox.idempotency_counters";
     assert_eq!(world.count(counted).await, 503, "and yet each was counted");
 }
 
@@ -221,14 +221,12 @@ async fn counting_survives_a_refusal_and_costs_no_wal_and_no_transaction_id() {
     assert!(world.is_true("pg_current_xact_id_if_assigned() IS NULL").await);
     world.execute("ROLLBACK").await;
     assert_eq!(
-        world
-            .count("SELECT conflicted FROM outbox.idempotency_suppression")
-            .await,
+        world.count("SELECT conflicted FROM outbox.idempotency_counters").await,
         3
     );
     assert_eq!(
         world
-            .count("SELECT granted + replayed FROM outbox.idempotency_suppression")
+            .count("SELECT granted + replayed FROM outbox.idempotency_counters")
             .await,
         0
     );

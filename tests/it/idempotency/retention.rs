@@ -288,7 +288,7 @@ async fn the_operators_views_show_what_is_stale_what_is_tried_often_and_what_was
             "often 3 timeout",
         ),
         (
-            "SELECT concat_ws(' ', granted, replayed, conflicted, taken_over) FROM outbox.idempotency_suppression",
+            "SELECT concat_ws(' ', granted, replayed, conflicted, taken_over) FROM outbox.idempotency_counters",
             "7 1 0 1",
         ),
         (

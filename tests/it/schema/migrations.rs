@@ -60,91 +60,22 @@ async fn a_table_in_use_is_migrated_with_everything_in_it() {
     assert_eq!(relay.metric("outboxd_rows_published_total"), Some(199.0));
 }
 
-/// Rows as the fifth version leases them: one batch of a worker that lives, one of a worker that died, and rows that were given
-/// back after they may have been sent, behind a parked topic whose rows the floor has passed, and with a retry time of their own.
-const LEASED: &str = "
-    UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now() + interval '3 s' WHERE id <= 10;
-    UPDATE outbox.message SET claim_token = '00000000-0000-0000-0000-000000000001', lease_until = now() WHERE id BETWEEN 11 AND 20;
-    UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now(), topic = 'parked' WHERE id = 21;
-    UPDATE outbox.message SET claim_token = gen_random_uuid(), lease_until = now(), available_at = now() WHERE id = 22;
-    INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at) VALUES (-1, 'parked', '', 20, '', 'infinity');";
-
-#[tokio::test]
-async fn rows_leased_by_an_older_version_are_claimed_and_flagged_by_the_next() {
-    let world = at_version(5).await;
-    let topic = world.topic("orders", 4, &[]).await;
-    world.fill(&topic, 30, 0).await;
-    world.execute(LEASED).await;
-    let leased = "SELECT string_agg(id::text, ',' ORDER BY id) FROM outbox.message WHERE claim_token IS NOT NULL";
-    let leased = world.text(leased).await;
-    let output = world.outboxd("migrate", &[]);
-    assert!(output.status.success(), "{}", stderr_of(&output));
-    let claimed = "SELECT string_agg(m::text, ',' ORDER BY m) FROM outbox.claim, unnest(ids) AS m";
-    assert_eq!(world.text(claimed).await, leased);
-    // What a replica of the older version still has in flight matches no row when it marks.
-    let left = "SELECT count(*) FROM outbox.message WHERE claim_token IS NOT NULL OR lease_until IS NOT NULL";
-    assert_eq!(world.count(left).await, 0);
-    let live = "SELECT count(*) FROM outbox.claim WHERE lease_until > now()";
-    assert_eq!(world.count(live).await, 10, "a lease lasts as long as it would have");
-
-    let relay = world.relay().start_ready().await;
-    world
-        .until("SELECT count(*) = 29 FROM outbox.message WHERE published_at IS NOT NULL")
-        .await;
-    let history = world.history(&topic).await;
-    assert_eq!(history.flagged, 21, "all but the one that is parked");
-    history.assert_admitted_by(&[&relay]);
-    assert_eq!(
-        world.text(claimed).await,
-        "21",
-        "what is parked may still have been sent"
-    );
-}
-
-/// One command in each state, as the fourth version keeps them.
-const COMMANDS: &str = "
-    SELECT outbox.idempotency_claim('pay', key, outbox.request_hash('1'))
-    FROM unnest('{active,done,failed,over}'::text[]) key;
-    SELECT outbox.idempotency_succeed('pay', 'done', 1, 'order', '7', 201, jsonb_build_object('long', repeat('x', 60000)));
-    SELECT outbox.idempotency_fail('pay', 'failed', 1, true, 'timeout');
-    SELECT outbox.idempotency_fail('pay', 'over', 1, false, 'refused');";
-
-#[tokio::test]
-async fn commands_of_every_state_outlive_the_rewriting_of_their_table() {
-    let world = at_version(4).await;
-    world.execute(COMMANDS).await;
-    let all = "SELECT string_agg(r::text, E'\\n' ORDER BY key) FROM outbox.idempotency_request r";
-    let privileges = "SELECT string_agg(concat_ws(' ', grantee, table_name, column_name, privilege_type), ', '
-                             ORDER BY grantee, table_name, column_name, privilege_type)
-                      FROM information_schema.column_privileges
-                      WHERE table_schema = 'outbox' AND grantee LIKE 'outbox%'
-                        AND table_name IN ('idempotency_request', 'idempotency_stale', 'idempotency_retried')";
-    let before = (world.text(all).await, world.text(privileges).await);
-    let output = world.outboxd("migrate", &[]);
-    assert!(output.status.success(), "{}", stderr_of(&output));
-    assert_eq!((world.text(all).await, world.text(privileges).await), before);
-
-    let kind = |key: &str| format!("SELECT (outbox.idempotency_claim('pay', '{key}', outbox.request_hash('1'))).kind");
-    for (key, expected) in [
-        ("active", "active"),
-        ("done", "replay"),
-        ("failed", "retryable"),
-        ("over", "final"),
-        ("another", "new"),
-    ] {
-        assert_eq!(world.text(&kind(key)).await, expected, "{key}");
-    }
-    world
-        .execute(
-            "SELECT outbox.idempotency_succeed('pay', 'active', 1), outbox.idempotency_succeed('pay', 'failed', 2)",
-        )
-        .await;
-    assert_eq!(world.text(&kind("failed")).await, "replay");
-}
-
 #[tokio::test]
 async fn a_migration_that_cannot_lock_a_table_gives_up_and_says_so() {
-    let world = at_version(1).await;
+    let world = World::new().await;
+    let newest = "SELECT max(version)::bigint FROM outbox.schema_history";
+    let before = world.count(newest).await;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let later = dir.path().join(format!("V{}__later.sql", before + 1));
+    std::fs::write(&later, "ALTER TABLE outbox.lane ADD COLUMN later text;").expect("a migration");
+    let migrate = || {
+        let mut command = outboxd();
+        command.args(["migrate", "--database-url", &world.database_url]);
+        command
+            .env("OUTBOXD_EXTRA_MIGRATION", &later)
+            .output()
+            .expect("outboxd runs")
+    };
     let mut session = world.session().await;
     // Were it waited for without end, it would be got in the end.
     session
@@ -156,17 +87,13 @@ async fn a_migration_that_cannot_lock_a_table_gives_up_and_says_so() {
         .execute("SELECT count(*) FROM outbox.lane", &[])
         .await
         .expect("a lock");
-    let output = world.outboxd("migrate", &[]);
+    let output = migrate();
     assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
     assert!(stderr_of(&output).contains("Run it again"), "{}", stderr_of(&output));
-    assert_eq!(
-        world
-            .count("SELECT max(version)::bigint FROM outbox.schema_history")
-            .await,
-        1
-    );
+    assert_eq!(world.count(newest).await, before);
     backup.rollback().await.expect("it ends");
-    assert!(world.outboxd("migrate", &[]).status.success(), "later it goes through");
+    assert!(migrate().status.success(), "later it goes through");
+    assert_eq!(world.count(newest).await, before + 1);
 }
 
 /// `outboxd run` must end by itself with the code, and say the words.
@@ -181,6 +108,31 @@ async fn refuses_to_run(world: &World, args: &[&str], words: &str) {
 async fn run_refuses_a_missing_schema_and_names_the_command_that_makes_it() {
     let world = World::empty().await;
     refuses_to_run(&world, &[], "Run `outboxd migrate` first").await;
+}
+
+#[tokio::test]
+async fn a_schema_that_an_unreleased_outboxd_made_is_refused_and_left_alone() {
+    let world = World::new().await;
+    world
+        .execute("UPDATE outbox.schema_history SET checksum = '1' WHERE version = 1")
+        .await;
+    let words = "the schema outbox was made by an unreleased outboxd and cannot be upgraded";
+    for history in [
+        "INSERT INTO outbox.schema_history SELECT 20, 'process_identity', applied_on, '2' FROM outbox.schema_history WHERE version = 1",
+        "DELETE FROM outbox.schema_history WHERE version > 1; DROP TABLE outbox.compatibility",
+    ] {
+        world.execute(history).await;
+        let versions = "SELECT count(*) FROM outbox.schema_history";
+        let before = world.count(versions).await;
+        for (command, args) in [("migrate", &[] as &[&str]), ("status", &[]), ("purge", &[])] {
+            let output = world.outboxd(command, args);
+            assert_eq!(output.status.code(), Some(78), "{command}: {}", stderr_of(&output));
+            assert!(stderr_of(&output).contains(words), "{command}: {}", stderr_of(&output));
+        }
+        refuses_to_run(&world, &[], words).await;
+        refuses_to_run(&world, &["--migrate"], words).await;
+        assert_eq!(world.count(versions).await, before);
+    }
 }
 
 /// A test of a binary on a schema that is newer, and allows it or not, is among the faults: two versions side by side.

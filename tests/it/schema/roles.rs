@@ -54,7 +54,7 @@ async fn a_producer_writes_its_own_columns_and_nothing_else() {
         "SELECT FROM outbox.claim",
         "SELECT FROM outbox.history",
         "SELECT FROM outbox.schema_history",
-        "SELECT outbox.history_drop('1 day')",
+        "SELECT outbox.history_expire('1 day')",
         "SELECT outbox.history_prepare()",
         "SELECT outbox.redrive(ARRAY[1])",
         "SELECT outbox.discard(ARRAY[1])",

@@ -103,13 +103,6 @@ const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "message_is_claimed_by_a_record",
-        &[
-            "(topic, payload, claim_token) VALUES ('t', '1', gen_random_uuid())",
-            "(topic, payload, lease_until) VALUES ('t', '1', now())",
-        ],
-    ),
-    (
         "claim_names_rows",
         &[
             "outbox.claim (lease_until, ids) VALUES (now(), '{}')",
@@ -121,7 +114,7 @@ const REFUSED: &[(&str, &[&str])] = &[
         &["outbox.lane (lane) VALUES (64)", "outbox.lane (lane) VALUES (-2)"],
     ),
     (
-        "lane_without_key_has_no_owner",
+        "unordered_lane_has_no_owner",
         &["outbox.lane (lane, owner) VALUES (-1, gen_random_uuid())"],
     ),
     (
@@ -258,7 +251,7 @@ async fn every_check_refuses_bad_input_in_the_applications_transaction_and_says_
                      WHERE contype = 'c' AND connamespace = 'outbox'::regnamespace AND conname !~ '^idempotency_'
                      UNION ALL
                      SELECT (regexp_matches(prosrc, 'THEN ''(\\w+)''', 'g'))[1] FROM pg_proc
-                     WHERE oid = 'outbox.message_enters'::regproc
+                     WHERE oid = 'outbox.message_before_insert'::regproc
                  ) AS rule (name)";
     let mut tried: Vec<&str> = REFUSED.iter().map(|(constraint, _)| *constraint).collect();
     tried.sort_unstable();
@@ -346,14 +339,7 @@ async fn where_a_message_stands_never_changes() {
     world.execute("SELECT outbox.enqueue('t', 'k', '1')").await;
     for role in ["origin", "replica"] {
         world.execute(&format!("SET session_replication_role = {role}")).await;
-        for change in [
-            "topic = 'u'",
-            "key = 'l'",
-            "partition = 1",
-            "lane = 0",
-            "claim_token = gen_random_uuid()",
-            "lease_until = now()",
-        ] {
+        for change in ["topic = 'u'", "key = 'l'", "partition = 1", "lane = 0"] {
             let update = format!("UPDATE outbox.message SET {change}");
             let error = refusal_of(&world.db, &update).await;
             assert_eq!(*error.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "{update}");
