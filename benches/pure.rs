@@ -9,10 +9,11 @@ use outboxd::boottime::BootInstant;
 use outboxd::domain::batch_outcome::BatchOutcome;
 use outboxd::domain::delivery::Outcome;
 use outboxd::domain::floor::Sight;
+use outboxd::domain::id_ranges::Ranges;
 use outboxd::domain::retry::{OnDead, RetryPolicy};
 use outboxd::domain::row::{Body, KEYLESS, Row};
 use outboxd::kafka::headers;
-use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Ranges, Seen, Taken, Term, Work};
+use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Seen, Taken, Term, Work};
 use rdkafka::producer::BaseRecord;
 use uuid::Uuid;
 

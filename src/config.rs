@@ -11,12 +11,12 @@ use check::{Check, parse_bytes};
 
 use crate::domain::retention::Retention;
 use crate::domain::retry::RetryPolicy;
-use crate::identity::Identity;
 use crate::kafka::{ClientConfig, OVERRUN, properties};
 use crate::outbox::{Database, OnPublished, Pooler};
-use crate::relay::{self, MARK_MARGIN};
+use crate::process::Identity;
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
+use crate::tasks::relay::{self, MARK_MARGIN};
 
 /// What is wrong with the settings, each with what to do.
 #[derive(Debug, thiserror::Error)]

@@ -16,17 +16,17 @@ use crate::jitter::jittered;
 use crate::kafka::Publisher;
 use crate::lanes::{Lanes, RecentlyPublished};
 use crate::metrics;
-use crate::outbox::{self, Outbox, connect, migrate};
-use crate::pace::Pace;
-use crate::relay::{MARK_MARGIN, Relay};
+use crate::outbox::{self, Outbox, connect, schema};
 use crate::tasks::Shutdown;
 use crate::tasks::fenced::FencedWriter;
 use crate::tasks::lease::LeaseTask;
 use crate::tasks::loss_check::LossCheck;
 use crate::tasks::maintenance::MaintenanceTask;
+use crate::tasks::relay::budget::Pace;
+use crate::tasks::relay::poll_schedule::Watch;
+use crate::tasks::relay::{MARK_MARGIN, Relay};
 use crate::tasks::retry_holds::{self, RetryHolds};
 use crate::tasks::watermark::WatermarkTask;
-use crate::wakeup::Watch;
 
 /// The longest a statement may take, however long the lease.
 const PATIENCE_MAX: Duration = Duration::from_secs(25);
@@ -146,7 +146,7 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Error> {
         let verified = async {
             if config.migrate {
                 let mut client = connect(&config.database).await?;
-                migrate::apply(&mut client, &config.schema).await?;
+                schema::apply(&mut client, &config.schema).await?;
             }
             outbox.verify().await
         };

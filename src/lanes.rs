@@ -11,10 +11,7 @@ mod checkout;
 mod horizon;
 mod in_flight;
 mod keyless;
-mod ranges;
 mod recently_published;
-pub mod share;
-mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -27,6 +24,7 @@ use uuid::Uuid;
 use crate::boottime::BootInstant;
 use crate::clock::Clock;
 use crate::domain::floor::Floor;
+use crate::domain::id_ranges::Ranges;
 use crate::domain::row::KEYLESS;
 use crate::domain::watermark::{Horizon, Sequence};
 use book::{Keyless, Lane, WINDOW_MIN};
@@ -35,7 +33,6 @@ use in_flight::InFlight;
 pub use checkout::{Appetite, Checkout, Held, HeldKeyless, Lookout, Overview, Seen, Work};
 pub use in_flight::{Record, SentRanges};
 pub use keyless::{KeylessStored, KeylessToRaise, Unmarked};
-pub use ranges::Ranges;
 pub use recently_published::{RecentlyPublished, Sent};
 
 /// One lease of this process: see the module's doc.

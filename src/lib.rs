@@ -14,16 +14,11 @@ pub mod tasks;
 
 pub mod boottime;
 pub mod clock;
-pub mod identity;
 pub mod jitter;
 pub mod lanes;
 
 pub mod kafka;
 pub mod outbox;
-pub mod wakeup;
-
-pub mod pace;
-pub mod relay;
 
 pub mod health;
 pub mod http;
@@ -36,3 +31,4 @@ pub mod config;
 pub mod daemon;
 pub mod failpoint;
 pub mod memory;
+pub mod process;

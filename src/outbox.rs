@@ -7,31 +7,30 @@ mod claim;
 mod connect;
 mod error;
 mod hold;
-mod holder;
 mod lease;
+mod maintenance;
 mod mark;
-pub mod migrate;
 mod param;
-mod predecessor;
 mod row;
+pub mod schema;
 mod session;
-pub mod snapshot;
 mod sslmode;
 pub mod statement;
 pub mod status;
-mod sweep;
+pub mod verify;
+mod watermark;
 
 use std::time::Duration;
 
 pub use claim::{Claim, Dropped, Found, Free, Recorded, Writing};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
 pub use error::{Error, Kind, Result};
-pub use holder::Holder;
+pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
+pub use maintenance::{HistoryDays, Purge, Purged};
 pub use mark::{KeylessSettlement, Settlement};
-pub use predecessor::Predecessor;
 pub use statement::MESSAGE_BYTES_MAX;
-pub use sweep::{HistoryDays, Purge, Purged};
+pub use watermark::writer::Holder;
 
 use param::Params;
 use session::{Session, Transaction};

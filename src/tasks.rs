@@ -4,6 +4,8 @@ pub mod fenced;
 pub mod lease;
 pub mod loss_check;
 pub mod maintenance;
+pub mod relay;
+mod report;
 pub mod retry_holds;
 pub mod watermark;
 

@@ -21,7 +21,7 @@ use crate::domain::retention::RETENTION_MIN;
 use crate::domain::row::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::kafka::consumer::{self, Consumer, Extent, Record};
 use crate::kafka::{ClientConfig, KafkaError};
-use crate::outbox::snapshot::{Kept, Snapshot, Window};
+use crate::outbox::verify::{Kept, Snapshot, Window};
 use crate::outbox::{self, Database};
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
 use findings::Findings;

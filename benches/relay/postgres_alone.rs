@@ -60,7 +60,7 @@ impl PostgresAlone {
         };
         Ok(PostgresAlone {
             mark: db.prepare(&mark).await?,
-            claim_turn: statement::text("claim_turn"),
+            claim_turn: statement::text("lock_unordered_claims"),
             db,
             worker,
             incarnation: registered.get("incarnation"),
@@ -85,7 +85,7 @@ impl PostgresAlone {
         let taken = self
             .db
             .query(
-                &statement::text("take"),
+                &statement::text("take_lanes"),
                 &[&self.worker, &64_i64, &self.incarnation, &LEASE_SECONDS],
             )
             .await?;
@@ -166,8 +166,8 @@ impl PostgresAlone {
     }
 
     async fn drain_unordered(&self) -> Outcome<u64> {
-        let claim = self.db.prepare(&statement::text("claim_keyless")).await?;
-        let read = self.db.prepare(&statement::text("claimed")).await?;
+        let claim = self.db.prepare(&statement::text("claim_unordered")).await?;
+        let read = self.db.prepare(&statement::text("read_claim")).await?;
         let (mut floor, mut claims_from, mut marked) = (0_i64, 0, 0);
         while let Some(number) = self.claim_unordered(&claim, claims_from, floor).await? {
             let rows = self.db.query(&read, &[&number, &self.incarnation]).await?;

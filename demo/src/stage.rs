@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use outboxd::cli::Failure;
 use outboxd::config::Problems;
-use outboxd::outbox::{self, Database, Pooler, connect, migrate};
+use outboxd::outbox::{self, Database, Pooler, connect, schema};
 use tokio_postgres::Client;
 
 use crate::DemoArgs;
@@ -44,7 +44,7 @@ impl Stage {
         if postgres.is_none() {
             leftovers.schema = Some((database.clone(), schema.clone()));
         }
-        migrate::apply(&mut client, &schema).await?;
+        schema::apply(&mut client, &schema).await?;
         Ok(Stage {
             client,
             database_url,

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::Failure;
 use crate::config::DatabaseArgs;
-use crate::outbox::{connect, migrate::apply};
+use crate::outbox::{connect, schema::apply};
 
 #[derive(Args, Debug)]
 pub struct MigrateArgs {

@@ -32,15 +32,6 @@ impl RowFate {
         }
     }
 
-    /// Does it go back pending although a copy of it may be there?
-    pub fn returns_maybe_sent(&self) -> bool {
-        match self {
-            RowFate::Pending { maybe_sent } => *maybe_sent,
-            RowFate::Refused(refusal) => refusal.stays_suspect(),
-            RowFate::Published | RowFate::PublishedUnmarked | RowFate::Gone => false,
-        }
-    }
-
     /// What it means that this could not be written, since another transaction has locked the row. `None`: nothing is written
     /// of the row.
     pub fn when_locked(&self) -> Option<Event<'_>> {

@@ -222,36 +222,28 @@ impl RetryPolicy {
         else {
             return (HoldFate::Unchanged, KafkaFate::Unchanged);
         };
-        let everything = || KafkaFate::PauseEverything { reason: reason.clone() };
-        let paused = || match partition {
-            Some(partition) => KafkaFate::PausePartition {
+        let is_outage = *fault == Transient && !attempt.kafka_answers;
+        let hold = match attempt.sent {
+            // Nothing got through to Kafka at all: that holds nobody.
+            Sent::InBatch if is_outage => HoldFate::Unchanged,
+            Sent::InBatch => self.hold_paused(row, *partition, reason, jitter),
+            // One of its partitions takes nothing, and the topic is no longer to be held as a whole.
+            Sent::AsProbe(hold) if partition.is_some() && hold.unit.is_empty() => HoldFate::ReleaseAll,
+            Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(attempt.sent, reason, jitter),
+        };
+        let kafka = match (fault, attempt.sent, partition) {
+            (Unusable | Paused, _, _) => KafkaFate::Unchanged,
+            // A partition that gives no answer says nothing of Kafka as a whole: it gave none before, and its topic was just
+            // looked up.
+            (Transient, Sent::AsProbe(_), Some(_)) => KafkaFate::Unchanged,
+            (Transient, _, _) if is_outage => KafkaFate::PauseEverything { reason: reason.clone() },
+            (Transient, _, None) => KafkaFate::Unchanged,
+            (Transient, _, Some(partition)) => KafkaFate::PausePartition {
                 partition: *partition,
                 reason: reason.clone(),
             },
-            None => KafkaFate::Unchanged,
         };
-        let postponed = || self.not_answered(attempt.sent, reason, jitter);
-        match (fault, attempt.sent) {
-            // Nothing got through to Kafka at all: that holds nobody.
-            (Transient, Sent::InBatch) if !attempt.kafka_answers => (HoldFate::Unchanged, everything()),
-            (Transient, Sent::InBatch) => (self.hold_paused(row, *partition, reason, jitter), paused()),
-            (Unusable | Paused, Sent::InBatch) => {
-                (self.hold_paused(row, *partition, reason, jitter), KafkaFate::Unchanged)
-            }
-            (Transient, Sent::AsHead(_)) if !attempt.kafka_answers => (postponed(), everything()),
-            (Transient, Sent::AsHead(_)) => (postponed(), paused()),
-            (Unusable | Paused, Sent::AsHead(_)) => (postponed(), KafkaFate::Unchanged),
-            // One of its partitions takes nothing, and the topic is no longer to be held as a whole.
-            (_, Sent::AsProbe(hold)) if partition.is_some() && hold.unit.is_empty() => {
-                (HoldFate::ReleaseAll, KafkaFate::Unchanged)
-            }
-            // A partition that gives no answer says nothing of Kafka as a whole: it gave none before, and its topic was just
-            // looked up.
-            (Transient, Sent::AsProbe(_)) if partition.is_none() && !attempt.kafka_answers => {
-                (postponed(), everything())
-            }
-            (Transient | Unusable | Paused, Sent::AsProbe(_)) => (postponed(), KafkaFate::Unchanged),
-        }
+        (hold, kafka)
     }
 
     /// What a refusal means for the row: one more attempt counted, and whether it was the last.
@@ -743,13 +735,14 @@ mod tests {
             let fate = |outcome| POLICY.decide(attempt, Event::Delivered(&row, &outcome), 0.5).row;
             for outcome in [Outcome::Unsent, sick(TopicFault::Unusable, None)] {
                 let fate = fate(outcome);
-                assert!(fate.returns_maybe_sent() && !fate.is_certainly_not_sent());
+                assert_eq!(fate, RowFate::Pending { maybe_sent: true });
+                assert!(!fate.is_certainly_not_sent());
             }
             let refused = fate(Outcome::Refused {
                 reason: "too large".to_owned(),
             });
-            assert!(refused.returns_maybe_sent() && !refused.is_certainly_not_sent());
-            assert!(!fate(Outcome::Acked).returns_maybe_sent());
+            assert!(matches!(&refused, RowFate::Refused(refusal) if refusal.stays_suspect()));
+            assert!(!refused.is_certainly_not_sent());
         }
     }
 

@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::walk::Walk;
-use super::{Held, KeylessStored, Ranges, Seen, Taken, Unmarked};
+use super::{Held, KeylessStored, Seen, Taken, Unmarked};
 use crate::domain::floor::Floor;
+use crate::domain::id_ranges::Ranges;
+use crate::domain::scan_span::Walk;
 use crate::domain::watermark::Horizon;
 
 /// The fewest rows asked of a lane that is believed to have some.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Inner, Lanes, Ranges, Term};
+use super::{Inner, Lanes, Term};
 use crate::domain::floor::Sight;
+use crate::domain::id_ranges::Ranges;
 use crate::domain::row::KEYLESS;
 use crate::domain::watermark::Settled;
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use super::{Lanes, Ranges};
+use super::Lanes;
+use crate::domain::id_ranges::Ranges;
 use crate::domain::row::Row;
 
 /// So many ranges of a lane at most, beside that of the rows that stand in line: delayed ones may lie anywhere.

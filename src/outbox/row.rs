@@ -19,14 +19,14 @@ impl<'a> FromSql<'a> for RawText<'a> {
     }
 }
 
-/// A row of `claim_lanes.sql` or `look.sql`: the column behind those all share says whether it was delayed.
+/// A row of `claim_lanes.sql` or `poll.sql`: the column behind those all share says whether it was delayed.
 pub fn of_lane(row: &tokio_postgres::Row) -> Result<Row> {
     let mut claimed = head(row)?;
     claimed.delayed = row.try_get(16)?;
     Ok(claimed)
 }
 
-/// A row of `claimed.sql`: the last column says whether an earlier claim of it had expired.
+/// A row of `read_claim.sql`: the last column says whether an earlier claim of it had expired.
 pub fn keyless(row: &tokio_postgres::Row) -> Result<Row> {
     let mut claimed = head(row)?;
     claimed.suspect = row.try_get(16)?;

@@ -20,12 +20,12 @@ use super::Shutdown;
 use crate::boottime::BootInstant;
 use crate::failpoint;
 use crate::health::{Health, Loop};
-use crate::identity::Identity;
 use crate::jitter::jittered;
 use crate::lanes::RecentlyPublished;
 use crate::lanes::{Lanes, Term};
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
+use crate::process::Identity;
 
 /// How the lease is kept.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@
 //! published since.
 //!
 //! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. A head that another
-//! transaction has locked is marked before, by itself: see [`crate::relay`].
+//! transaction has locked is marked before, by itself: see [`crate::tasks::relay`].
 
 mod change;
 mod keys;
@@ -32,8 +32,8 @@ use crate::kafka::Publisher;
 use crate::lanes::RecentlyPublished;
 use crate::lanes::{Lanes, Record, Term};
 use crate::outbox::{Outbox, Result};
-use crate::relay::Settings;
 use crate::tasks::fenced::FencedWriter;
+use crate::tasks::relay::Settings;
 
 /// Connections that the task uses at most.
 pub const CONNECTIONS: usize = keys::CONNECTIONS + probes::CONNECTIONS;

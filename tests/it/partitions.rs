@@ -152,7 +152,7 @@ async fn what_a_released_hold_kept_back_is_inherited_by_all_of_its_topic_that_st
              FROM (VALUES ('a', ''), ('a', 'k:1'), ('a', 's:3/4'), ('a', 's:7/8'), ('a', 's:1/4'), ('b', 's:3/4')) AS held (topic, unit)",
         )
         .await;
-    let unhold = statement::text("unhold")
+    let unhold = statement::text("delete_holds")
         .replace("$1", "3")
         .replace("$2", "ARRAY['a', 'a']")
         .replace("$3", "ARRAY['k:1', 's:1/4']")
@@ -184,7 +184,7 @@ const HERE: &str = "(SELECT incarnation FROM outbox.server)";
 async fn a_probe_that_failed_postpones_all_lanes_of_its_worker_and_no_others() {
     let world = World::new().await;
     paused_for_two_workers(&world).await;
-    let postpone = statement::text("postpone_paused")
+    let postpone = statement::text("postpone_unit")
         .replace("$1", ONE)
         .replace("$2", HERE)
         .replace("$3", "'orders'")
@@ -201,7 +201,7 @@ async fn a_probe_that_failed_postpones_all_lanes_of_its_worker_and_no_others() {
 async fn what_is_fixed_is_released_in_all_lanes_of_its_worker_and_in_no_others() {
     let world = World::new().await;
     paused_for_two_workers(&world).await;
-    let fixed = statement::text("paused_as")
+    let fixed = statement::text("holds_of_units")
         .replace("$1", ONE)
         .replace("$2", HERE)
         .replace("$3", "ARRAY['orders', 'gone']")
@@ -226,7 +226,7 @@ async fn a_topic_with_hundreds_of_paused_partitions_does_not_keep_others_from_be
              UNION ALL SELECT 2, 'others', 's:0/1', 0, 'no leader', now() - interval '1 hour'",
         )
         .await;
-    let paused = statement::text("paused").replace("$1", ONE).replace("$2", HERE);
+    let paused = statement::text("due_probes").replace("$1", ONE).replace("$2", HERE);
     let read = |most: i64| {
         let paused = paused.replace("$3", &most.to_string());
         format!("SELECT string_agg(DISTINCT topic || ' ' || (wait <= 0), ', '), count(*) FROM ({paused}) AS read")

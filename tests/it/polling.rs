@@ -45,7 +45,7 @@ impl Default for Look {
 
 impl Look {
     async fn rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
-        let text = statement::text("look").replace("$6", &format!("({incarnation})"));
+        let text = statement::text("poll").replace("$6", &format!("({incarnation})"));
         let text = text.replace("$7", "0");
         let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
         world.db.query(&text, &params).await.expect("answered")

@@ -6,9 +6,9 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::lose;
+use crate::domain::fair_share::fair_share;
 use crate::domain::row::LANE_COUNT;
 use crate::failpoint;
-use crate::lanes::share::fair_share;
 use crate::lanes::{Lanes, Term};
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};

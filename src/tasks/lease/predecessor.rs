@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{LeaseSettings, pause};
-use crate::identity::Identity;
 use crate::outbox::{Outbox, Predecessor, Result};
+use crate::process::Identity;
 
 /// What a killed process had handed to the network arrives before this is over.
 const GRACE: Duration = Duration::from_secs(1);

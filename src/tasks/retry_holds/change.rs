@@ -12,8 +12,8 @@ use crate::domain::retry::Event;
 use crate::failpoint;
 use crate::lanes::{Held, Lowered, Record, Term};
 use crate::metrics;
-use crate::relay::MARK_MARGIN;
-use crate::relay::report::report_refusal;
+use crate::tasks::relay::MARK_MARGIN;
+use crate::tasks::report::report_refusal;
 
 /// What is to be written about a hold.
 pub enum HoldChange {

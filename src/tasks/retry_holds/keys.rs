@@ -20,7 +20,7 @@ use crate::domain::row::Row;
 use crate::lanes::{Record, Term};
 use crate::metrics;
 use crate::outbox::Result;
-use crate::relay::report::report_held_key;
+use crate::tasks::report::report_held_key;
 
 /// How many holds one round reads: enough that, of thousands, many belong to one lane.
 const READ_MAX: usize = 1024;

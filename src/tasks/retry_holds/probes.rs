@@ -169,7 +169,8 @@ impl RetryHolds {
         let Some(mut row) = head else {
             // What others keep back is tried from there.
             let decision = self.decide(hold, Event::RowGone, true);
-            self.write_probe(live, hold, None, decision, None).await;
+            let change = HoldChange::new(hold.clone(), None, decision).map(|change| (change, None));
+            self.change(live, hold.lane, change.into_iter().collect()).await;
             return Ok(ProbeResult::Gone);
         };
         row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
@@ -187,22 +188,9 @@ impl RetryHolds {
             }
             return Ok(ProbeResult::StillDown { wait, reason });
         }
-        self.write_probe(live, hold, Some(row.id), decision, Some(record)).await;
+        let change = HoldChange::new(hold.clone(), Some(row.id), decision).map(|change| (change, Some(record)));
+        self.change(live, hold.lane, change.into_iter().collect()).await;
         Ok(ProbeResult::Accepted)
-    }
-
-    /// Writes what became of the hold of the lane that was probed from.
-    async fn write_probe(
-        &self,
-        live: &Term,
-        hold: &Hold,
-        head: Option<i64>,
-        decision: Decision,
-        record: Option<Record>,
-    ) {
-        if let Some(change) = HoldChange::new(hold.clone(), head, decision) {
-            self.change(live, hold.lane, vec![(change, record)]).await;
-        }
     }
 
     /// Nothing of it is in doubt that was not so before.

@@ -16,7 +16,7 @@ use crate::failpoint;
 use crate::lanes::{Term, Unmarked};
 use crate::metrics;
 use crate::outbox::{Free, KeylessSettlement, Result};
-use crate::relay::report::report_refusal;
+use crate::tasks::report::report_refusal;
 
 impl RetryHolds {
     pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
@@ -59,13 +59,16 @@ impl RetryHolds {
         (claim, id): (i64, i64),
         decision: &Decision,
     ) -> Result<()> {
-        let maybe_sent = decision.row.returns_maybe_sent().then_some(id);
         match &decision.row {
             // One transaction with its release.
             RowFate::Published => return self.release_unordered(term, hold, Some((claim, id))).await,
             RowFate::PublishedUnmarked => self.keep_claim(term, claim, id).await?,
-            RowFate::Refused(refusal) => self.give_back(term, claim, Some(refusal), maybe_sent).await?,
-            RowFate::Pending { .. } | RowFate::Gone => self.give_back(term, claim, None, maybe_sent).await?,
+            RowFate::Refused(refusal) => {
+                let maybe_sent = refusal.stays_suspect().then_some(id);
+                self.give_back(term, claim, Some(refusal), maybe_sent).await?;
+            }
+            RowFate::Pending { maybe_sent } => self.give_back(term, claim, None, maybe_sent.then_some(id)).await?,
+            RowFate::Gone => self.give_back(term, claim, None, None).await?,
         }
         match decision.hold {
             HoldFate::Release | HoldFate::ReleaseAll => self.release_unordered(term, hold, None).await,

@@ -273,7 +273,7 @@ async fn a_topic_that_stays_parked_inherits_what_a_key_kept_back_and_one_that_go
     let world = World::new().await;
     let unhold = |topics: &[&str], units: &[&str]| {
         let array = |names: &[&str]| format!("ARRAY['{}']", names.join("','"));
-        let unhold = statement::text("unhold");
+        let unhold = statement::text("delete_holds");
         unhold
             .replace("$1", "3")
             .replace("$2", &array(topics))
@@ -313,7 +313,7 @@ async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_
              UNION ALL SELECT 1, 'well', 'k:next', 0, 'refused', now() + interval '1 hour'",
         )
         .await;
-    let holds = statement::text("holds")
+    let holds = statement::text("due_keys")
         .replace("$1", "(SELECT id FROM outbox.worker)")
         .replace("$2", "(SELECT incarnation FROM outbox.server)");
     let read = |most: i64| {

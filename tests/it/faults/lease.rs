@@ -55,7 +55,7 @@ impl Worker {
     /// The same, where leases that a failover lost lasted so long.
     async fn take_after(&self, count: i64, lease_seconds: f64) -> Vec<Row> {
         let params: [&(dyn ToSql + Sync); 4] = [&self.id, &count, &self.incarnation, &lease_seconds];
-        let take = statement::text("take");
+        let take = statement::text("take_lanes");
         let taking = self.db.query(&take, &params);
         let rows = tokio::time::timeout(Duration::from_secs(10), taking).await;
         rows.expect("what is locked is skipped, not waited for")
@@ -189,12 +189,12 @@ async fn what_another_server_says_moves_no_floor() {
     let same_server = async |incarnation: SystemTime| {
         let drawn = world
             .db
-            .query(&statement::text("horizon"), &[&incarnation])
+            .query(&statement::text("highest_id"), &[&incarnation])
             .await
             .expect("answered");
         let writers = world
             .db
-            .query_one(&statement::text("writers"), &[&incarnation])
+            .query_one(&statement::text("open_writers"), &[&incarnation])
             .await
             .expect("answered");
         (drawn.len(), writers.get::<_, bool>("same_server"))

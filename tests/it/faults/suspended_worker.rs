@@ -89,7 +89,7 @@ impl Paused {
             let (claim, worker): (i64, Uuid) = (row.get(0), row.get(1));
             session
                 .execute(
-                    &statement::text("mark_keyless_keep"),
+                    &statement::text("mark_unordered_keep"),
                     &[&ids, &claim, &worker, &incarnation],
                 )
                 .await

@@ -1,4 +1,4 @@
-//! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/relay.rs`, the release of `src/tasks/retry_holds/change.rs`.
+//! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/tasks/relay.rs`, the release of `src/tasks/retry_holds/change.rs`.
 
 use outboxd::domain::floor::{Floor, Sight};
 use outboxd::domain::watermark::{Horizon, Settled, Writers};

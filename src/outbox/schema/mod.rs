@@ -127,11 +127,11 @@ impl Applied {
 }
 
 async fn applied(client: &Client, schema: &str) -> Result<Applied> {
-    let present = in_schema(include_str!("schema_version.sql"), schema);
+    let present = in_schema(include_str!("schema_present.sql"), schema);
     if !client.query_one(&present, &[]).await?.try_get::<_, bool>("present")? {
         return Ok(Applied::NOTHING);
     }
-    let history = in_schema(include_str!("schema_history.sql"), schema);
+    let history = in_schema(include_str!("applied_version.sql"), schema);
     Applied::read(&client.query_one(&history, &[]).await?)
 }
 
@@ -188,7 +188,7 @@ fn allow_newer(found: i32, oldest: i32) -> Result<()> {
 impl Outbox {
     /// Is the schema the one this binary knows, on a server we can write to, with the privileges we need?
     pub async fn verify(&self) -> Result<()> {
-        let row = self.query_one(&self.statements.schema_version, &[]).await?;
+        let row = self.query_one(&self.statements.schema_present, &[]).await?;
         if row.try_get("read_only")? {
             return Err(Error::Schema(
                 "this server is a read-only standby. Point --database-url at the primary, or name every server in it \
@@ -204,14 +204,14 @@ impl Outbox {
 
     /// Is the schema there, in a version this binary knows, or in a newer one that allows it? A standby and an operator's login will do.
     pub async fn verify_schema(&self) -> Result<()> {
-        let row = self.query_one(&self.statements.schema_version, &[]).await?;
+        let row = self.query_one(&self.statements.schema_present, &[]).await?;
         if !row.try_get::<_, bool>("present")? {
             return Err(Error::Schema(
                 "the outbox schema is missing. Run `outboxd migrate` first, or start with `outboxd run --migrate`"
                     .to_owned(),
             ));
         }
-        let applied = Applied::read(&self.query_one(&self.statements.schema_history, &[]).await?)?;
+        let applied = Applied::read(&self.query_one(&self.statements.applied_version, &[]).await?)?;
         applied.refuse_unreleased(&self.schema)?;
         let found = applied.version;
         let known = known_version();

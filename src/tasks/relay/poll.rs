@@ -10,7 +10,7 @@ use crate::domain::watermark::Settled;
 use crate::lanes::{Held, Lookout, Term};
 use crate::metrics;
 use crate::outbox::{Claim, Found, Result};
-use crate::wakeup::{Look, Turn};
+use crate::tasks::relay::poll_schedule::{Look, Turn};
 
 /// The most rows a look walks before it says that it does not know.
 const WALK_MOST: usize = 1000;

@@ -13,7 +13,7 @@ const SPAN_MIN: i64 = 1_000;
 const SWIFT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walk {
+pub struct Walk {
     span: i64,
 }
 
@@ -26,14 +26,14 @@ impl Default for Walk {
 impl Walk {
     /// Where a claim from here is cut short; `None`: it need not be. Only what is settled can be walked in parts: beyond that the floor could
     /// not follow, and the next claim would walk the same part again.
-    pub(super) fn upto(&self, start: i64, settled: Settled) -> Option<i64> {
+    pub fn upto(&self, start: i64, settled: Settled) -> Option<i64> {
         let upto = start.saturating_add(self.span);
         (upto < settled.soft).then_some(upto)
     }
 
     /// It was cut short. If it found nothing in little time there may be nothing for long: ids that were never used. If the floor could not
     /// follow, only a longer walk comes to what is behind.
-    pub(super) fn cut(&mut self, found_nothing: bool, took: Duration, is_stuck: bool) {
+    pub fn cut(&mut self, found_nothing: bool, took: Duration, is_stuck: bool) {
         if is_stuck || (took < SWIFT && (found_nothing || self.span < SPAN)) {
             self.span = self.span.saturating_mul(2);
         } else {
@@ -42,12 +42,12 @@ impl Walk {
     }
 
     /// It came to the end.
-    pub(super) fn ended(&mut self) {
+    pub fn ended(&mut self) {
         self.span = SPAN;
     }
 
     /// It was too much, or the server was away.
-    pub(super) fn failed(&mut self) {
+    pub fn failed(&mut self) {
         self.span = (self.span / 2).max(SPAN_MIN);
     }
 }

@@ -1,4 +1,4 @@
--- Takes up to $2 lanes that nobody owns. Their holds are read after this, in the same transaction: see inherit.sql.
+-- Takes up to $2 lanes that nobody owns. Their holds are read after this, in the same transaction: see read_taken_lanes.sql.
 -- An expired worker's row is locked first and stamped stopped, so that no renewal can slip in between "expired" and the take. Locking
 -- reads the row again, so a renewal that has just committed is seen.
 WITH me AS MATERIALIZED (

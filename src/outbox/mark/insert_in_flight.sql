@@ -2,7 +2,7 @@
 -- of a claim, too: nothing is inserted, and nothing is sent, unless the lease lasts and the lanes are this worker's by owner and epoch
 -- ($2, $3). It reads them without a lock: what is taken over between this and the send is one batch, and the mark is fenced as always.
 -- The commit does not wait for the disk. What a crash of the server loses of these rows, a process that lives writes down again
--- (stop_recorded.sql); of a process that does not, everything may have been sent (inherit.sql).
+-- (stop_worker_in_flight.sql); of a process that does not, everything may have been sent (read_taken_lanes.sql).
 INSERT INTO outbox.in_flight (worker, lanes, first_ids, last_ids)
 SELECT $1, $4::smallint[], $5::bigint[], $6::bigint[]
 WHERE set_config('synchronous_commit', 'off', true) = 'off'

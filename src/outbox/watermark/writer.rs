@@ -4,7 +4,7 @@
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Outbox, Result};
+use crate::outbox::{Outbox, Result};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
@@ -14,7 +14,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    pub(super) fn of(row: &Row) -> Result<Self> {
+    pub fn of(row: &Row) -> Result<Self> {
         Ok(match row.try_get("gid")? {
             Some(gid) => Self::Prepared { gid },
             None => Self::Session {
@@ -28,7 +28,7 @@ impl Holder {
 impl Outbox {
     /// Whose transaction this is. `None`: it has ended.
     pub async fn holder(&self, transaction: i64) -> Result<Option<Holder>> {
-        let rows = self.query(&self.statements.holder, &[&transaction]).await?;
+        let rows = self.query(&self.statements.writer_identity, &[&transaction]).await?;
         rows.first().map(Holder::of).transpose()
     }
 }

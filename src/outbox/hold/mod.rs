@@ -17,7 +17,7 @@ impl Outbox {
     pub async fn holds(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
         let rows = self
             .query(
-                &self.statements.holds,
+                &self.statements.due_keys,
                 &[&term.worker, &term.incarnation, &(most as i64)],
             )
             .await?;
@@ -33,7 +33,7 @@ impl Outbox {
     /// One hold of each topic or partition that is paused in lanes of ours, due first.
     pub async fn paused(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
         let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
-        let rows = self.query(&self.statements.paused, params).await?;
+        let rows = self.query(&self.statements.due_probes, params).await?;
         rows.iter().map(stored_hold).collect()
     }
 
@@ -41,7 +41,7 @@ impl Outbox {
     pub async fn paused_as(&self, term: &Term, names: &[(String, String)]) -> Result<Vec<Hold>> {
         let (topics, units) = texts(names);
         let params: Params<'_> = &[&term.worker, &term.incarnation, &topics, &units];
-        let rows = self.query(&self.statements.paused_as, params).await?;
+        let rows = self.query(&self.statements.holds_of_units, params).await?;
         rows.iter().map(stored_hold).collect()
     }
 
@@ -56,7 +56,7 @@ impl Outbox {
         let (topics, units) = texts(tried);
         let (reserve, most) = (reserve.as_secs_f64(), most as i64);
         let params: Params<'_> = &[&reserve, &term.incarnation, &topics, &units, &most];
-        let rows = self.query(&self.statements.holds_keyless, params).await?;
+        let rows = self.query(&self.statements.reserve_unordered_probes, params).await?;
         rows.iter().map(stored_hold).collect()
     }
 
@@ -64,7 +64,7 @@ impl Outbox {
     pub async fn postpone_paused(&self, term: &Term, hold: &Hold, reason: &str, wait: Duration) -> Result<()> {
         let wait = wait.as_secs_f64();
         let params: Params<'_> = &[&term.worker, &term.incarnation, &hold.topic, &hold.unit, &reason, &wait];
-        self.execute(&self.statements.postpone_paused, params).await?;
+        self.execute(&self.statements.postpone_unit, params).await?;
         Ok(())
     }
 
@@ -72,11 +72,11 @@ impl Outbox {
     /// reason left.
     pub async fn hold_head(&self, hold: &Hold, known: &[i64]) -> Result<Option<Row>> {
         let rows = match hold.head_id {
-            Some(head) => self.query(&self.statements.hold_head, &[&hold.lane, &head]).await?,
+            Some(head) => self.query(&self.statements.read_head, &[&hold.lane, &head]).await?,
             None => {
                 let (partition, partitions) = hold.partition();
                 let params: Params<'_> = &[&hold.lane, &hold.topic, &hold.unit, &partition, &partitions, &known];
-                self.query(&self.statements.topic_head, params).await?
+                self.query(&self.statements.read_topic_head, params).await?
             }
         };
         let Some(mut head) = rows.first().map(row::head).transpose()? else {
@@ -122,7 +122,7 @@ impl Outbox {
             transaction.execute(self.mark_lanes_statement(), mark).await?;
             self.refuse(&transaction, &refused).await?;
             let unhold: Params<'_> = &[&lane, &topics, &units, &lowered.floor];
-            transaction.execute(&self.statements.unhold, unhold).await?;
+            transaction.execute(&self.statements.delete_holds, unhold).await?;
             transaction.commit().await?;
             Ok(Some(lowered))
         })
@@ -150,7 +150,7 @@ impl Outbox {
             }
             let refuse = self.refuse(&transaction, &refused);
             let params = columns.params(&held.0);
-            let postpone = transaction.execute(&self.statements.postpone, &params);
+            let postpone = transaction.execute(&self.statements.postpone_keys, &params);
             let nothing: &[i64] = &[];
             let settle: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &nothing, &records];
             let settle = transaction.execute(self.mark_lanes_statement(), settle);
@@ -167,7 +167,7 @@ impl Outbox {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             let resume: Params<'_> = &[&hold.topic, &hold.unit];
-            let resume = transaction.query(&self.statements.release_keyless, resume).await?;
+            let resume = transaction.query(&self.statements.lock_unordered_holds, resume).await?;
             let resume_floor: i64 = resume
                 .first()
                 .map_or(Ok(hold.resume_floor), |row| row.try_get("resume_floor"))?;
@@ -181,11 +181,11 @@ impl Outbox {
             }
             let (topics, units) = names(std::iter::once(hold));
             let unhold: Params<'_> = &[&hold.lane, &topics, &units, &resume_floor];
-            transaction.execute(&self.statements.unhold, unhold).await?;
+            transaction.execute(&self.statements.delete_holds, unhold).await?;
             // Last: while it is locked, nobody else has a turn to claim.
             transaction
                 .execute(
-                    &self.statements.lower_floor_keyless,
+                    &self.statements.lower_unordered_floor,
                     &[&resume_floor, &term.incarnation],
                 )
                 .await?;

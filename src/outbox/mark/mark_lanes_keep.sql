@@ -2,7 +2,7 @@
 -- a mark guarded by EXISTS or by a join can still commit after a successor's take; this one waits for the take and then matches nothing.
 -- The epochs ($3) are looked up by place: a join with them would make the mark of a few rows a quarter dearer. coalesce: without statistics
 -- the planner would look for every id in every lane.
--- Once all lanes are locked, it waits a quarter of a second for a row that somebody else has locked, and no longer: then locked.sql tells
+-- Once all lanes are locked, it waits a quarter of a second for a row that somebody else has locked, and no longer: then locked_rows.sql tells
 -- which they are, and the others are marked without them. The setting ends with the transaction.
 WITH own AS MATERIALIZED (
     SELECT l.lane FROM outbox.lane l

@@ -61,7 +61,7 @@ impl Outbox {
     /// By id, above the cursor; a pass ends where the rows become too young.
     async fn purge_published(&self, cursor: &mut i64, most: i32, retention: Duration) -> Result<(i64, bool)> {
         let params: Params<'_> = &[&retention.as_secs_f64(), cursor, &most];
-        let row = self.query_one(&self.statements.purge, params).await?;
+        let row = self.query_one(&self.statements.purge_messages, params).await?;
         let reached = row.try_get::<_, Option<i64>>("reached")?;
         let young: bool = row.try_get("young")?;
         let more = reached.filter(|_| !young);
@@ -132,23 +132,23 @@ impl Outbox {
     }
 
     pub async fn forget_claims(&self) -> Result<()> {
-        self.execute(&self.statements.forget_claims, &[]).await?;
+        self.execute(&self.statements.delete_stale_claims, &[]).await?;
         Ok(())
     }
 
     /// Of workers that are gone and own no lane any more.
     pub async fn forget_records(&self) -> Result<()> {
-        self.execute(&self.statements.forget_records, &[]).await?;
+        self.execute(&self.statements.delete_stale_in_flight, &[]).await?;
         Ok(())
     }
 
     pub async fn forget_workers(&self) -> Result<()> {
-        self.execute(&self.statements.forget_workers, &[]).await?;
+        self.execute(&self.statements.delete_stale_workers, &[]).await?;
         Ok(())
     }
 
     pub async fn sample(&self, walk: i64) -> Result<Sample> {
-        let row = self.query_one(&self.statements.sample, &[&walk]).await?;
+        let row = self.query_one(&self.statements.sample_backlog, &[&walk]).await?;
         Ok(Sample {
             pending: row.try_get("pending")?,
             capped: row.try_get("capped")?,
@@ -164,7 +164,7 @@ impl Outbox {
     }
 
     pub async fn sample_counted(&self) -> Result<Counted> {
-        let row = self.query_one(&self.statements.sample_counted, &[]).await?;
+        let row = self.query_one(&self.statements.sample_counters, &[]).await?;
         let duplicates = self.query(&self.statements.sample_duplicates, &[]).await?;
         let duplicates = duplicates
             .iter()

@@ -152,7 +152,7 @@ impl Outbox {
     }
 
     async fn status_writer(&self) -> Result<Option<OpenWriter>> {
-        let rows = self.query(&self.statements.status_writer, &[]).await?;
+        let rows = self.query(&self.statements.status_open_writer, &[]).await?;
         rows.first()
             .map(|row| {
                 Ok(OpenWriter {

@@ -51,7 +51,7 @@ impl Snapshot {
 
     /// The topics that rows name; the moment of the snapshot is this statement's.
     pub async fn windows(&self, topics: Option<&[String]>, since: Option<SystemTime>) -> Result<Vec<Window>> {
-        let sql = in_schema(include_str!("verify_window.sql"), &self.schema);
+        let sql = in_schema(include_str!("verify_topics.sql"), &self.schema);
         let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
         let rows = self.client.query_typed(&sql, &params).await?;
         rows.iter()

@@ -1,4 +1,4 @@
--- What workers ($1) had in flight, range by range. Run after take.sql, in its transaction: a worker that still marks does so under the lock
+-- What workers ($1) had in flight, range by range. Run after take_lanes.sql, in its transaction: a worker that still marks does so under the lock
 -- that the take has now.
 SELECT f.worker, range.lane, range.first_id, range.last_id
 FROM outbox.in_flight f CROSS JOIN unnest(f.lanes, f.first_ids, f.last_ids) AS range (lane, first_id, last_id)

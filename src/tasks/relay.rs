@@ -1,9 +1,10 @@
 //! The loop: claim → publish → mark. One task works on one checkout at a time; several tasks run side by side.
 
 mod batch;
+pub mod budget;
 mod locked;
-mod look;
-pub mod report;
+mod poll;
+pub mod poll_schedule;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use self::batch::{
     ByLane, discarded, flag_suspects, in_order, maybe_sent_by_lane, put_acknowledged_back, returned_maybe_sent,
     see_keyless, see_lane, take_acknowledged, unseen, with_epochs, with_floors,
 };
-use self::report::{report_hold, report_refusal};
+use super::report::{report_hold, report_refusal};
 use crate::boottime::BootInstant;
 use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::retry::RetryPolicy;
@@ -30,9 +31,9 @@ use crate::lanes::RecentlyPublished;
 use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, Term, Unmarked, Work};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
-use crate::pace::Pace;
 use crate::tasks::fenced::FencedWriter;
-use crate::wakeup::Watch;
+use crate::tasks::relay::budget::Pace;
+use crate::tasks::relay::poll_schedule::Watch;
 
 /// What the loop is told by the settings.
 #[derive(Clone, Debug)]

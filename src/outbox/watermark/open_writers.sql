@@ -1,7 +1,7 @@
 -- Who may still commit an id already drawn, with its transaction id once it has one. A prepared transaction has no pid,
 -- hence IS DISTINCT FROM. Of a transaction with savepoints the lowest id is the one that commits. pg_locks knows only
 -- the lower half of an id; the upper half is that of the nearest id to those handed out now.
--- Beside that, how the sequence draws ids, as it is after the highest one was read (horizon.sql): what had a cache before that, and has none
+-- Beside that, how the sequence draws ids, as it is after the highest one was read (highest_id.sql): what had a cache before that, and has none
 -- any more, has none in any session either.
 -- One row, always: an empty answer of another incarnation must not read as "nobody writes".
 SELECT (SELECT incarnation FROM outbox.server) = $1 AS same_server,

@@ -1,16 +1,19 @@
 //! The lease: workers, lanes, stored floors.
 
+pub mod predecessor;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
+use self::predecessor::IdentityColumns;
 use super::hold::held_topics;
 use super::param::{Param, Params};
-use super::predecessor::IdentityColumns;
 use super::{LEASE_SHARE, OnPublished, Outbox, Result, Transaction};
-use crate::identity::Identity;
-use crate::lanes::{Given, KeylessStored, Moved, Ranges, SentRanges, Taken, Term};
+use crate::domain::id_ranges::Ranges;
+use crate::lanes::{Given, KeylessStored, Moved, SentRanges, Taken, Term};
+use crate::process::Identity;
 
 /// Another worker, or ourselves, as a renewal sees it.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +107,7 @@ impl Outbox {
         let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
         self.on_connection_within(self.lease_patience(), async |session| {
             let transaction = session.transaction().await?;
-            let rows = transaction.query(&self.statements.take, take).await?;
+            let rows = transaction.query(&self.statements.take_lanes, take).await?;
             let mut taken: Vec<Taken> = rows.iter().map(taken).collect::<Result<_>>()?;
             if !taken.is_empty() {
                 self.inherit(&transaction, &mut taken).await?;
@@ -120,7 +123,10 @@ impl Outbox {
     async fn inherit(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
         let lanes: Vec<i16> = taken.iter().map(|lane| lane.lane).collect();
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
-        for row in &transaction.query(&self.statements.inherit, &[&lanes, &owners]).await? {
+        for row in &transaction
+            .query(&self.statements.read_taken_lanes, &[&lanes, &owners])
+            .await?
+        {
             let number: i16 = row.try_get("lane")?;
             let stored: Vec<i64> = row.try_get("maybe_sent")?;
             let Some(lane) = taken.iter_mut().find(|lane| lane.lane == number) else {
@@ -141,7 +147,7 @@ impl Outbox {
         if owners.is_empty() {
             return Ok(());
         }
-        for row in &transaction.query(&self.statements.recorded, &[&owners]).await? {
+        for row in &transaction.query(&self.statements.read_in_flight, &[&owners]).await? {
             let (worker, number): (Uuid, i16) = (row.try_get("worker")?, row.try_get("lane")?);
             let of_lane = taken.iter_mut().find(|lane| lane.lane == number);
             if let Some(lane) = of_lane.filter(|lane| lane.last_owner == Some(worker)) {
@@ -174,7 +180,7 @@ impl Outbox {
         }
         let lanes: Vec<i16> = suspects.iter().map(|(lane, _)| *lane).collect();
         let ranges: Vec<String> = suspects.iter().map(|(_, ranges)| array(ranges)).collect();
-        let sql = &self.statements.store_suspects;
+        let sql = &self.statements.store_maybe_sent;
         transaction.execute(sql, &[&lanes, &ranges]).await?;
         Ok(())
     }
@@ -182,7 +188,7 @@ impl Outbox {
     pub async fn give_up(&self, term: &Term, given: &[Given]) -> Result<()> {
         let columns = GivenColumns::from(given);
         let params = columns.params(term);
-        self.execute_within(self.lease_patience(), &self.statements.give_up, &params)
+        self.execute_within(self.lease_patience(), &self.statements.return_lanes, &params)
             .await?;
         Ok(())
     }
@@ -196,7 +202,7 @@ impl Outbox {
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
-            transaction.execute(&self.statements.give_up, &params).await?;
+            transaction.execute(&self.statements.return_lanes, &params).await?;
             transaction.commit().await
         })
         .await
@@ -210,8 +216,11 @@ impl Outbox {
             first_ids,
             last_ids,
         } = unsettled;
-        self.execute(&self.statements.stop_recorded, &[&worker, lanes, first_ids, last_ids])
-            .await?;
+        self.execute(
+            &self.statements.stop_worker_in_flight,
+            &[&worker, lanes, first_ids, last_ids],
+        )
+        .await?;
         Ok(())
     }
 
@@ -227,7 +236,7 @@ impl Outbox {
             &ranges.last_ids,
             &term.incarnation,
         ];
-        let rows = self.query(&self.statements.record, params).await?;
+        let rows = self.query(&self.statements.insert_in_flight, params).await?;
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 
@@ -265,7 +274,7 @@ impl Outbox {
     /// `None`: the server is another one.
     pub async fn keyless(&self, incarnation: SystemTime) -> Result<Option<KeylessStored>> {
         let rows = self
-            .query_within(self.lease_patience(), &self.statements.keyless, &[&incarnation])
+            .query_within(self.lease_patience(), &self.statements.read_unordered, &[&incarnation])
             .await?;
         rows.first()
             .map(|row| {
@@ -282,7 +291,7 @@ impl Outbox {
     pub async fn store_floor_keyless(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
         self.execute_within(
             self.lease_patience(),
-            &self.statements.store_floor_keyless,
+            &self.statements.store_unordered_floor,
             &[&floor, &epoch, &term.incarnation],
         )
         .await?;
@@ -292,7 +301,7 @@ impl Outbox {
     /// The lowest id above `floor` that the keyless floor must not pass, as far as it is not above `upto`.
     pub async fn keyless_lowest(&self, term: &Term, floor: i64, upto: Option<i64>) -> Result<Option<i64>> {
         let params: Params<'_> = &[&floor, &term.incarnation, &upto.unwrap_or(i64::MAX)];
-        let rows = self.query(&self.statements.keyless_lowest, params).await?;
+        let rows = self.query(&self.statements.lowest_unordered, params).await?;
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 }

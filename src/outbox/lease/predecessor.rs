@@ -2,9 +2,9 @@
 
 use uuid::Uuid;
 
-use super::param::Param;
-use super::{Outbox, Result};
-use crate::identity::Identity;
+use crate::outbox::param::Param;
+use crate::outbox::{Outbox, Result};
+use crate::process::Identity;
 
 /// A worker with a live lease that ran in our pod or on our machine.
 #[derive(Clone, Debug)]

@@ -180,7 +180,7 @@ impl Outbox {
             Ok(found)
         };
         let mut found = self
-            .on_connection(async |session| session.run(&self.statements.look, params, keep).await)
+            .on_connection(async |session| session.run(&self.statements.poll, params, keep).await)
             .await?;
         self.explain(&mut found.claim).await?;
         Ok(found)
@@ -229,7 +229,7 @@ impl Outbox {
             &free.of_hold.map(|hold| hold.unit.as_str()),
             &free.upto.unwrap_or(i64::MAX),
         ];
-        let (turn, claim) = (&self.statements.claim_turn, &self.statements.claim_keyless);
+        let (turn, claim) = (&self.statements.lock_unordered_claims, &self.statements.claim_unordered);
         let rows = self
             .on_connection(async |session| session.query_behind(turn, claim, params).await)
             .await?;
@@ -245,7 +245,8 @@ impl Outbox {
     /// The rows of a claim. All of them are ours: those beyond the budget are the caller's to give back.
     pub async fn claimed(&self, term: &Term, claim: i64, bytes: usize) -> Result<Claim> {
         let params: Params<'_> = &[&claim, &term.incarnation];
-        self.claim(&self.statements.claimed, params, bytes, row::keyless).await
+        self.claim(&self.statements.read_claim, params, bytes, row::keyless)
+            .await
     }
 
     async fn claim(
@@ -297,7 +298,7 @@ impl Outbox {
         if self.is_whole(row) {
             return Ok(true);
         }
-        let rows = self.query(&self.statements.withheld, &[&row.id]).await?;
+        let rows = self.query(&self.statements.why_unreadable, &[&row.id]).await?;
         let Some(found) = rows.first() else {
             return Ok(false);
         };
@@ -309,8 +310,12 @@ impl Outbox {
 
     /// The highest id drawn, and then who was writing. In this order: see `domain::watermark`.
     pub async fn writers(&self, term: &Term) -> Result<Writing> {
-        let highest = self.query_one(&self.statements.horizon, &[&term.incarnation]).await?;
-        let now = self.query_one(&self.statements.writers, &[&term.incarnation]).await?;
+        let highest = self
+            .query_one(&self.statements.highest_id, &[&term.incarnation])
+            .await?;
+        let now = self
+            .query_one(&self.statements.open_writers, &[&term.incarnation])
+            .await?;
         if !now.try_get::<_, bool>("same_server")? {
             return Err(ANOTHER_SERVER);
         }
@@ -331,7 +336,7 @@ impl Outbox {
         if holders.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = self.query(&self.statements.holders_ended, &[&holders]).await?;
+        let rows = self.query(&self.statements.ended_writers, &[&holders]).await?;
         rows.iter().map(|row| Ok(row.try_get("holder")?)).collect()
     }
 }

@@ -67,9 +67,9 @@ impl Outbox {
 
     pub(super) fn mark_keyless_statement(&self) -> &str {
         match self.on_published {
-            OnPublished::Keep => &self.statements.mark_keyless_keep,
-            OnPublished::Archive => &self.statements.mark_keyless_archive,
-            OnPublished::Delete => &self.statements.mark_keyless_delete,
+            OnPublished::Keep => &self.statements.mark_unordered_keep,
+            OnPublished::Archive => &self.statements.mark_unordered_archive,
+            OnPublished::Delete => &self.statements.mark_unordered_delete,
         }
     }
 
@@ -78,7 +78,7 @@ impl Outbox {
         let (lanes, epochs) = unzip2(held);
         let rows = self
             .query(
-                &self.statements.fence,
+                &self.statements.fence_lanes,
                 &[&term.worker, &lanes, &epochs, &term.incarnation],
             )
             .await?;
@@ -104,7 +104,7 @@ impl Outbox {
             let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, published, &records];
             let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
             let refuse = self.refuse(&transaction, refused);
-            let hold = insert_holds(&transaction, &self.statements.hold, holds);
+            let hold = insert_holds(&transaction, &self.statements.insert_holds, holds);
             let suspects = self.store_suspects(&transaction, settled.suspects);
             try_join4(mark, refuse, hold, suspects).await?;
             transaction.commit().await?;
@@ -131,7 +131,7 @@ impl Outbox {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             let fence = transaction
-                .query(&self.statements.claim_fence, &[&claim, &term.worker, &term.incarnation])
+                .query(&self.statements.fence_claim, &[&claim, &term.worker, &term.incarnation])
                 .await?;
             if fence.is_empty() {
                 return Ok(0);
@@ -143,12 +143,14 @@ impl Outbox {
                     &[published, &claim, &term.worker, &term.incarnation],
                 )
                 .await?;
-            insert_holds(&transaction, &self.statements.hold, holds).await?;
+            insert_holds(&transaction, &self.statements.insert_holds, holds).await?;
             if !holds.is_empty() {
                 let names = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
                 let (topics, units): (Vec<&str>, Vec<&str>) = names.unzip();
                 let resume: Params<'_> = &[&topics, &units];
-                transaction.execute(&self.statements.hold_resume, resume).await?;
+                transaction
+                    .execute(&self.statements.lower_resume_floors, resume)
+                    .await?;
             }
             // It may wait for the turn of claims, which whoever releases a hold takes behind the holds.
             self.keep_of_claim(&transaction, term, claim, settled, lease).await?;
@@ -170,18 +172,18 @@ impl Outbox {
         let KeylessSettlement { unmarked, suspect, .. } = settled;
         if !unmarked.is_empty() {
             let kept: Params<'_> = &[&claim, &term.worker, &lease.as_secs_f64(), unmarked];
-            transaction.execute(&self.statements.claim_kept, kept).await?;
+            transaction.execute(&self.statements.renew_claim, kept).await?;
         }
         match (suspect.is_empty(), unmarked.is_empty()) {
             (true, _) => {}
             (false, true) => {
                 let left: Params<'_> = &[&claim, suspect];
-                transaction.execute(&self.statements.suspect, left).await?;
+                transaction.execute(&self.statements.return_maybe_sent, left).await?;
             }
             (false, false) => {
-                transaction.query(&self.statements.claim_turn, &[]).await?;
+                transaction.query(&self.statements.lock_unordered_claims, &[]).await?;
                 transaction
-                    .execute(&self.statements.suspect_in_turn, &[suspect])
+                    .execute(&self.statements.return_maybe_sent_as_new, &[suspect])
                     .await?;
             }
         }
@@ -190,7 +192,7 @@ impl Outbox {
 
     /// Which of these rows somebody else has locked.
     pub async fn locked(&self, ids: &[i64]) -> Result<Vec<i64>> {
-        let rows = self.query(&self.statements.locked, &[&ids]).await?;
+        let rows = self.query(&self.statements.locked_rows, &[&ids]).await?;
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
@@ -203,7 +205,7 @@ impl Outbox {
         epochs: &[i64],
     ) -> Result<bool> {
         let params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
-        let fenced = transaction.query(&self.statements.fence, params).await?;
+        let fenced = transaction.query(&self.statements.fence_lanes, params).await?;
         Ok(fenced.len() == lanes.len())
     }
 
@@ -219,7 +221,9 @@ impl Outbox {
             waits,
         } = refused.into();
         let params: Params<'_> = &[&ids, &reasons, &dead, &waits, &attempts];
-        transaction.execute(&self.statements.refuse_keyless, params).await?;
+        transaction
+            .execute(&self.statements.count_refusals_unordered, params)
+            .await?;
         Ok(())
     }
 
@@ -235,7 +239,7 @@ impl Outbox {
             ..
         } = refused.into();
         transaction
-            .execute(&self.statements.refuse, &[&ids, &reasons, &dead, &attempts])
+            .execute(&self.statements.count_refusals, &[&ids, &reasons, &dead, &attempts])
             .await?;
         Ok(())
     }

@@ -1,4 +1,4 @@
--- Claims unordered rows, after claim_turn.sql: a row of outbox.claim names them, and nothing is written to the rows themselves. What is
+-- Claims unordered rows, after lock_unordered_claims.sql: a row of outbox.claim names them, and nothing is written to the rows themselves. What is
 -- pending above the floor ($2) and not above $13, and what was delayed and is due, at most $3 of each and $4 in all; of one topic ($5), if
 -- one is given, and of its partition $10 of $11, if one is given. Where there are holds ($6), not what one keeps back, except for the hold
 -- of unit $12. A row is free if no claim names it, or one whose lease is over, and if no transaction has locked it: its mark would wait for

@@ -1,4 +1,4 @@
--- What the new owner of lanes ($1) needs to know of their last owners ($2). Run after take.sql, in its transaction: the take may have waited
+-- What the new owner of lanes ($1) needs to know of their last owners ($2). Run after take_lanes.sql, in its transaction: the take may have waited
 -- for a lock with an older snapshot, while an owner that had expired was still writing. Now that the lanes are locked, nobody writes.
 SELECT l.lane, l.maybe_sent, ARRAY(SELECT DISTINCT h.topic FROM outbox.hold h WHERE h.lane = l.lane) AS held_topics,
        -- Rows in flight of another incarnation of the server may be among what a crash has lost: anything may have been sent.
