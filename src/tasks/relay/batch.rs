@@ -248,10 +248,11 @@ mod tests {
 
     use super::*;
     use crate::domain::decision::Refusal;
+    use crate::domain::id_ranges::Ranges;
     use crate::domain::retry::{OnDead, RetryPolicy};
     use crate::domain::row::tests::row;
     use crate::lanes::tests::owning_suspect;
-    use crate::lanes::{Appetite, Lanes, Ranges, Term, Work};
+    use crate::lanes::{Appetite, Lanes, Term, Work};
 
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 3,
