@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use outboxd::boottime::BootInstant;
 use outboxd::domain::batch_outcome::BatchOutcome;
-use outboxd::domain::delivery::Outcome;
-use outboxd::domain::floor::Sight;
-use outboxd::domain::id_ranges::Ranges;
+use outboxd::domain::delivery::Delivery;
+use outboxd::domain::floor::ScanResult;
+use outboxd::domain::id_ranges::IdRanges;
 use outboxd::domain::retry::{OnDead, RetryPolicy};
-use outboxd::domain::row::{Body, KEYLESS, Row};
+use outboxd::domain::row::{Body, Row, UNORDERED_LANE};
 use outboxd::kafka::headers;
-use outboxd::lanes::{Appetite, Checkout, Held, KeylessStored, Lanes, Seen, Taken, Term, Work};
+use outboxd::lanes::{CheckedOutLane, Checkout, ClaimLimits, LaneReport, Lanes, TakenLane, Term, UnorderedState, Work};
 use rdkafka::producer::BaseRecord;
 use uuid::Uuid;
 
@@ -45,16 +45,16 @@ fn row(id: i64) -> Row {
         attempts: 0,
         created_at: SystemTime::UNIX_EPOCH,
         delayed: false,
-        suspect: false,
-        withheld: None,
+        possible_duplicate: false,
+        unreadable: None,
     }
 }
 
 fn batch_outcome(criterion: &mut Criterion) {
     let rows: Vec<Row> = (1..=BATCH).map(row).collect();
-    let acked = vec![Outcome::Acked; rows.len()];
+    let acked = vec![Delivery::Acked; rows.len()];
     let mut refused = acked.clone();
-    refused[rows.len() / 2] = Outcome::Refused {
+    refused[rows.len() / 2] = Delivery::Refused {
         reason: "too large".to_owned(),
     };
     let mut group = criterion.benchmark_group("batch outcome");
@@ -76,14 +76,14 @@ fn all_lanes() -> Lanes {
         incarnation: SystemTime::UNIX_EPOCH,
         ends: BootInstant::now() + Duration::from_secs(3_600),
     };
-    lanes.begin_term(term, KeylessStored::default());
-    let taken = |lane| Taken {
+    lanes.begin_term(term, UnorderedState::default());
+    let taken = |lane| TakenLane {
         lane,
         epoch: 1,
         floor: 0,
-        suspects: Ranges::default(),
-        stored_suspects: Vec::new(),
-        suspect_until: 0,
+        maybe_sent: IdRanges::default(),
+        stored_maybe_sent: Vec::new(),
+        maybe_sent_until: 0,
         last_owner: None,
         held_topics: BTreeSet::new(),
     };
@@ -91,34 +91,34 @@ fn all_lanes() -> Lanes {
     lanes
 }
 
-/// Every lane had more than it was asked for, and all of that was published. There are no rows without a lane.
-fn seen(checkout: &Checkout) -> Vec<Seen> {
-    let sight = Sight::of_everything(checkout.settled);
-    let full = |held: &Held| Seen {
+/// Every lane had more than it was asked for, and all of that was published. There are no unordered rows.
+fn seen(checkout: &Checkout) -> Vec<LaneReport> {
+    let scan = ScanResult::of_everything(checkout.watermark);
+    let hit_limit = |held: &CheckedOutLane| LaneReport {
         lane: held.lane,
         rows: held.most,
-        full: true,
-        sight: Some(Sight {
-            cut_at: Some(held.most as i64),
-            ..sight
+        hit_limit: true,
+        scan: Some(ScanResult {
+            scanned_to: Some(held.most as i64),
+            ..scan
         }),
         highest_id: held.most as i64,
         published: (1..=held.most as i64).collect(),
-        ..Seen::default()
+        ..LaneReport::default()
     };
     match &checkout.work {
-        Work::Lanes(held) => held.iter().map(full).collect(),
-        Work::Keyless(_) => vec![Seen {
-            lane: KEYLESS,
-            sight: Some(sight),
-            ..Seen::default()
+        Work::Lanes(held) => held.iter().map(hit_limit).collect(),
+        Work::Unordered(_) => vec![LaneReport {
+            lane: UNORDERED_LANE,
+            scan: Some(scan),
+            ..LaneReport::default()
         }],
     }
 }
 
 fn batch(criterion: &mut Criterion) {
     let lanes = all_lanes();
-    let appetite = Appetite {
+    let claim_limits = ClaimLimits {
         rows: BATCH as usize,
         tasks: 3,
         lease_left: Duration::ZERO,
@@ -127,7 +127,7 @@ fn batch(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(BATCH as u64));
     group.bench_function("cut among full lanes, and given back", |bencher| {
         bencher.iter(|| {
-            let checkout = lanes.checkout(black_box(&appetite)).expect("all lanes are ready");
+            let checkout = lanes.checkout(black_box(&claim_limits)).expect("all lanes are ready");
             lanes.checkin(&checkout.term, seen(&checkout));
         });
     });

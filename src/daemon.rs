@@ -22,14 +22,14 @@ use crate::tasks::fenced::FencedWriter;
 use crate::tasks::lease::LeaseTask;
 use crate::tasks::loss_check::LossCheck;
 use crate::tasks::maintenance::MaintenanceTask;
-use crate::tasks::relay::budget::Pace;
-use crate::tasks::relay::poll_schedule::Watch;
+use crate::tasks::relay::budget::BatchBudget;
+use crate::tasks::relay::poll_schedule::PollSchedule;
 use crate::tasks::relay::{MARK_MARGIN, Relay};
 use crate::tasks::retry_holds::{self, RetryHolds};
 use crate::tasks::watermark::WatermarkTask;
 
 /// The longest a statement may take, however long the lease.
-const PATIENCE_MAX: Duration = Duration::from_secs(25);
+const STATEMENT_TIMEOUT_MAX: Duration = Duration::from_secs(25);
 
 /// Why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -120,8 +120,8 @@ fn relay(config: &Config) -> Result<Relay, Error> {
         lanes: lanes.clone(),
         published: Arc::new(RecentlyPublished::default()),
         settings: config.relay.clone(),
-        pace: Pace::new(config.relay.bytes_per_task()),
-        watch: Watch::new(config.poll_interval_max),
+        budget: BatchBudget::new(config.relay.bytes_per_task()),
+        schedule: PollSchedule::new(config.poll_interval_max),
         writer: FencedWriter { outbox, lanes },
     })
 }
@@ -133,10 +133,10 @@ pub fn pool_size(config: &Config) -> usize {
 
 fn open(config: &Config) -> Result<Outbox, Error> {
     // An answer that comes after the lease is of no use to anybody.
-    let patience = config.lease.duration.min(PATIENCE_MAX);
+    let patience = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
     let pool = outbox::pool_of_worker(&config.database, pool_size(config), patience)?;
     let outbox = Outbox::new(pool, &config.schema, config.on_published, patience);
-    Ok(outbox.with_messages_of(&config.schema, config.message_bytes_max))
+    Ok(outbox.with_message_limit(&config.schema, config.message_bytes_max))
 }
 
 /// Waits for a database that cannot be reached; gives up on one that is permanently wrong.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Loops that must turn. Each does so at least once per statement timeout, even while the database is away.
 #[derive(Clone, Copy, Debug)]
 pub enum Loop {
-    Keeper,
+    Lease,
     Relay,
 }
 
@@ -50,7 +50,7 @@ impl Health {
 
     /// The schema is there and ours to use. It stays so while PostgreSQL or Kafka are away: a restart would not help.
     pub fn verified(&self) {
-        self.turned(Loop::Keeper);
+        self.turned(Loop::Lease);
         self.turned(Loop::Relay);
         self.verified.store(true, Ordering::Relaxed);
     }

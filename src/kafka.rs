@@ -39,7 +39,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
-use crate::domain::delivery::Outcome;
+use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::jitter::jittered;
@@ -139,8 +139,8 @@ impl Publisher {
     }
 
     /// Publishes rows, which must be in row order, and answers what became of each.
-    pub async fn publish(&self, rows: &[Row], until: Until) -> Vec<Outcome> {
-        let mut outcomes = vec![Outcome::Unsent; rows.len()];
+    pub async fn publish(&self, rows: &[Row], until: Until) -> Vec<Delivery> {
+        let mut outcomes = vec![Delivery::NotSent; rows.len()];
         let mut known = KnownTopics::of(rows, &self.topics, until.answered).await;
         known.skip_paused(&self.paused_partitions);
         let routes = known.routes(rows, &mut outcomes);
@@ -171,17 +171,17 @@ impl Publisher {
         batches: PartitionBatches<'_>,
         routes: &[Option<Route>],
         until: Until,
-    ) -> Vec<(usize, Outcome)> {
+    ) -> Vec<(usize, Delivery)> {
         let mut outcomes = batches.send(&self.main, &self.topics, &self.last_ack, until).await;
         let refused: Vec<_> = outcomes
-            .extract_if(.., |(_, outcome)| matches!(outcome, Outcome::Refused { .. }))
+            .extract_if(.., |(_, outcome)| matches!(outcome, Delivery::Refused { .. }))
             .collect();
         if refused.is_empty() {
             return outcomes;
         }
         let acked: HashSet<usize> = outcomes
             .iter()
-            .filter(|(_, outcome)| *outcome == Outcome::Acked)
+            .filter(|(_, outcome)| *outcome == Delivery::Acked)
             .map(|(index, _)| *index)
             .collect();
         let alone: Vec<_> = refused
@@ -194,7 +194,7 @@ impl Publisher {
     }
 
     /// Sends one row alone, in quarantine, with fresh metadata of its topic.
-    pub async fn send_head(&self, row: &Row, until: Until) -> Outcome {
+    pub async fn send_head(&self, row: &Row, until: Until) -> Delivery {
         match self.route_one(row, until, true).await {
             Ok(partition) => self.quarantine.send(row, partition, until).await,
             Err(outcome) => outcome,
@@ -202,7 +202,7 @@ impl Publisher {
     }
 
     /// Sends one row of a paused topic or partition, by a producer that carries nothing else meanwhile.
-    pub async fn probe(&self, row: &Row, until: Until) -> Outcome {
+    pub async fn probe(&self, row: &Row, until: Until) -> Delivery {
         let partition = match self.route_one(row, until, false).await {
             Ok(partition) => partition,
             Err(outcome) => return outcome,
@@ -213,8 +213,8 @@ impl Publisher {
             delivery::transient(&row.topic, partition, "it has no leader", false)
         };
         match &outcome {
-            Outcome::Sick { reason, .. } => self.pause_partition(&row.topic, partition, reason),
-            Outcome::Acked | Outcome::Refused { .. } => {
+            Delivery::Unavailable { reason, .. } => self.pause_partition(&row.topic, partition, reason),
+            Delivery::Acked | Delivery::Refused { .. } => {
                 self.paused_partitions.resume(&row.topic, partition.number);
             }
             _ => {}
@@ -234,7 +234,7 @@ impl Publisher {
     }
 
     /// Where a row goes by fresh metadata of its topic, or why it is not to be sent now.
-    async fn route_one(&self, row: &Row, until: Until, skip_paused: bool) -> Result<Partition, Outcome> {
+    async fn route_one(&self, row: &Row, until: Until, skip_paused: bool) -> Result<Partition, Delivery> {
         self.topics.expire(&row.topic, METADATA_AGE_MAX);
         let rows = std::slice::from_ref(row);
         let mut known = KnownTopics::of(rows, &self.topics, until.answered).await;

@@ -13,15 +13,15 @@ pub use samples::{OPERATIONS_MAX, backlog, commands, counted, inbox, not_sampled
 /// Which way a batch went: the only label that is not a plain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    Lanes,
-    Keyless,
+    Ordered,
+    Unordered,
 }
 
 impl Stream {
     fn label(self) -> &'static str {
         match self {
-            Stream::Lanes => "lanes",
-            Stream::Keyless => "keyless",
+            Stream::Ordered => "ordered",
+            Stream::Unordered => "unordered",
         }
     }
 }
@@ -115,17 +115,17 @@ metrics! {
         "Rows marked as published in PostgreSQL.";
     fn rows_retried(count: usize) => Counter ROWS_RETRIED "outboxd_rows_retried_total",
         "Rows Kafka refused that will be tried again.";
-    pub fn rows_deferred(count: usize) => Counter ROWS_DEFERRED "outboxd_rows_deferred_total",
+    pub fn rows_unacknowledged(count: usize) => Counter ROWS_UNACKNOWLEDGED "outboxd_rows_unacknowledged_total",
         "Rows not published for no fault of theirs; no attempt counted.";
     fn rows_dead(count: usize) => Counter ROWS_DEAD "outboxd_rows_dead_total",
         "Rows given up after their last attempt.";
     pub fn rows_fenced(count: usize) => Counter ROWS_FENCED "outboxd_rows_fenced_total",
         "Marks refused because the lease had gone to another worker.";
     pub fn rows_recovered(count: usize) => Counter ROWS_RECOVERED "outboxd_rows_recovered_total",
-        "Rows without a key taken over from an expired lease.";
+        "Unordered rows taken over from an expired lease.";
     pub fn possible_duplicates(count: usize) => Counter POSSIBLE_DUPLICATES "outboxd_possible_duplicates_total",
         "Records sent that may repeat an earlier copy; each carries a header saying so.";
-    pub fn rows_forgotten(count: i64) => Counter ROWS_FORGOTTEN "outboxd_rows_forgotten_total",
+    pub fn rescan_found_rows(count: i64) => Counter RESCAN_FOUND_ROWS "outboxd_rescan_found_rows_total",
         "Rows only the safety net found. Anything but 0 is a bug: please report it.";
     pub fn published_rows_lost(count: usize) => Counter PUBLISHED_ROWS_LOST "outboxd_published_rows_lost_total",
         "Rows in Kafka that PostgreSQL has lost, in a failover or in a crash with asynchronous commits.";
@@ -139,11 +139,11 @@ metrics! {
         "Inbox messages claimed again because a lease ran out, since PostgreSQL last crashed or failed over.";
     pub fn lanes_recovered(count: usize) => Counter LANES_RECOVERED "outboxd_lanes_recovered_total",
         "Lanes taken over from a worker that died.";
-    pub fn terms_lost() => Counter TERMS_LOST "outboxd_terms_lost_total",
+    pub fn leases_lost() => Counter LEASES_LOST "outboxd_leases_lost_total",
         "Times this worker lost its lease and registered anew.";
     pub fn producer_rebuilt() => Counter PRODUCER_REBUILDS "outboxd_producer_rebuilds_total",
         "Times a Kafka producer was replaced: after a fatal error, no answer, or a thousand refusals of single records.";
-    pub fn lookup_client_rebuilt() => Counter LOOKUP_CLIENT_REBUILDS "outboxd_lookup_client_rebuilds_total",
+    pub fn admin_client_rebuilt() => Counter ADMIN_CLIENT_REBUILDS "outboxd_admin_client_rebuilds_total",
         "Times the Kafka client that looks topics up was replaced because it heard nothing.";
     pub fn database_error() => Counter DATABASE_ERRORS "outboxd_database_errors_total",
         "Statements that failed.";
@@ -159,9 +159,9 @@ metrics! {
         "Bytes being published now.";
     pub fn floor_age(age: Duration) => Gauge FLOOR_AGE_SECONDS "outboxd_floor_age_seconds",
         "How long the scan floor has waited for an open transaction.";
-    pub fn floor_holder(pid: i32) => Gauge FLOOR_HOLDER_PID "outboxd_floor_holder_pid",
+    pub fn open_writer(pid: i32) => Gauge OPEN_WRITER_PID "outboxd_open_writer_pid",
         "Backend of the transaction that the scan floor waits for; 0 where there is none, or it is prepared.";
-    pub fn sequence_faulty(is_faulty: bool) => Gauge SEQUENCE_FAULTY "outboxd_sequence_faulty",
+    pub fn sequence_misconfigured(is_faulty: bool) => Gauge SEQUENCE_MISCONFIGURED "outboxd_sequence_misconfigured",
         "1 while the id sequence has a cache or counts down: scan floors stand still, and rows have no order.";
     fn backlog_sampled(is_sampled: bool) => Gauge BACKLOG_SAMPLED "outboxd_backlog_sampled",
         "1 where this worker samples the backlog gauges below; unknown is not zero.";
@@ -250,7 +250,7 @@ fn register(metric: &Metric) {
         Kind::SampledGauge => {}
         Kind::Histogram => {
             describe_histogram!(name, unit, help);
-            for stream in [Stream::Lanes, Stream::Keyless] {
+            for stream in [Stream::Ordered, Stream::Unordered] {
                 // Registers the series; a histogram without samples shows nothing otherwise.
                 drop(histogram!(name, "stream" => stream.label()));
             }

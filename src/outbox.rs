@@ -22,15 +22,15 @@ mod watermark;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Dropped, Found, Free, Recorded, Writing};
+pub use claim::{Claim, Found, LeftBehind, Recorded, UnorderedFilter, WriterSnapshot};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
-pub use maintenance::{HistoryDays, Purge, Purged};
-pub use mark::{KeylessSettlement, Settlement};
+pub use maintenance::{HistoryDays, Purge, PurgeResult};
+pub use mark::{LaneOutcome, UnorderedOutcome};
 pub use statement::MESSAGE_BYTES_MAX;
-pub use watermark::writer::Holder;
+pub use watermark::writer::WriterIdentity;
 
 use param::Params;
 use session::{Session, Transaction};
@@ -57,7 +57,7 @@ pub struct Outbox {
     /// A larger message is not read.
     message_bytes_max: usize,
     /// Longer than any healthy statement: a silent connection is given up after this.
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// The lease's own statements have this part of the patience: one silent connection must not cost the lease while others
@@ -65,19 +65,19 @@ pub struct Outbox {
 const LEASE_SHARE: u32 = 4;
 
 impl Outbox {
-    pub fn new(pool: Pool, schema: &str, on_published: OnPublished, patience: Duration) -> Self {
+    pub fn new(pool: Pool, schema: &str, on_published: OnPublished, timeout: Duration) -> Self {
         Outbox {
             pool,
             schema: schema.to_owned(),
             statements: Statements::new(schema, MESSAGE_BYTES_MAX),
             on_published,
             message_bytes_max: MESSAGE_BYTES_MAX,
-            patience,
+            timeout,
         }
     }
 
     /// The same for messages of at most so many bytes.
-    pub fn with_messages_of(self, schema: &str, bytes: usize) -> Self {
+    pub fn with_message_limit(self, schema: &str, bytes: usize) -> Self {
         Outbox {
             statements: Statements::new(schema, bytes),
             message_bytes_max: bytes,
@@ -87,37 +87,32 @@ impl Outbox {
 
     /// Runs `work` on a connection; one that does not answer in time is closed, not reused.
     async fn on_connection<T>(&self, work: impl AsyncFnOnce(&mut Session) -> Result<T>) -> Result<T> {
-        self.on_connection_within(self.patience, work).await
+        self.on_connection_within(self.timeout, work).await
     }
 
     async fn on_connection_within<T>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         work: impl AsyncFnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
         let mut session = self.pool.session().await?;
-        match tokio::time::timeout(patience, work(&mut session)).await {
+        match tokio::time::timeout(timeout, work(&mut session)).await {
             Ok(done) => done,
             Err(_) => {
                 session.close();
                 // Whatever silenced it has silenced those beside it: nobody should have to find out one by one.
                 self.pool.drop_idle();
-                Err(Error::Silent(patience))
+                Err(Error::Silent(timeout))
             }
         }
     }
 
     async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
-        self.query_within(self.patience, sql, params).await
+        self.query_within(self.timeout, sql, params).await
     }
 
-    async fn query_within(
-        &self,
-        patience: Duration,
-        sql: &str,
-        params: Params<'_>,
-    ) -> Result<Vec<tokio_postgres::Row>> {
-        self.on_connection_within(patience, async |session| session.query(sql, params).await)
+    async fn query_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
+        self.on_connection_within(timeout, async |session| session.query(sql, params).await)
             .await
     }
 
@@ -127,11 +122,11 @@ impl Outbox {
     }
 
     async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.execute_within(self.patience, sql, params).await
+        self.execute_within(self.timeout, sql, params).await
     }
 
-    async fn execute_within(&self, patience: Duration, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.on_connection_within(patience, async |session| session.execute(sql, params).await)
+    async fn execute_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<u64> {
+        self.on_connection_within(timeout, async |session| session.execute(sql, params).await)
             .await
     }
 }

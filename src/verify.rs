@@ -21,7 +21,7 @@ use crate::domain::retention::RETENTION_MIN;
 use crate::domain::row::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
 use crate::kafka::consumer::{self, Consumer, Extent, Record};
 use crate::kafka::{ClientConfig, KafkaError};
-use crate::outbox::verify::{Kept, Snapshot, Window};
+use crate::outbox::verify::{Snapshot, StoredRow, Window};
 use crate::outbox::{self, Database};
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
 use findings::Findings;
@@ -91,7 +91,7 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
     });
     let firsts = Spill::new(&storage)?;
     let mut findings = compare(judge, &snapshot, &mut expected, &mut reading.arrived, firsts).await?;
-    findings.foreign += reading.foreign;
+    findings.counts.foreign += reading.foreign;
     Ok(findings)
 }
 
@@ -103,7 +103,7 @@ async fn on_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&mut reading).map(|_| reading)).await?
 }
 
-fn fate(kept: &Kept) -> Fate {
+fn fate(kept: &StoredRow) -> Fate {
     match (kept.state, kept.published_at) {
         (State::Published, Some(at)) => Fate::Published(micros(at)),
         (State::Dead, _) => Fate::Dead,

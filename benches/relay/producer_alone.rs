@@ -121,7 +121,7 @@ async fn records(workspace: &Workspace, shape: Shape, rows: i64) -> Outcome<Vec<
             let key: String = row.get(1);
             Record {
                 topic: row.get(0),
-                partition: partition::Place::of_key(key.as_bytes())
+                partition: partition::PartitionChoice::of_key(key.as_bytes())
                     .partition(partitions)
                     .unwrap_or(0),
                 key,

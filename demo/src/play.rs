@@ -81,7 +81,7 @@ impl<'a> Play<'a> {
             self.kill_halfway().await?;
             if !writers.is_empty() {
                 last_commit = Instant::now();
-            } else if last_commit.elapsed() > DELIVERY_PATIENCE || self.settled().await? {
+            } else if last_commit.elapsed() > DELIVERY_PATIENCE || self.watermark().await? {
                 return Ok(());
             }
         }
@@ -135,7 +135,7 @@ impl<'a> Play<'a> {
     }
 
     /// Nothing is under way any more: all has arrived and is marked, so nothing will be sent again.
-    async fn settled(&self) -> Result<bool, Failure> {
+    async fn watermark(&self) -> Result<bool, Failure> {
         let progress = self.ledger().progress();
         if progress.delivered < progress.committed {
             return Ok(false);

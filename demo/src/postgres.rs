@@ -37,7 +37,7 @@ struct User {
 pub struct Postgres {
     server: Option<Child>,
     programs: Programs,
-    /// Dropped last: the server must be gone first.
+    /// LeftBehind last: the server must be gone first.
     home: Home,
     port: u16,
 }

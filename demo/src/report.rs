@@ -7,7 +7,7 @@ use crate::ledger::{Latency, Tally};
 
 pub fn render(tally: &Tally) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail.
+    // WriterSnapshot to a String cannot fail.
     let _ = write_table(&mut out, tally);
     out
 }

@@ -10,7 +10,7 @@ use super::Failure;
 use super::progress::bar;
 use crate::config::{DatabaseArgs, Problems, RetentionArgs};
 use crate::domain::retention::{Retention, Table};
-use crate::outbox::{HistoryDays, OnPublished, Outbox, Purge, Purged, pool};
+use crate::outbox::{HistoryDays, OnPublished, Outbox, Purge, PurgeResult, pool};
 
 #[derive(Args, Debug)]
 pub struct PurgeArgs {
@@ -64,7 +64,7 @@ pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
 }
 
 /// Step by step until nothing is left.
-async fn remove(outbox: &Outbox, retention: Retention, most: i32) -> Result<Purged, Failure> {
+async fn remove(outbox: &Outbox, retention: Retention, most: i32) -> Result<PurgeResult, Failure> {
     let bar = bar(0, BAR);
     if !bar.is_hidden() {
         // Only to be shown: it walks the whole outbox.
@@ -78,7 +78,7 @@ async fn remove(outbox: &Outbox, retention: Retention, most: i32) -> Result<Purg
     }
     let history = outbox.history_expire(retention.published).await?;
     bar.finish_and_clear();
-    Ok(Purged { rows, history })
+    Ok(PurgeResult { rows, history })
 }
 
 async fn remove_of(
@@ -100,7 +100,7 @@ async fn remove_of(
     }
 }
 
-fn summary(purged: &Purged, dry_run: bool, took: Duration) -> String {
+fn summary(purged: &PurgeResult, dry_run: bool, took: Duration) -> String {
     let verb = if dry_run { "Would remove" } else { "Removed" };
     let rows = purged
         .rows
@@ -115,7 +115,7 @@ fn summary(purged: &Purged, dry_run: bool, took: Duration) -> String {
     format!("{verb} rows: {rows}; days of history: {days}{left} ({seconds:.1} s)")
 }
 
-fn as_json(purged: &Purged, dry_run: bool, took: Duration) -> Value {
+fn as_json(purged: &PurgeResult, dry_run: bool, took: Duration) -> Value {
     let rows = purged.rows.iter();
     let rows: Map<String, Value> = rows
         .map(|(table, rows)| (table.name().to_owned(), json!(rows)))

@@ -133,7 +133,7 @@ fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {
 
 fn render(report: &Report, schema: &str) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail.
+    // WriterSnapshot to a String cannot fail.
     let _ = write_report(&mut out, report, schema);
     out
 }
@@ -146,10 +146,15 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     };
     writeln!(out, "{verdict}: {}.\n", report.reason)?;
     let findings = &report.findings;
-    let (pending, dead) = (findings.pending, findings.dead);
-    line(out, "Rows", findings.rows, &format!("{pending} pending, {dead} dead"))?;
-    let foreign = format!("and {} of somebody else", findings.foreign);
-    line(out, "Records", findings.records, &foreign)?;
+    let (pending, dead) = (findings.counts.pending, findings.counts.dead);
+    line(
+        out,
+        "Rows",
+        findings.counts.rows,
+        &format!("{pending} pending, {dead} dead"),
+    )?;
+    let foreign = format!("and {} of somebody else", findings.counts.foreign);
+    line(out, "Records", findings.counts.records, &foreign)?;
     for (name, finding, _) in sections(findings) {
         line(out, name, finding.count, "")?;
     }
@@ -158,7 +163,7 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     line(
         out,
         "Outside",
-        findings.outside,
+        findings.counts.outside,
         "records older than the rows still kept",
     )?;
     writeln!(out, "Seconds          {:>12.1}", report.seconds)?;
@@ -175,7 +180,7 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
         let advice = "An unflagged repeat is a bug of the relay, or somebody else wrote it. Report it.";
         write_offenders(out, "Duplicated", &findings.duplicated.copies, advice)?;
     }
-    if report.verdict != Verdict::Holds && findings.rows > 0 {
+    if report.verdict != Verdict::Holds && findings.counts.rows > 0 {
         writeln!(
             out,
             "\nTo see a row: SELECT * FROM {schema}.message WHERE id = …, or {schema}.history where rows are archived."

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::decision::{Decision, HoldFate, KafkaFate, Refusal, RowFate};
 use super::hold::NewHold;
 use super::retry::{Attempt, Event, RetryPolicy, Sent};
-use crate::domain::delivery::Outcome;
+use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
@@ -30,7 +30,7 @@ impl BatchOutcome {
     /// `kafka_answers`: has Kafka acknowledged anything to this process since the batch began? `jitter` is drawn for each row.
     pub fn of(
         rows: &[Row],
-        outcomes: &[Outcome],
+        outcomes: &[Delivery],
         kafka_answers: bool,
         policy: &RetryPolicy,
         mut jitter: impl FnMut() -> f64,
@@ -38,7 +38,7 @@ impl BatchOutcome {
         debug_assert_eq!(rows.len(), outcomes.len());
         let attempt = Attempt {
             sent: Sent::InBatch,
-            kafka_answers: kafka_answers || outcomes.contains(&Outcome::Acked),
+            kafka_answers: kafka_answers || outcomes.contains(&Delivery::Acked),
         };
         let mut batch = BatchOutcome::default();
         let mut held_units = BTreeSet::new();
@@ -155,9 +155,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::domain::delivery::TopicFault;
+    use crate::domain::delivery::Unavailability;
     use crate::domain::retry::OnDead;
-    use crate::domain::row::{self, KEYLESS};
+    use crate::domain::row::{self, UNORDERED_LANE};
 
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 3,
@@ -176,12 +176,12 @@ mod tests {
         }
     }
 
-    fn judge(rows: &[Row], outcomes: &[Outcome], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
+    fn judge(rows: &[Row], outcomes: &[Delivery], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
         BatchOutcome::of(rows, outcomes, kafka_answers, policy, || 0.5)
     }
 
-    fn refused() -> Outcome {
-        Outcome::Refused {
+    fn refused() -> Delivery {
+        Delivery::Refused {
             reason: "too large".into(),
         }
     }
@@ -213,15 +213,15 @@ mod tests {
         assert!(!batch.is_clean() && !batch.has_published(2) && batch.has_published(5));
     }
 
-    fn put_off() -> Outcome {
-        Outcome::PutOff {
+    fn put_off() -> Delivery {
+        Delivery::Deferred {
             reason: "another was refused".into(),
         }
     }
 
-    fn slow() -> Outcome {
-        Outcome::Sick {
-            fault: TopicFault::Transient,
+    fn slow() -> Delivery {
+        Delivery::Unavailable {
+            fault: Unavailability::Transient,
             partition: None,
             reason: "no answer".into(),
             maybe_landed: true,
@@ -235,22 +235,22 @@ mod tests {
     }
 
     /// The row's partition is sick, not the topic.
-    fn partition_sick(row: &Row, fault: TopicFault) -> Outcome {
-        Outcome::Sick {
+    fn partition_sick(row: &Row, fault: Unavailability) -> Delivery {
+        Delivery::Unavailable {
             fault,
             partition: Some(partition_of(row)),
             reason: "no leader".into(),
-            maybe_landed: fault == TopicFault::Transient,
+            maybe_landed: fault == Unavailability::Transient,
         }
     }
 
     #[test]
     fn a_clean_batch_is_published_and_nothing_else() {
         let rows = [row(1, Some(0), "t", Some("a"), 0)];
-        let batch = judge(&rows, &[Outcome::Acked], false, &POLICY);
+        let batch = judge(&rows, &[Delivery::Acked], false, &POLICY);
         assert!(batch.is_clean());
         assert_eq!(batch.published, [1]);
-        for outcome in [refused(), put_off(), Outcome::Unsent, Outcome::Unknown, slow()] {
+        for outcome in [refused(), put_off(), Delivery::NotSent, Delivery::Unknown, slow()] {
             assert!(!judge(&rows, &[outcome], true, &POLICY).is_clean());
         }
     }
@@ -262,7 +262,7 @@ mod tests {
             row(2, Some(0), "t", Some("a"), 0),
             row(3, None, "t", None, 0),
         ];
-        let batch = judge(&rows, &[put_off(), Outcome::Unsent, put_off()], true, &POLICY);
+        let batch = judge(&rows, &[put_off(), Delivery::NotSent, put_off()], true, &POLICY);
         assert_eq!(batch.unsent, [1, 2, 3]);
         assert!(batch.refused.is_empty(), "it costs no attempt");
         let [hold] = batch.holds.as_slice() else {
@@ -280,7 +280,7 @@ mod tests {
             row(2, Some(0), "t", Some("a"), 0),
             row(3, Some(0), "t", Some("b"), 0),
         ];
-        let outcomes = [refused(), Outcome::Unsent, Outcome::Acked];
+        let outcomes = [refused(), Delivery::NotSent, Delivery::Acked];
         let batch = judge(&rows, &outcomes, false, &POLICY);
         assert_eq!(batch.published, [3]);
         assert_eq!(batch.holds.len(), 1);
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn silence_from_one_topic_parks_that_topic() {
         let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(0), "u", Some("b"), 0)];
-        let batch = judge(&rows, &[slow(), Outcome::Acked], false, &POLICY);
+        let batch = judge(&rows, &[slow(), Delivery::Acked], false, &POLICY);
         assert!(batch.outage.is_none());
         assert_eq!(batch.holds.len(), 1);
         assert_eq!((batch.holds[0].topic.as_str(), batch.holds[0].unit.as_str()), ("t", ""));
@@ -332,12 +332,12 @@ mod tests {
         ];
         let mut outcomes: Vec<_> = rows
             .iter()
-            .map(|row| partition_sick(row, TopicFault::Transient))
+            .map(|row| partition_sick(row, Unavailability::Transient))
             .collect();
-        outcomes[1] = Outcome::Acked;
+        outcomes[1] = Delivery::Acked;
         let batch = judge(&rows, &outcomes, false, &POLICY);
         let held: Vec<_> = batch.holds.iter().map(|hold| (hold.lane, hold.unit.clone())).collect();
-        let unordered = (KEYLESS, partition_of(&rows[3]).unit());
+        let unordered = (UNORDERED_LANE, partition_of(&rows[3]).unit());
         assert_eq!(held, [unordered, (0, "s:0/4".to_owned()), (1, "s:0/4".to_owned())]);
         assert!(
             batch
@@ -353,38 +353,43 @@ mod tests {
     #[test]
     fn a_partition_known_to_be_paused_is_held_though_nothing_was_acknowledged() {
         let rows = [row(1, Some(0), "t", Some("21"), 0)];
-        let paused = judge(&rows, &[partition_sick(&rows[0], TopicFault::Paused)], false, &POLICY);
+        let paused = judge(
+            &rows,
+            &[partition_sick(&rows[0], Unavailability::Paused)],
+            false,
+            &POLICY,
+        );
         assert_eq!((paused.outage, paused.holds.len()), (None, 1));
         assert_eq!((paused.unsent, paused.maybe_sent), (vec![1], vec![]));
         let silent = judge(
             &rows,
-            &[partition_sick(&rows[0], TopicFault::Transient)],
+            &[partition_sick(&rows[0], Unavailability::Transient)],
             false,
             &POLICY,
         );
         assert!(silent.outage.is_some() && silent.holds.is_empty());
     }
 
-    fn any_outcome() -> impl Strategy<Value = Outcome> {
+    fn any_outcome() -> impl Strategy<Value = Delivery> {
         prop_oneof![
-            4 => Just(Outcome::Acked),
-            2 => Just(Outcome::Unsent),
-            1 => Just(Outcome::Unknown),
+            4 => Just(Delivery::Acked),
+            2 => Just(Delivery::NotSent),
+            1 => Just(Delivery::Unknown),
             1 => Just(refused()),
             1 => Just(put_off()),
-            1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Outcome::Sick {
-                fault: if gone { TopicFault::Unusable } else { TopicFault::Transient },
+            1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Delivery::Unavailable {
+                fault: if gone { Unavailability::Unusable } else { Unavailability::Transient },
                 partition: None,
                 reason: "sick".into(),
                 maybe_landed,
             }),
             // Of its row's own partition, once that is drawn.
-            1 => Just(partition_sick(&row(0, None, "", None, 0), TopicFault::Transient)),
-            1 => Just(partition_sick(&row(0, None, "", None, 0), TopicFault::Paused)),
+            1 => Just(partition_sick(&row(0, None, "", None, 0), Unavailability::Transient)),
+            1 => Just(partition_sick(&row(0, None, "", None, 0), Unavailability::Paused)),
         ]
     }
 
-    fn any_batch() -> impl Strategy<Value = Vec<(Row, Outcome)>> {
+    fn any_batch() -> impl Strategy<Value = Vec<(Row, Delivery)>> {
         let one = (0..3u8, prop::option::of(0..4u8), 0..4i16, any_outcome());
         prop::collection::vec(one, 0..40).prop_map(|drawn| {
             drawn
@@ -395,7 +400,7 @@ mod tests {
                     let lane = key.as_ref().map(|k| i16::from(k.as_bytes()[1] % 2));
                     let row = row(id as i64, lane, &format!("t{topic}"), key.as_deref(), attempts);
                     let outcome = match outcome {
-                        Outcome::Sick {
+                        Delivery::Unavailable {
                             fault,
                             partition: Some(_),
                             ..
@@ -417,7 +422,7 @@ mod tests {
             let policy = RetryPolicy { on_dead: if hold_dead { OnDead::Hold } else { OnDead::Continue }, ..POLICY };
             let (rows, outcomes): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let batch = judge(&rows, &outcomes, answers, &policy);
-            let alive = answers || outcomes.contains(&Outcome::Acked);
+            let alive = answers || outcomes.contains(&Delivery::Acked);
             for (row, outcome) in rows.iter().zip(&outcomes) {
                 let refusal = batch.refused.iter().find(|r| r.id == row.id);
                 let places = [
@@ -428,10 +433,10 @@ mod tests {
                 ];
                 prop_assert_eq!(places.iter().filter(|p| **p).count(), 1, "exactly one fate each");
                 match outcome {
-                    Outcome::Acked => prop_assert!(places[0]),
-                    Outcome::Unsent => prop_assert!(places[1]),
-                    Outcome::Unknown => prop_assert!(places[2]),
-                    Outcome::Refused { .. } => {
+                    Delivery::Acked => prop_assert!(places[0]),
+                    Delivery::NotSent => prop_assert!(places[1]),
+                    Delivery::Unknown => prop_assert!(places[2]),
+                    Delivery::Refused { .. } => {
                         let refusal = refusal.expect("refused");
                         prop_assert_eq!(refusal.dead, row.attempts + 1 >= policy.max_attempts);
                         let kept = !refusal.dead || hold_dead;
@@ -439,15 +444,15 @@ mod tests {
                             prop_assert!(batch.holds_back(row), "a refused head holds its key");
                         }
                     }
-                    Outcome::PutOff { .. } => {
+                    Delivery::Deferred { .. } => {
                         prop_assert!(places[1]);
                         prop_assert!(row.lane.is_none() || batch.holds_back(row), "its key waits for it");
                     }
-                    Outcome::Sick { fault, maybe_landed, partition, .. } => {
+                    Delivery::Unavailable { fault, maybe_landed, partition, .. } => {
                         let place = 1 + usize::from(*maybe_landed);
                         prop_assert!(places[place]);
-                        let outage = *fault == TopicFault::Transient && !alive;
-                        let lane = row.lane.unwrap_or(KEYLESS);
+                        let outage = *fault == Unavailability::Transient && !alive;
+                        let lane = row.lane.unwrap_or(UNORDERED_LANE);
                         let unit = partition.map_or_else(String::new, Partition::unit);
                         let parked = batch.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit == unit);
                         if outage {
@@ -461,10 +466,10 @@ mod tests {
             }
             for hold in &batch.holds {
                 let cause = rows.iter().zip(&outcomes).any(|(row, outcome)| {
-                    row.lane.unwrap_or(KEYLESS) == hold.lane && row.topic == hold.topic
+                    row.lane.unwrap_or(UNORDERED_LANE) == hold.lane && row.topic == hold.topic
                         && match outcome {
-                            Outcome::Refused { .. } | Outcome::PutOff { .. } => hold.head_id == Some(row.id),
-                            Outcome::Sick { partition, .. } => hold.unit == partition.map_or_else(String::new, Partition::unit),
+                            Delivery::Refused { .. } | Delivery::Deferred { .. } => hold.head_id == Some(row.id),
+                            Delivery::Unavailable { partition, .. } => hold.unit == partition.map_or_else(String::new, Partition::unit),
                             _ => false,
                         }
                 });

@@ -27,7 +27,7 @@ impl RowFate {
         match self {
             RowFate::Published | RowFate::PublishedUnmarked => false,
             RowFate::Pending { maybe_sent } => !maybe_sent,
-            RowFate::Refused(refusal) => !refusal.suspect,
+            RowFate::Refused(refusal) => !refusal.possible_duplicate,
             RowFate::Gone => true,
         }
     }
@@ -100,7 +100,7 @@ pub struct Refusal {
     /// How often it had been refused before.
     pub attempts: i16,
     /// A copy of it may be there from an earlier try: the next one must say so.
-    pub suspect: bool,
+    pub possible_duplicate: bool,
     pub reason: String,
     pub dead: bool,
     pub wait: Duration,
@@ -109,6 +109,6 @@ pub struct Refusal {
 impl Refusal {
     /// It is tried again, and a copy may be there.
     pub fn stays_suspect(&self) -> bool {
-        self.suspect && !self.dead
+        self.possible_duplicate && !self.dead
     }
 }

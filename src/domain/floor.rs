@@ -3,26 +3,26 @@
 //! A lane's *floor* is an id at or below which no row is pending, except what `outbox.hold` names. It may pass an id only when that is
 //! settled: see [`watermark`](super::watermark). A claim that starts after an id is settled sees what became of it.
 
-use super::watermark::{Horizon, Settled};
+use super::watermark::{Watermark, WatermarkTracker};
 
 /// What one claim of a lane saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sight {
+pub struct ScanResult {
     /// The watermark as it was *before* the claim started.
-    pub settled: Settled,
+    pub watermark: Watermark,
     /// The highest id claimed, if a limit cut the claim off. Nothing is known of what lies above.
-    pub cut_at: Option<i64>,
+    pub scanned_to: Option<i64>,
     /// The lowest id that the claim saw and that is still pending, without a hold by which it would be found again.
-    pub lowest_left: Option<i64>,
+    pub lowest_pending: Option<i64>,
 }
 
-impl Sight {
+impl ScanResult {
     /// Nothing was cut off and nothing is left.
-    pub fn of_everything(settled: Settled) -> Self {
-        Sight {
-            settled,
-            cut_at: None,
-            lowest_left: None,
+    pub fn of_everything(watermark: Watermark) -> Self {
+        ScanResult {
+            watermark,
+            scanned_to: None,
+            lowest_pending: None,
         }
     }
 }
@@ -52,19 +52,19 @@ impl Floor {
     }
 
     /// The id above which a claim has to read, by what is known of bypassed writers.
-    pub fn start(&self, horizon: &Horizon) -> i64 {
-        self.soft.min(horizon.fallen_since(self.generation)).max(self.hard)
+    pub fn start(&self, tracker: &WatermarkTracker) -> i64 {
+        self.soft.min(tracker.fallen_since(self.generation)).max(self.hard)
     }
 
     /// After a claim from [`Floor::start`], the floor moves up to the watermark, but neither past where the claim was cut off nor past what
     /// is left. A claim from the soft floor saw what one from the hard floor would have seen, so both parts may move.
-    pub fn advance(&mut self, sight: Sight) {
-        let looked = sight.cut_at.unwrap_or(i64::MAX);
-        let free = sight.lowest_left.map_or(i64::MAX, |id| id - 1);
-        let reach = |settled: i64| settled.min(looked).min(free);
-        self.hard = self.hard.max(reach(sight.settled.hard));
-        self.soft = self.hard.max(reach(sight.settled.soft));
-        self.generation = sight.settled.generation;
+    pub fn advance(&mut self, scan: ScanResult) {
+        let looked = scan.scanned_to.unwrap_or(i64::MAX);
+        let free = scan.lowest_pending.map_or(i64::MAX, |id| id - 1);
+        let reach = |watermark: i64| watermark.min(looked).min(free);
+        self.hard = self.hard.max(reach(scan.watermark.hard));
+        self.soft = self.hard.max(reach(scan.watermark.soft));
+        self.generation = scan.watermark.generation;
     }
 
     /// Rows above `id` have to be read again.
@@ -83,19 +83,19 @@ mod tests {
     use super::*;
     use crate::domain::watermark::Writers;
 
-    fn settled(hard: i64, soft: i64, generation: u64) -> Settled {
-        Settled { hard, soft, generation }
+    fn watermark(hard: i64, soft: i64, generation: u64) -> Watermark {
+        Watermark { hard, soft, generation }
     }
 
     #[test]
     fn a_floor_stops_below_what_is_left_and_where_the_claim_was_cut() {
-        let settled = settled(100, 100, 0);
-        let advanced = |from, cut_at, lowest_left| {
+        let watermark = watermark(100, 100, 0);
+        let advanced = |from, scanned_to, lowest_pending| {
             let mut floor = Floor::at(from);
-            floor.advance(Sight {
-                settled,
-                cut_at,
-                lowest_left,
+            floor.advance(ScanResult {
+                watermark,
+                scanned_to,
+                lowest_pending,
             });
             floor.hard()
         };
@@ -108,11 +108,11 @@ mod tests {
     #[test]
     fn a_floor_that_is_lowered_is_so_in_both_parts() {
         let mut floor = Floor::at(0);
-        floor.advance(Sight::of_everything(settled(10, 100, 3)));
-        let horizon = Horizon::default();
-        assert_eq!((floor.hard(), floor.start(&horizon)), (10, 100));
+        floor.advance(ScanResult::of_everything(watermark(10, 100, 3)));
+        let tracker = WatermarkTracker::default();
+        assert_eq!((floor.hard(), floor.start(&tracker)), (10, 100));
         floor.lower(5);
-        assert_eq!((floor.hard(), floor.start(&horizon)), (5, 5));
+        assert_eq!((floor.hard(), floor.start(&tracker)), (5, 5));
     }
 
     /// A small world: writers draw ids and commit or roll back later, in any order, while a relay checks who writes, bypasses writers, and
@@ -121,7 +121,7 @@ mod tests {
     enum Step {
         Draw(u8),
         End(u8, bool),
-        Look,
+        PollResult,
         Soften,
         Claim(usize, usize),
     }
@@ -130,7 +130,7 @@ mod tests {
         prop_oneof![
             3 => (0..5u8).prop_map(Step::Draw),
             3 => (0..5u8, any::<bool>()).prop_map(|(w, commit)| Step::End(w, commit)),
-            3 => Just(Step::Look),
+            3 => Just(Step::PollResult),
             2 => Just(Step::Soften),
             5 => (0..2usize, 1..4usize).prop_map(|(lane, limit)| Step::Claim(lane, limit)),
         ]
@@ -155,16 +155,16 @@ mod tests {
         None,
         CheckedOut {
             start: i64,
-            settled: Settled,
-            holders: Vec<i64>,
+            watermark: Watermark,
+            bypassed: Vec<i64>,
         },
         Read {
-            holders: Vec<i64>,
+            bypassed: Vec<i64>,
             overlooked: Option<i64>,
             claimed: Vec<i64>,
-            sight: Sight,
+            scan: ScanResult,
         },
-        Published(Sight),
+        Published(ScanResult),
     }
 
     #[derive(Default)]
@@ -172,7 +172,7 @@ mod tests {
         drawn: i64,
         open: BTreeMap<u8, Transaction>,
         pending: BTreeSet<i64>,
-        horizon: Horizon,
+        tracker: WatermarkTracker,
         floors: [Floor; 2],
         batches: [Batch; 2],
     }
@@ -205,56 +205,56 @@ mod tests {
         fn claim(&mut self, lane: usize, limit: usize) -> Option<i64> {
             self.batches[lane] = match std::mem::take(&mut self.batches[lane]) {
                 Batch::None => {
-                    let start = self.floors[lane].start(&self.horizon);
+                    let start = self.floors[lane].start(&self.tracker);
                     Batch::CheckedOut {
                         start,
-                        settled: self.horizon.settled(),
-                        holders: self.horizon.holders_below(start),
+                        watermark: self.tracker.watermark(),
+                        bypassed: self.tracker.bypassed_below(start),
                     }
                 }
                 Batch::CheckedOut {
                     start,
-                    settled,
-                    holders,
-                } => self.read(lane, limit, start, settled, holders),
+                    watermark,
+                    bypassed,
+                } => self.read(lane, limit, start, watermark, bypassed),
                 Batch::Read {
-                    holders,
+                    bypassed,
                     overlooked,
                     claimed,
-                    sight,
+                    scan,
                 } => {
                     let is_open = |holder: &i64| self.open.values().any(|open| open.number == *holder);
-                    let ended: Vec<i64> = holders.into_iter().filter(|holder| !is_open(holder)).collect();
+                    let ended: Vec<i64> = bypassed.into_iter().filter(|holder| !is_open(holder)).collect();
                     if ended.is_empty() {
                         self.pending.retain(|id| !claimed.contains(id));
-                        self.batches[lane] = Batch::Published(sight);
+                        self.batches[lane] = Batch::Published(scan);
                         return overlooked;
                     }
-                    self.horizon.end(&ended);
+                    self.tracker.end(&ended);
                     Batch::None
                 }
-                Batch::Published(sight) => {
-                    self.floors[lane].advance(sight);
+                Batch::Published(scan) => {
+                    self.floors[lane].advance(scan);
                     Batch::None
                 }
             };
             None
         }
 
-        fn read(&self, lane: usize, limit: usize, start: i64, settled: Settled, holders: Vec<i64>) -> Batch {
+        fn read(&self, lane: usize, limit: usize, start: i64, watermark: Watermark, bypassed: Vec<i64>) -> Batch {
             let of_lane = |id: &&i64| **id % 2 == lane as i64;
             let overlooked = self.pending.iter().filter(of_lane).find(|id| **id <= start).copied();
             let above = self.pending.iter().filter(of_lane).filter(|id| **id > start);
             let claimed: Vec<i64> = above.copied().take(limit).collect();
-            let cut_at = (claimed.len() == limit).then(|| claimed[limit - 1]);
+            let scanned_to = (claimed.len() == limit).then(|| claimed[limit - 1]);
             Batch::Read {
-                holders,
+                bypassed,
                 overlooked,
                 claimed,
-                sight: Sight {
-                    settled,
-                    cut_at,
-                    lowest_left: None,
+                scan: ScanResult {
+                    watermark,
+                    scanned_to,
+                    lowest_pending: None,
                 },
             }
         }
@@ -269,8 +269,8 @@ mod tests {
                 match step {
                     Step::Draw(session) => world.draw(session),
                     Step::End(session, commit) => world.end(session, commit),
-                    Step::Look => world.horizon.look(world.drawn, &world.writers()),
-                    Step::Soften => world.horizon.soften(),
+                    Step::PollResult => world.tracker.observe(world.drawn, &world.writers()),
+                    Step::Soften => world.tracker.bypass_old_writers(),
                     Step::Claim(lane, limit) => prop_assert_eq!(world.claim(lane, limit), None, "overlooked"),
                 }
                 for id in world.pending.iter().chain(world.open.values().flat_map(|transaction| &transaction.ids)) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::decision::Refusal;
 use crate::domain::partition::Partition;
-use crate::domain::row::KEYLESS;
+use crate::domain::row::UNORDERED_LANE;
 
 /// A hold as it is stored.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ impl Hold {
 
     /// Are the rows that it keeps back ordered? Those of a lane are. Holds of unordered rows belong to no worker.
     pub fn is_ordered(&self) -> bool {
-        self.lane != KEYLESS
+        self.lane != UNORDERED_LANE
     }
 }
 

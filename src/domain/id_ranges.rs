@@ -3,14 +3,14 @@
 /// So many ranges of a lane are stored.
 const STORED_MAX: usize = 32;
 
-/// Ranges of ids, first and last included: in order, and apart from each other.
+/// IdRanges of ids, first and last included: in order, and apart from each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranges(Vec<(i64, i64)>);
+pub struct IdRanges(Vec<(i64, i64)>);
 
-impl Ranges {
+impl IdRanges {
     /// As they are stored: first, last, first, last.
     pub fn from_flat(flat: &[i64]) -> Self {
-        let mut ranges = Ranges::default();
+        let mut ranges = IdRanges::default();
         for pair in flat.chunks_exact(2) {
             ranges.insert(pair[0], pair[1]);
         }
@@ -24,7 +24,7 @@ impl Ranges {
     pub fn of_ids(ids: impl IntoIterator<Item = i64>) -> Self {
         let mut ids: Vec<i64> = ids.into_iter().collect();
         ids.sort_unstable();
-        let mut ranges = Ranges::default();
+        let mut ranges = IdRanges::default();
         ids.into_iter().for_each(|id| ranges.insert(id, id));
         ranges
     }
@@ -41,7 +41,7 @@ impl Ranges {
         self.0.splice(from..to.max(from), [(first, last)]);
     }
 
-    pub fn extend(&mut self, others: &Ranges) {
+    pub fn extend(&mut self, others: &IdRanges) {
         others.0.iter().for_each(|(first, last)| self.insert(*first, *last));
     }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn flat(ranges: &[(i64, i64)]) -> Vec<i64> {
-        let mut all = Ranges::default();
+        let mut all = IdRanges::default();
         ranges.iter().for_each(|(first, last)| all.insert(*first, *last));
         all.to_flat()
     }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn too_many_become_fewer_where_least_lies_between_them() {
-        let ranges = Ranges::of_ids([100, 1, 3, 50, 103]);
+        let ranges = IdRanges::of_ids([100, 1, 3, 50, 103]);
         assert_eq!(ranges.clone().capped(5), ranges);
         assert_eq!(ranges.clone().capped(3).to_flat(), [1, 3, 50, 50, 100, 103]);
         assert_eq!(ranges.clone().capped(2).to_flat(), [1, 50, 100, 103]);
@@ -118,7 +118,7 @@ mod tests {
         fn exactly_what_was_inserted_is_in_them_and_nothing_is_lost_by_a_cap(
             inserted in prop::collection::vec((0..60i64, 0..6i64), 0..20), most in 1..5usize,
         ) {
-            let mut ranges = Ranges::default();
+            let mut ranges = IdRanges::default();
             let mut ids = BTreeSet::new();
             for (first, more) in inserted {
                 ranges.insert(first, first + more);
@@ -126,8 +126,8 @@ mod tests {
             }
             let found: BTreeSet<i64> = (-5..80).filter(|id| ranges.contains(*id)).collect();
             prop_assert_eq!(&found, &ids);
-            prop_assert_eq!(&Ranges::of_ids(ids.iter().copied()), &ranges, "there is one way to write them");
-            prop_assert_eq!(&Ranges::from_flat(&ranges.to_flat()), &ranges);
+            prop_assert_eq!(&IdRanges::of_ids(ids.iter().copied()), &ranges, "there is one way to write them");
+            prop_assert_eq!(&IdRanges::from_flat(&ranges.to_flat()), &ranges);
             let capped = ranges.capped(most);
             prop_assert!(capped.iter().count() <= most);
             prop_assert!(ids.iter().all(|id| capped.contains(*id)));

@@ -4,24 +4,24 @@ use super::row::Row;
 
 /// See [`Row::place`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PartitionChoice {
     /// The application named the partition.
     Explicit(i32),
     /// The hash of the record's key decides.
     Hashed(u32),
 }
 
-impl Place {
+impl PartitionChoice {
     pub fn of_key(key: &[u8]) -> Self {
-        Place::Hashed(murmur2(key))
+        PartitionChoice::Hashed(murmur2(key))
     }
 
     /// The partition in a topic that has `count` of them: for a key the one that the Java client's default partitioner chooses. `None`:
     /// it does not exist.
     pub fn partition(self, count: i32) -> Option<i32> {
         match self {
-            Place::Explicit(partition) => Some(partition).filter(|partition| *partition < count),
-            Place::Hashed(hash) => ((hash & 0x7fff_ffff) as i32).checked_rem(count),
+            PartitionChoice::Explicit(partition) => Some(partition).filter(|partition| *partition < count),
+            PartitionChoice::Hashed(hash) => ((hash & 0x7fff_ffff) as i32).checked_rem(count),
         }
     }
 }

@@ -2,16 +2,16 @@
 //! rows of batches, for heads of held keys and for probes alike. All waits between two tries are here, too. Time and jitter
 //! are given to it.
 //!
-//! Invariant: `attempts` rises only for [`RowFate::Refused`], and that comes only of [`Outcome::Refused`]. Outages, topics
+//! Invariant: `attempts` rises only for [`RowFate::Refused`], and that comes only of [`Delivery::Refused`]. Outages, topics
 //! and partitions that take nothing and lost answers cost time, never an attempt, never a dead letter.
 
 use std::time::Duration;
 
 use super::decision::{Decision, HoldFate, KafkaFate, Refusal, RowFate};
 use super::hold::{Hold, NewHold};
-use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::delivery::{Delivery, Unavailability};
 use crate::domain::partition::Partition;
-use crate::domain::row::{KEYLESS, Row};
+use crate::domain::row::{Row, UNORDERED_LANE};
 
 /// What becomes of a key whose row was refused for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -67,7 +67,7 @@ pub struct Attempt<'a> {
 /// What happened to the row.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    Delivered(&'a Row, &'a Outcome),
+    Delivered(&'a Row, &'a Delivery),
     /// It was claimed too late to be sent while the claim lasts.
     TooLate(&'a Row),
     /// It was removed, redriven or discarded, or is published or dead already.
@@ -110,7 +110,7 @@ impl RetryPolicy {
 
     /// What becomes of a row, of holds, and of what is believed of Kafka.
     pub fn decide(&self, attempt: Attempt<'_>, event: Event<'_>, jitter: f64) -> Decision {
-        use Outcome::{Acked, PutOff, Refused, Sick, Unknown, Unsent};
+        use Delivery::{Acked, Deferred, NotSent, Refused, Unavailable, Unknown};
         let sent = attempt.sent;
         match event {
             // Kafka has it. Nothing to do.
@@ -132,21 +132,21 @@ impl RetryPolicy {
             ),
             Event::MarkLocked => Decision::new(RowFate::PublishedUnmarked, self.mark_locked(sent, jitter)),
             Event::RefusalLocked(refusal) => {
-                let maybe_sent = refusal.suspect;
+                let maybe_sent = refusal.possible_duplicate;
                 Decision::new(
                     RowFate::Pending { maybe_sent },
                     self.refusal_locked(refusal, sent, jitter),
                 )
             }
             // Not the record's fault. Nothing to do: it is sent again.
-            Event::Delivered(row, outcome @ (Unsent | Unknown)) => {
+            Event::Delivered(row, outcome @ (NotSent | Unknown)) => {
                 let hold = self.not_answered(sent, NO_ANSWER, jitter);
                 Decision::new(pending(row, *outcome == Unknown), hold)
             }
             // PostgreSQL is slow. Nothing to do for the row.
             Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
             // Another record of its topic was refused, and this one, too, would go alone. To do: see to that one.
-            Event::Delivered(row, PutOff { reason }) => Decision::new(
+            Event::Delivered(row, Deferred { reason }) => Decision::new(
                 pending(row, false),
                 match sent {
                     Sent::InBatch => hold_key(row, reason, 0, Some(Duration::ZERO)),
@@ -154,7 +154,7 @@ impl RetryPolicy {
                 },
             ),
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
-            Event::Delivered(row, outcome @ Sick { maybe_landed, .. }) => {
+            Event::Delivered(row, outcome @ Unavailable { maybe_landed, .. }) => {
                 let (hold, kafka) = self.unavailable(row, outcome, attempt, jitter);
                 let row = pending(row, *maybe_landed);
                 Decision { row, hold, kafka }
@@ -211,9 +211,9 @@ impl RetryPolicy {
 
     /// To do, for an unusable topic: create it, or grant write access. For one that times out: see to Kafka, or to the
     /// brokers of the partition.
-    fn unavailable(&self, row: &Row, sick: &Outcome, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
-        use TopicFault::{Paused, Transient, Unusable};
-        let Outcome::Sick {
+    fn unavailable(&self, row: &Row, sick: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
+        use Unavailability::{Paused, Transient, Unusable};
+        let Delivery::Unavailable {
             fault,
             partition,
             reason,
@@ -251,12 +251,12 @@ impl RetryPolicy {
         Refusal {
             id: row.id,
             attempts: row.attempts,
-            suspect: row.suspect,
+            possible_duplicate: row.possible_duplicate,
             reason: reason.to_owned(),
             // Without its lane, or not readable, it will be refused for ever.
             dead: row.attempts.saturating_add(1) >= self.max_attempts
-                || row.has_lost_its_line()
-                || row.withheld.is_some(),
+                || row.lacks_its_lane()
+                || row.unreadable.is_some(),
             wait: self.backoff(row.attempts as u32 + 1, jitter),
         }
     }
@@ -283,7 +283,7 @@ impl RetryPolicy {
     /// Holds the partition in the row's lane, or the whole topic.
     fn hold_paused(&self, row: &Row, partition: Option<Partition>, reason: &str, jitter: f64) -> HoldFate {
         HoldFate::Create(NewHold {
-            lane: row.lane.unwrap_or(KEYLESS),
+            lane: row.lane.unwrap_or(UNORDERED_LANE),
             topic: row.topic.clone(),
             unit: partition.map_or_else(String::new, Partition::unit),
             head_id: None,
@@ -312,7 +312,7 @@ fn hold_key(row: &Row, reason: &str, failures: i32, wait: Option<Duration>) -> H
 
 fn pending(row: &Row, maybe_landed: bool) -> RowFate {
     RowFate::Pending {
-        maybe_sent: row.suspect || maybe_landed,
+        maybe_sent: row.possible_duplicate || maybe_landed,
     }
 }
 
@@ -342,7 +342,7 @@ mod tests {
 
     fn hold(unit: &str, head_id: Option<i64>, is_ordered: bool) -> Hold {
         Hold {
-            lane: if is_ordered { 0 } else { KEYLESS },
+            lane: if is_ordered { 0 } else { UNORDERED_LANE },
             topic: "orders".to_owned(),
             unit: unit.to_owned(),
             head_id,
@@ -352,12 +352,12 @@ mod tests {
         }
     }
 
-    fn sick(fault: TopicFault, partition: Option<Partition>) -> Outcome {
-        Outcome::Sick {
+    fn sick(fault: Unavailability, partition: Option<Partition>) -> Delivery {
+        Delivery::Unavailable {
             fault,
             partition,
             reason: "sick".to_owned(),
-            maybe_landed: fault == TopicFault::Transient,
+            maybe_landed: fault == Unavailability::Transient,
         }
     }
 
@@ -668,15 +668,15 @@ mod tests {
         }
         let reason = "why".to_owned();
         let outcome = match what {
-            "unsent" => Outcome::Unsent,
-            "unknown" => Outcome::Unknown,
-            "put off" => Outcome::PutOff { reason },
-            "refused" | "dead" | "dead, on-dead hold" => Outcome::Refused { reason },
-            "topic unusable" => sick(TopicFault::Unusable, None),
-            "topic silent" => sick(TopicFault::Transient, None),
-            "partition silent" => sick(TopicFault::Transient, Some(THIRD)),
-            "partition paused" => sick(TopicFault::Paused, Some(THIRD)),
-            _ => Outcome::Acked,
+            "unsent" => Delivery::NotSent,
+            "unknown" => Delivery::Unknown,
+            "put off" => Delivery::Deferred { reason },
+            "refused" | "dead" | "dead, on-dead hold" => Delivery::Refused { reason },
+            "topic unusable" => sick(Unavailability::Unusable, None),
+            "topic silent" => sick(Unavailability::Transient, None),
+            "partition silent" => sick(Unavailability::Transient, Some(THIRD)),
+            "partition paused" => sick(Unavailability::Paused, Some(THIRD)),
+            _ => Delivery::Acked,
         };
         let locked = Refusal {
             wait: Duration::from_secs(4),
@@ -723,7 +723,7 @@ mod tests {
     #[test]
     fn a_row_that_may_have_been_sent_before_stays_so_until_kafka_has_it() {
         let row = Row {
-            suspect: true,
+            possible_duplicate: true,
             ..row::tests::row(1)
         };
         let held = hold("k:k", Some(1), true);
@@ -733,12 +733,12 @@ mod tests {
                 kafka_answers: true,
             };
             let fate = |outcome| POLICY.decide(attempt, Event::Delivered(&row, &outcome), 0.5).row;
-            for outcome in [Outcome::Unsent, sick(TopicFault::Unusable, None)] {
+            for outcome in [Delivery::NotSent, sick(Unavailability::Unusable, None)] {
                 let fate = fate(outcome);
                 assert_eq!(fate, RowFate::Pending { maybe_sent: true });
                 assert!(!fate.is_certainly_not_sent());
             }
-            let refused = fate(Outcome::Refused {
+            let refused = fate(Delivery::Refused {
                 reason: "too large".to_owned(),
             });
             assert!(matches!(&refused, RowFate::Refused(refusal) if refusal.stays_suspect()));
@@ -773,8 +773,14 @@ mod tests {
             POLICY.refusal(&row, "too large", 1.0)
         };
         let (first, second) = (refusal(0, false), refusal(1, true));
-        assert_eq!((first.attempts, first.suspect, first.dead), (0, false, false));
-        assert_eq!((second.attempts, second.suspect, second.dead), (1, true, false));
+        assert_eq!(
+            (first.attempts, first.possible_duplicate, first.dead),
+            (0, false, false)
+        );
+        assert_eq!(
+            (second.attempts, second.possible_duplicate, second.dead),
+            (1, true, false)
+        );
         assert!(first.wait <= POLICY.backoff_min, "{:?}", first.wait);
         assert!(second.wait >= POLICY.backoff_min, "{:?}", second.wait);
         assert!(refusal(i16::MAX, false).dead, "and no count overflows");

@@ -6,13 +6,13 @@ use std::time::SystemTime;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::partition::Place;
+use super::partition::PartitionChoice;
 
 /// How many lanes keyed rows are spread over. It cannot change, because the hash in the schema depends on it.
 pub const LANE_COUNT: usize = 64;
 
-/// The lane number that stands for rows without a lane.
-pub const KEYLESS: i16 = -1;
+/// The lane number that stands for unordered rows.
+pub const UNORDERED_LANE: i16 = -1;
 
 /// A header of every record: the key to deduplicate by.
 pub const MESSAGE_ID: &str = "message-id";
@@ -70,9 +70,9 @@ pub struct Row {
     /// Delayed by the application, or redriven, and due now.
     pub delayed: bool,
     /// A copy may have been sent before: by a worker that died, or by this one without an answer.
-    pub suspect: bool,
+    pub possible_duplicate: bool,
     /// Why the row was not read completely: it is larger than the limit, or PostgreSQL cannot read it. It is never sent.
-    pub withheld: Option<String>,
+    pub unreadable: Option<String>,
 }
 
 impl Row {
@@ -87,11 +87,11 @@ impl Row {
     }
 
     /// It was inserted without the trigger that assigns lanes: sent as an unordered row it would overtake its key.
-    pub fn has_lost_its_line(&self) -> bool {
+    pub fn lacks_its_lane(&self) -> bool {
         self.lane.is_none() && (self.key.is_some() || self.partition.is_some())
     }
 
-    /// The record's key: the row's own, or its message id, so that rows without a key spread evenly.
+    /// The record's key: the row's own, or its message id, so that unordered rows spread evenly.
     pub fn record_key(&self) -> RecordKey<'_> {
         match &self.key {
             Some(key) => RecordKey::Own(key),
@@ -100,10 +100,10 @@ impl Row {
     }
 
     /// Which partition the record belongs on.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> PartitionChoice {
         match self.partition {
-            Some(partition) => Place::Explicit(partition),
-            None => Place::of_key(self.record_key().as_bytes()),
+            Some(partition) => PartitionChoice::Explicit(partition),
+            None => PartitionChoice::of_key(self.record_key().as_bytes()),
         }
     }
 
@@ -125,7 +125,7 @@ impl Row {
         if let Some(version) = self.aggregate_version {
             each("aggregate-version", Some(version.to_string().as_bytes()));
         }
-        if self.suspect {
+        if self.possible_duplicate {
             each(POSSIBLE_DUPLICATE, Some(b"true"));
         }
         if let Some(headers) = &self.headers {
@@ -202,8 +202,8 @@ pub(crate) mod tests {
             attempts: 0,
             created_at: SystemTime::UNIX_EPOCH,
             delayed: false,
-            suspect: false,
-            withheld: None,
+            possible_duplicate: false,
+            unreadable: None,
         }
     }
 
@@ -222,7 +222,7 @@ pub(crate) mod tests {
                 partition,
                 ..row(1)
             };
-            assert_eq!(row.has_lost_its_line(), lost, "{row:?}");
+            assert_eq!(row.lacks_its_lane(), lost, "{row:?}");
         }
     }
 
@@ -273,7 +273,7 @@ pub(crate) mod tests {
     #[test]
     fn only_a_suspect_row_says_it_may_be_a_repeat() {
         let mut suspect = row(1);
-        suspect.suspect = true;
+        suspect.possible_duplicate = true;
         assert!(headers_of(&suspect).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
         assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
     }
@@ -308,12 +308,15 @@ pub(crate) mod tests {
 
     #[test]
     fn a_row_without_key_travels_under_its_message_id() {
-        let mut keyless = row(1);
-        keyless.key = None;
-        assert_eq!(keyless.record_key().as_bytes(), b"00000000-0000-0000-0000-000000000007");
-        assert_eq!(keyless.unit(), None);
-        keyless.partition = Some(3);
-        assert_eq!(keyless.unit().as_deref(), Some("p:3"));
+        let mut unordered = row(1);
+        unordered.key = None;
+        assert_eq!(
+            unordered.record_key().as_bytes(),
+            b"00000000-0000-0000-0000-000000000007"
+        );
+        assert_eq!(unordered.unit(), None);
+        unordered.partition = Some(3);
+        assert_eq!(unordered.unit().as_deref(), Some("p:3"));
         assert_eq!(row(1).unit().as_deref(), Some("k:k"));
     }
 

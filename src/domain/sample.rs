@@ -26,7 +26,7 @@ pub struct Sample {
 
 /// Counts that only grow, until a crash of the server sets them back to zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct Counters {
     pub granted: i64,
     pub replayed: i64,
     pub conflicted: i64,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::domain::watermark::Settled;
+use crate::domain::watermark::Watermark;
 
 /// So many ids one statement walks, to begin with. Of all lanes together they are hardly more, since an id is of one lane: some 0.2 s where
 /// all of them are published, and more rows than a batch takes where all are pending.
@@ -13,22 +13,22 @@ const SPAN_MIN: i64 = 1_000;
 const SWIFT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
-pub struct Walk {
+pub struct ScanSpan {
     span: i64,
 }
 
-impl Default for Walk {
+impl Default for ScanSpan {
     fn default() -> Self {
-        Walk { span: SPAN }
+        ScanSpan { span: SPAN }
     }
 }
 
-impl Walk {
+impl ScanSpan {
     /// Where a claim from here is cut short; `None`: it need not be. Only what is settled can be walked in parts: beyond that the floor could
     /// not follow, and the next claim would walk the same part again.
-    pub fn upto(&self, start: i64, settled: Settled) -> Option<i64> {
-        let upto = start.saturating_add(self.span);
-        (upto < settled.soft).then_some(upto)
+    pub fn scan_end(&self, start: i64, watermark: Watermark) -> Option<i64> {
+        let scan_end = start.saturating_add(self.span);
+        (scan_end < watermark.soft).then_some(scan_end)
     }
 
     /// It was cut short. If it found nothing in little time there may be nothing for long: ids that were never used. If the floor could not
@@ -58,8 +58,8 @@ mod tests {
 
     const SLOW: Duration = Duration::from_secs(1);
 
-    fn settled(soft: i64) -> Settled {
-        Settled {
+    fn watermark(soft: i64) -> Watermark {
+        Watermark {
             hard: 0,
             soft,
             generation: 0,
@@ -68,29 +68,29 @@ mod tests {
 
     #[test]
     fn a_walk_is_cut_short_only_where_more_than_that_is_settled() {
-        let walk = Walk::default();
-        assert_eq!(walk.upto(7, settled(7 + SPAN)), None, "it ends there anyway");
-        assert_eq!(walk.upto(7, settled(8 + SPAN)), Some(7 + SPAN));
-        assert_eq!(walk.upto(i64::MAX - 1, settled(i64::MAX)), None);
+        let walk = ScanSpan::default();
+        assert_eq!(walk.scan_end(7, watermark(7 + SPAN)), None, "it ends there anyway");
+        assert_eq!(walk.scan_end(7, watermark(8 + SPAN)), Some(7 + SPAN));
+        assert_eq!(walk.scan_end(i64::MAX - 1, watermark(i64::MAX)), None);
     }
 
     #[test]
     fn a_walk_gets_longer_over_nothing_and_where_it_is_stuck_and_shorter_when_it_fails() {
-        let span_after = |span, change: &dyn Fn(&mut Walk)| {
-            let mut walk = Walk { span };
+        let span_after = |span, change: &dyn Fn(&mut ScanSpan)| {
+            let mut walk = ScanSpan { span };
             change(&mut walk);
             walk.span
         };
-        let cut = |found_nothing, took, is_stuck| move |walk: &mut Walk| walk.cut(found_nothing, took, is_stuck);
+        let cut = |found_nothing, took, is_stuck| move |walk: &mut ScanSpan| walk.cut(found_nothing, took, is_stuck);
         assert_eq!(span_after(SPAN, &cut(true, Duration::ZERO, false)), 2 * SPAN);
         assert_eq!(span_after(4 * SPAN, &cut(true, SLOW, false)), SPAN);
         assert_eq!(span_after(4 * SPAN, &cut(false, Duration::ZERO, false)), SPAN);
         assert_eq!(span_after(4 * SPAN, &cut(false, SLOW, true)), 8 * SPAN);
         assert_eq!(span_after(SPAN / 4, &cut(false, Duration::ZERO, false)), SPAN / 2);
         assert_eq!(span_after(SPAN / 4, &cut(true, SLOW, false)), SPAN / 4);
-        assert_eq!(span_after(SPAN, &Walk::failed), SPAN / 2);
-        assert_eq!(span_after(SPAN_MIN, &Walk::failed), SPAN_MIN);
-        assert_eq!(span_after(8 * SPAN, &Walk::ended), SPAN);
+        assert_eq!(span_after(SPAN, &ScanSpan::failed), SPAN / 2);
+        assert_eq!(span_after(SPAN_MIN, &ScanSpan::failed), SPAN_MIN);
+        assert_eq!(span_after(8 * SPAN, &ScanSpan::ended), SPAN);
         assert_eq!(span_after(i64::MAX, &cut(true, Duration::ZERO, false)), i64::MAX);
     }
 }

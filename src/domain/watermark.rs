@@ -45,14 +45,14 @@ const FALLS_MAX: usize = 8;
 
 /// Tracks which ids are settled, as far as this process knows. There is one for each incarnation of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Horizon {
-    settled: Settled,
+pub struct WatermarkTracker {
+    watermark: Watermark,
     /// The highest id drawn, as the last check read it.
     highest_id: i64,
     /// The writers of the last check, by name, except those that are known to have ended since.
     open: BTreeMap<String, OpenWriter>,
     /// The drops of soft floors, oldest first, each of them deeper than the next.
-    falls: Vec<Fall>,
+    falls: Vec<SoftDrop>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,30 +60,30 @@ struct OpenWriter {
     /// All ids that it has drawn are above this.
     from: i64,
     transaction: Option<i64>,
-    /// It was already open at the last [`Horizon::soften`].
+    /// It was already open at the last [`WatermarkTracker::bypass_old_writers`].
     is_old: bool,
     /// The soft watermark bypasses it.
-    is_holder: bool,
+    is_bypassed: bool,
 }
 
 impl OpenWriter {
     /// A writer that was old already is bypassed from now on. It needs a transaction id, because that is how its end is noticed.
-    fn lose_patience(&mut self) {
-        self.is_holder |= self.is_old && self.transaction.is_some();
+    fn bypass_if_old(&mut self) {
+        self.is_bypassed |= self.is_old && self.transaction.is_some();
         self.is_old = true;
     }
 }
 
 /// A bypassed writer has ended: soft floors of earlier generations drop to this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Fall {
+struct SoftDrop {
     generation: u64,
     to: i64,
 }
 
 /// The watermark at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Settled {
+pub struct Watermark {
     /// Every id up to here is settled.
     pub hard: i64,
     /// Every id up to here is settled, except those of bypassed writers. It is never below `hard`.
@@ -92,32 +92,32 @@ pub struct Settled {
     pub generation: u64,
 }
 
-impl Horizon {
+impl WatermarkTracker {
     /// The highest id that is known to be drawn.
     pub fn highest_id(&self) -> i64 {
         self.highest_id
     }
 
-    pub fn settled(&self) -> Settled {
-        self.settled
+    pub fn watermark(&self) -> Watermark {
+        self.watermark
     }
 
     /// The transactions that the soft watermark bypasses.
-    pub fn holders(&self) -> Vec<i64> {
-        self.holders_below(i64::MAX)
+    pub fn bypassed(&self) -> Vec<i64> {
+        self.bypassed_below(i64::MAX)
     }
 
     /// The bypassed transactions that must still be in progress for a claim that starts here: they may have ids at or below `start`.
-    pub fn holders_below(&self, start: i64) -> Vec<i64> {
-        let holders = self
+    pub fn bypassed_below(&self, start: i64) -> Vec<i64> {
+        let bypassed = self
             .open
             .values()
-            .filter(|writer| writer.is_holder && writer.from < start);
-        holders.filter_map(|writer| writer.transaction).collect()
+            .filter(|writer| writer.is_bypassed && writer.from < start);
+        bypassed.filter_map(|writer| writer.transaction).collect()
     }
 
     /// Notes a check of the database: the highest id drawn, read *before* the writers.
-    pub fn look(&mut self, highest_id: i64, writers: &Writers) {
+    pub fn observe(&mut self, highest_id: i64, writers: &Writers) {
         let came_after = self.highest_id;
         let known = std::mem::take(&mut self.open);
         let open = |(name, transaction): (&String, &Option<i64>)| {
@@ -125,7 +125,7 @@ impl Horizon {
                 from: came_after,
                 transaction: None,
                 is_old: false,
-                is_holder: false,
+                is_bypassed: false,
             });
             let transaction = writer.transaction.or(*transaction);
             (name.clone(), OpenWriter { transaction, ..writer })
@@ -138,8 +138,8 @@ impl Horizon {
     }
 
     /// Bypasses the writers that were already open at the last call of this: they are going to stay open.
-    pub fn soften(&mut self) {
-        self.open.values_mut().for_each(OpenWriter::lose_patience);
+    pub fn bypass_old_writers(&mut self) {
+        self.open.values_mut().for_each(OpenWriter::bypass_if_old);
         self.settle();
     }
 
@@ -154,14 +154,14 @@ impl Horizon {
 
     /// Drops soft floors below what the bypassed writers among these may have committed.
     fn fall(&mut self, ended: Vec<OpenWriter>) {
-        let holders = ended.iter().filter(|writer| writer.is_holder);
-        let Some(to) = holders.map(|writer| writer.from).min() else {
+        let bypassed = ended.iter().filter(|writer| writer.is_bypassed);
+        let Some(to) = bypassed.map(|writer| writer.from).min() else {
             return;
         };
-        self.settled.generation += 1;
+        self.watermark.generation += 1;
         self.falls.retain(|fall| fall.to < to);
-        self.falls.push(Fall {
-            generation: self.settled.generation,
+        self.falls.push(SoftDrop {
+            generation: self.watermark.generation,
             to,
         });
         if self.falls.len() > FALLS_MAX {
@@ -180,19 +180,19 @@ impl Horizon {
     fn settle(&mut self) {
         let from = |without_holders: bool| {
             let open = self.open.values();
-            let counted = open.filter(|writer| !(without_holders && writer.is_holder));
+            let counted = open.filter(|writer| !(without_holders && writer.is_bypassed));
             counted.map(|writer| writer.from).fold(self.highest_id, i64::min)
         };
         let (hard, soft) = (from(false), from(true));
-        self.settled.hard = self.settled.hard.max(hard);
-        self.settled.soft = self.settled.soft.max(soft);
+        self.watermark.hard = self.watermark.hard.max(hard);
+        self.watermark.soft = self.watermark.soft.max(soft);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::floor::{Floor, Sight};
+    use crate::domain::floor::{Floor, ScanResult};
 
     /// Writers by name; their transaction ids are made of it.
     fn writers(names: &[&str]) -> Writers {
@@ -202,33 +202,33 @@ mod tests {
             .collect()
     }
 
-    fn hard(horizon: &Horizon) -> i64 {
-        horizon.settled().hard
+    fn hard(tracker: &WatermarkTracker) -> i64 {
+        tracker.watermark().hard
     }
 
-    fn settled(hard: i64, soft: i64, generation: u64) -> Settled {
-        Settled { hard, soft, generation }
+    fn watermark(hard: i64, soft: i64, generation: u64) -> Watermark {
+        Watermark { hard, soft, generation }
     }
 
     /// Bypasses every writer that is open now.
-    fn lose_patience(horizon: &mut Horizon) {
-        horizon.soften();
-        horizon.soften();
+    fn bypass_if_old(tracker: &mut WatermarkTracker) {
+        tracker.bypass_old_writers();
+        tracker.bypass_old_writers();
     }
 
     #[test]
     fn nothing_is_settled_that_an_open_writer_may_have_drawn() {
-        let mut horizon = Horizon::default();
-        horizon.look(100, &writers(&["a", "b"]));
-        assert_eq!(hard(&horizon), 0, "nothing is known of either");
-        horizon.look(110, &writers(&["b", "c"]));
-        assert_eq!(hard(&horizon), 0, "b has not ended");
-        horizon.look(120, &writers(&["c"]));
-        assert_eq!(hard(&horizon), 100, "c came later and cannot hold a lower id");
-        horizon.look(130, &writers(&["c", "d"]));
-        assert_eq!(hard(&horizon), 100, "c has not ended");
-        horizon.look(140, &writers(&["d"]));
-        assert_eq!(hard(&horizon), 120, "d came after that look");
+        let mut tracker = WatermarkTracker::default();
+        tracker.observe(100, &writers(&["a", "b"]));
+        assert_eq!(hard(&tracker), 0, "nothing is known of either");
+        tracker.observe(110, &writers(&["b", "c"]));
+        assert_eq!(hard(&tracker), 0, "b has not ended");
+        tracker.observe(120, &writers(&["c"]));
+        assert_eq!(hard(&tracker), 100, "c came later and cannot hold a lower id");
+        tracker.observe(130, &writers(&["c", "d"]));
+        assert_eq!(hard(&tracker), 100, "c has not ended");
+        tracker.observe(140, &writers(&["d"]));
+        assert_eq!(hard(&tracker), 120, "d came after that look");
     }
 
     #[test]
@@ -243,99 +243,99 @@ mod tests {
 
     #[test]
     fn without_writers_a_look_settles_at_once() {
-        let mut horizon = Horizon::default();
-        horizon.look(7, &Writers::new());
-        assert_eq!(horizon.settled(), settled(7, 7, 0));
+        let mut tracker = WatermarkTracker::default();
+        tracker.observe(7, &Writers::new());
+        assert_eq!(tracker.watermark(), watermark(7, 7, 0));
     }
 
     #[test]
     fn the_soft_horizon_moves_past_a_holder_until_it_ends_and_then_the_hard_one_follows() {
-        let mut horizon = Horizon::default();
-        horizon.look(100, &writers(&["a"]));
-        horizon.soften();
-        assert!(horizon.holders().is_empty(), "it has only just come");
-        horizon.soften();
-        assert_eq!(horizon.settled(), settled(0, 100, 0));
-        horizon.look(200, &writers(&["a", "b"]));
-        assert_eq!(horizon.settled().soft, 100, "b may still commit");
-        horizon.look(300, &writers(&["a"]));
-        assert_eq!(horizon.settled(), settled(0, 300, 0));
-        assert_eq!(horizon.holders(), [i64::from(b'a')]);
-        horizon.look(400, &writers(&["c"]));
-        assert_eq!(horizon.settled(), settled(300, 300, 1));
-        assert!(horizon.holders().is_empty());
+        let mut tracker = WatermarkTracker::default();
+        tracker.observe(100, &writers(&["a"]));
+        tracker.bypass_old_writers();
+        assert!(tracker.bypassed().is_empty(), "it has only just come");
+        tracker.bypass_old_writers();
+        assert_eq!(tracker.watermark(), watermark(0, 100, 0));
+        tracker.observe(200, &writers(&["a", "b"]));
+        assert_eq!(tracker.watermark().soft, 100, "b may still commit");
+        tracker.observe(300, &writers(&["a"]));
+        assert_eq!(tracker.watermark(), watermark(0, 300, 0));
+        assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
+        tracker.observe(400, &writers(&["c"]));
+        assert_eq!(tracker.watermark(), watermark(300, 300, 1));
+        assert!(tracker.bypassed().is_empty());
     }
 
     /// A writer that stays open, and a job beside it that began after the check at 200.
-    fn beside_a_job() -> Horizon {
-        let mut horizon = Horizon::default();
-        horizon.look(100, &writers(&["a"]));
-        lose_patience(&mut horizon);
-        horizon.look(200, &writers(&["a"]));
-        horizon.look(210, &writers(&["a", "job"]));
-        lose_patience(&mut horizon);
-        horizon.look(300, &writers(&["a", "job"]));
-        horizon
+    fn beside_a_job() -> WatermarkTracker {
+        let mut tracker = WatermarkTracker::default();
+        tracker.observe(100, &writers(&["a"]));
+        bypass_if_old(&mut tracker);
+        tracker.observe(200, &writers(&["a"]));
+        tracker.observe(210, &writers(&["a", "job"]));
+        bypass_if_old(&mut tracker);
+        tracker.observe(300, &writers(&["a", "job"]));
+        tracker
     }
 
     #[test]
     fn when_one_holder_ends_soft_floors_fall_to_what_came_before_it_and_others_keep_that() {
-        let seen_by_proof = |horizon: &mut Horizon| horizon.end(&[i64::from(b'j')]);
-        let seen_by_a_look = |horizon: &mut Horizon| horizon.look(300, &writers(&["a"]));
+        let seen_by_proof = |tracker: &mut WatermarkTracker| tracker.end(&[i64::from(b'j')]);
+        let seen_by_a_look = |tracker: &mut WatermarkTracker| tracker.observe(300, &writers(&["a"]));
         for job_ends in [seen_by_proof, seen_by_a_look] {
-            let mut horizon = beside_a_job();
-            assert_eq!(horizon.settled(), settled(0, 300, 0));
+            let mut tracker = beside_a_job();
+            assert_eq!(tracker.watermark(), watermark(0, 300, 0));
             let mut floor = Floor::at(0);
-            floor.advance(Sight::of_everything(horizon.settled()));
-            assert_eq!(floor.start(&horizon), 300);
-            job_ends(&mut horizon);
+            floor.advance(ScanResult::of_everything(tracker.watermark()));
+            assert_eq!(floor.start(&tracker), 300);
+            job_ends(&mut tracker);
             assert_eq!(
-                horizon.settled(),
-                settled(0, 300, 1),
+                tracker.watermark(),
+                watermark(0, 300, 1),
                 "what the job has drawn is settled"
             );
-            assert_eq!(floor.start(&horizon), 200);
-            assert_eq!(horizon.holders(), [i64::from(b'a')]);
-            floor.advance(Sight::of_everything(horizon.settled()));
-            assert_eq!((floor.hard(), floor.start(&horizon)), (0, 300), "and is seen now");
+            assert_eq!(floor.start(&tracker), 200);
+            assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
+            floor.advance(ScanResult::of_everything(tracker.watermark()));
+            assert_eq!((floor.hard(), floor.start(&tracker)), (0, 300), "and is seen now");
         }
     }
 
     #[test]
     fn when_the_oldest_holder_ends_the_hard_horizon_comes_up_to_the_next() {
-        let mut horizon = beside_a_job();
-        horizon.end(&[i64::from(b'a')]);
-        assert_eq!(horizon.settled(), settled(200, 300, 1));
-        horizon.end(&[i64::from(b'a')]);
-        assert_eq!(horizon.settled(), settled(200, 300, 1), "it is heard once");
-        horizon.end(&[i64::from(b'j')]);
-        assert_eq!(horizon.settled(), settled(300, 300, 2));
+        let mut tracker = beside_a_job();
+        tracker.end(&[i64::from(b'a')]);
+        assert_eq!(tracker.watermark(), watermark(200, 300, 1));
+        tracker.end(&[i64::from(b'a')]);
+        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "it is heard once");
+        tracker.end(&[i64::from(b'j')]);
+        assert_eq!(tracker.watermark(), watermark(300, 300, 2));
     }
 
     #[test]
     fn a_claim_relies_on_those_holders_alone_that_may_have_lower_ids() {
-        let horizon = beside_a_job();
-        assert!(horizon.holders_below(0).is_empty());
-        assert_eq!(horizon.holders_below(200), [i64::from(b'a')]);
-        assert_eq!(horizon.holders_below(201), [i64::from(b'a'), i64::from(b'j')]);
+        let tracker = beside_a_job();
+        assert!(tracker.bypassed_below(0).is_empty());
+        assert_eq!(tracker.bypassed_below(200), [i64::from(b'a')]);
+        assert_eq!(tracker.bypassed_below(201), [i64::from(b'a'), i64::from(b'j')]);
     }
 
     #[test]
     fn a_floor_falls_as_deep_as_the_deepest_fall_it_has_missed() {
-        let mut horizon = Horizon::default();
+        let mut tracker = WatermarkTracker::default();
         let mut fall = |to| {
-            let is_holder = OpenWriter {
+            let is_bypassed = OpenWriter {
                 from: to,
                 transaction: Some(1),
                 is_old: true,
-                is_holder: true,
+                is_bypassed: true,
             };
-            horizon.fall(vec![is_holder]);
-            horizon.clone()
+            tracker.fall(vec![is_bypassed]);
+            tracker.clone()
         };
         let floor_of = |generation| {
             let mut floor = Floor::at(5);
-            floor.advance(Sight::of_everything(settled(5, 1000, generation)));
+            floor.advance(ScanResult::of_everything(watermark(5, 1000, generation)));
             floor
         };
         let floor = floor_of(1);
@@ -344,37 +344,37 @@ mod tests {
         assert_eq!(floor.start(&fall(400)), 300);
         assert_eq!(floor.start(&fall(200)), 200);
         assert_eq!(floor.start(&fall(1)), 5, "not below the hard floor");
-        let missed_one = |horizon: &Horizon| floor_of(horizon.settled().generation - 1).start(horizon);
+        let missed_one = |tracker: &WatermarkTracker| floor_of(tracker.watermark().generation - 1).start(tracker);
         for to in 500..520 {
             assert_eq!(missed_one(&fall(to)), to, "of many falls the last are told apart");
         }
-        assert_eq!(horizon.falls.len(), FALLS_MAX);
+        assert_eq!(tracker.falls.len(), FALLS_MAX);
     }
 
     #[test]
     fn who_came_a_moment_ago_does_not_become_a_holder_beside_one_that_stays() {
-        let mut horizon = Horizon::default();
-        horizon.look(100, &writers(&["a"]));
-        lose_patience(&mut horizon);
-        horizon.look(200, &writers(&["a", "b"]));
-        horizon.soften();
-        assert_eq!(horizon.holders(), [i64::from(b'a')]);
-        horizon.look(300, &writers(&["a"]));
+        let mut tracker = WatermarkTracker::default();
+        tracker.observe(100, &writers(&["a"]));
+        bypass_if_old(&mut tracker);
+        tracker.observe(200, &writers(&["a", "b"]));
+        tracker.bypass_old_writers();
+        assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
+        tracker.observe(300, &writers(&["a"]));
         assert_eq!(
-            horizon.settled(),
-            settled(0, 300, 0),
+            tracker.watermark(),
+            watermark(0, 300, 0),
             "b has ended, and nothing was lost by it"
         );
     }
 
     #[test]
     fn nobody_without_a_transaction_id_becomes_a_holder() {
-        let mut horizon = Horizon::default();
+        let mut tracker = WatermarkTracker::default();
         let copying = Writers::from([("copy".to_owned(), None)]);
-        horizon.look(100, &copying);
-        lose_patience(&mut horizon);
-        horizon.look(200, &copying);
-        assert!(horizon.holders().is_empty());
-        assert_eq!(horizon.settled().soft, 0);
+        tracker.observe(100, &copying);
+        bypass_if_old(&mut tracker);
+        tracker.observe(200, &copying);
+        assert!(tracker.bypassed().is_empty());
+        assert_eq!(tracker.watermark().soft, 0);
     }
 }

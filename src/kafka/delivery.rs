@@ -3,7 +3,7 @@
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::reports::Report;
-use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::delivery::{Delivery, Unavailability};
 use crate::domain::partition::Partition;
 
 /// Did the broker, or the client itself, refuse the record because of what it contains?
@@ -23,13 +23,13 @@ pub fn is_refusal(report: Option<Report>) -> bool {
 }
 
 /// What a report means; `None` if there was none. `overdue`: our deadline passed and everything was purged.
-pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, overdue: bool) -> Outcome {
+pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, overdue: bool) -> Delivery {
     let Some(Report { code, handed_over }) = report else {
         return late(topic, partition, true, overdue);
     };
     match code {
-        Code::NoError => Outcome::Acked,
-        _ if is_refusal(report) => Outcome::Refused {
+        Code::NoError => Delivery::Acked,
+        _ if is_refusal(report) => Delivery::Refused {
             reason: format!("Kafka refused the record for topic {topic}: {code}"),
         },
         // Also if it was purged from the queue: a retry goes back there.
@@ -53,16 +53,16 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         | Code::BrokerTransportFailure
         | Code::NetworkException => transient(topic, partition, &code.to_string(), handed_over),
         // The client did not take it: for a moment it knows another partition count than we do, or it has a fatal error.
-        _ if !handed_over => Outcome::Unsent,
+        _ if !handed_over => Delivery::NotSent,
         // Fatal errors and their consequences, and codes of newer brokers: the caller checks the producer, and the record may have been
         // written.
-        _ => Outcome::Unknown,
+        _ => Delivery::Unknown,
     }
 }
 
-fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
-    Outcome::Sick {
-        fault: TopicFault::Unusable,
+fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Delivery {
+    Delivery::Unavailable {
+        fault: Unavailability::Unusable,
         partition: None,
         reason: format!("topic {topic}: {code}"),
         maybe_landed,
@@ -70,9 +70,9 @@ fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Outcome {
 }
 
 /// Leaders, replicas and answers are those of one partition: the topic's other partitions may work.
-pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Outcome {
-    Outcome::Sick {
-        fault: TopicFault::Transient,
+pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Delivery {
+    Delivery::Unavailable {
+        fault: Unavailability::Transient,
         partition: Some(partition),
         reason: format!("partition {} of topic {topic}: {what}", partition.number),
         maybe_landed,
@@ -81,11 +81,11 @@ pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bo
 
 /// The record was purged, never answered, or not even taken. If that was because of our own deadline, the partition did not answer;
 /// otherwise another record was the cause.
-fn late(topic: &str, partition: Partition, maybe_landed: bool, overdue: bool) -> Outcome {
+fn late(topic: &str, partition: Partition, maybe_landed: bool, overdue: bool) -> Delivery {
     match (overdue, maybe_landed) {
         (true, true) => transient(topic, partition, "no answer before the deadline", maybe_landed),
-        (false, true) => Outcome::Unknown,
-        (_, false) => Outcome::Unsent,
+        (false, true) => Delivery::Unknown,
+        (_, false) => Delivery::NotSent,
     }
 }
 
@@ -95,17 +95,20 @@ mod tests {
 
     const THIRD: Partition = Partition { number: 3, of: 12 };
 
-    fn of(code: Code, handed_over: bool) -> Outcome {
+    fn of(code: Code, handed_over: bool) -> Delivery {
         of_report(Some(Report { code, handed_over }), "t", THIRD, false)
     }
 
-    fn may_have_landed(outcome: &Outcome) -> bool {
-        matches!(outcome, Outcome::Unknown | Outcome::Sick { maybe_landed: true, .. })
+    fn may_have_landed(outcome: &Delivery) -> bool {
+        matches!(
+            outcome,
+            Delivery::Unknown | Delivery::Unavailable { maybe_landed: true, .. }
+        )
     }
 
     #[test]
     fn only_a_refusal_of_the_record_itself_costs_an_attempt() {
-        let refused = |code| matches!(of(code, true), Outcome::Refused { .. });
+        let refused = |code| matches!(of(code, true), Delivery::Refused { .. });
         assert!(refused(Code::MessageSizeTooLarge));
         for code in [
             Code::MessageTimedOut,
@@ -143,19 +146,19 @@ mod tests {
         for code in [Code::NoError, Code::MessageSizeTooLarge] {
             assert!(!may_have_landed(&of(code, true)), "{code:?}");
         }
-        assert_eq!(of_report(None, "t", THIRD, false), Outcome::Unknown);
+        assert_eq!(of_report(None, "t", THIRD, false), Delivery::Unknown);
     }
 
     #[test]
     fn each_kind_of_failure_has_the_outcome_that_helps() {
-        let unusable = |code: Code, maybe_landed| Outcome::Sick {
-            fault: TopicFault::Unusable,
+        let unusable = |code: Code, maybe_landed| Delivery::Unavailable {
+            fault: Unavailability::Unusable,
             partition: None,
             reason: format!("topic t: {code}"),
             maybe_landed,
         };
-        let transient = |code: Code, maybe_landed| Outcome::Sick {
-            fault: TopicFault::Transient,
+        let transient = |code: Code, maybe_landed| Delivery::Unavailable {
+            fault: Unavailability::Transient,
             partition: Some(THIRD),
             reason: format!("partition 3 of topic t: {code}"),
             maybe_landed,
@@ -175,18 +178,18 @@ mod tests {
                 assert_eq!(of(code, handed_over), transient(code, handed_over));
             }
         }
-        assert_eq!(of(Code::NoError, true), Outcome::Acked);
-        assert_eq!(of(Code::Fatal, true), Outcome::Unknown);
+        assert_eq!(of(Code::NoError, true), Delivery::Acked);
+        assert_eq!(of(Code::Fatal, true), Delivery::Unknown);
         // Somebody else's collateral.
-        assert_eq!(of(Code::PurgeQueue, true), Outcome::Unknown);
-        assert_eq!(of(Code::PurgeInflight, true), Outcome::Unknown);
+        assert_eq!(of(Code::PurgeQueue, true), Delivery::Unknown);
+        assert_eq!(of(Code::PurgeInflight, true), Delivery::Unknown);
     }
 
     #[test]
     fn what_our_own_deadline_ended_is_for_its_partition_to_answer_for() {
         let overdue = |report| of_report(report, "t", THIRD, true);
-        let late = Outcome::Sick {
-            fault: TopicFault::Transient,
+        let late = Delivery::Unavailable {
+            fault: Unavailability::Transient,
             partition: Some(THIRD),
             reason: "partition 3 of topic t: no answer before the deadline".to_owned(),
             maybe_landed: true,
@@ -197,13 +200,13 @@ mod tests {
         };
         assert_eq!(purged(true), late);
         assert_eq!(overdue(None), late);
-        assert_eq!(purged(false), Outcome::Unsent, "it was not even asked");
+        assert_eq!(purged(false), Delivery::NotSent, "it was not even asked");
     }
 
     #[test]
     fn what_the_client_did_not_take_for_a_passing_reason_blames_nobody() {
-        assert_eq!(of(Code::PurgeQueue, false), Outcome::Unsent);
-        assert_eq!(of(Code::UnknownPartition, false), Outcome::Unsent);
-        assert_eq!(of(Code::Fatal, false), Outcome::Unsent);
+        assert_eq!(of(Code::PurgeQueue, false), Delivery::NotSent);
+        assert_eq!(of(Code::UnknownPartition, false), Delivery::NotSent);
+        assert_eq!(of(Code::Fatal, false), Delivery::NotSent);
     }
 }

@@ -57,7 +57,7 @@ impl MainProducer {
             "a batch got no answer before its deadline"
         };
         self.replace(producer, why);
-        // Counted from the deadline, not from now: a process that was suspended beyond it has no time left.
+        // Counters from the deadline, not from now: a process that was suspended beyond it has no time left.
         let last_wait = if fatal {
             Instant::now() + ANSWERS_AFTER_FATAL
         } else {

@@ -13,7 +13,7 @@ use super::producer::Producer;
 use super::reports::Report;
 use super::topics::Topics;
 use super::{Until, delivery};
-use crate::domain::delivery::Outcome;
+use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
@@ -73,7 +73,7 @@ impl<'a> PartitionBatches<'a> {
         topics: &Topics,
         last_ack: &LastAck,
         until: Until,
-    ) -> Vec<(usize, Outcome)> {
+    ) -> Vec<(usize, Delivery)> {
         let mut outcomes = Vec::new();
         let producer = main.get();
         while !self.batches.is_empty() && !producer.is_retired() && Instant::now() < until.handed_over {
@@ -88,7 +88,7 @@ impl<'a> PartitionBatches<'a> {
                     reports: &reports,
                 };
                 let results = results.outcomes(topics, destination, overdue);
-                let all_acked = results.iter().all(|(_, outcome)| *outcome == Outcome::Acked);
+                let all_acked = results.iter().all(|(_, outcome)| *outcome == Delivery::Acked);
                 if all_acked {
                     producer.acknowledged(destination.0, destination.1.number);
                     last_ack.note();
@@ -147,7 +147,7 @@ struct Results<'a> {
 }
 
 impl Results<'_> {
-    fn outcomes(&self, topics: &Topics, (topic, partition): Destination<'_>, overdue: bool) -> Vec<(usize, Outcome)> {
+    fn outcomes(&self, topics: &Topics, (topic, partition): Destination<'_>, overdue: bool) -> Vec<(usize, Delivery)> {
         let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
         if self.reports.iter().flatten().any(is_uncounted) {
             // The client may be right: the topic may have been recreated with fewer partitions.
@@ -167,7 +167,7 @@ impl Results<'_> {
         }
         let outcome = |report: Option<Report>| {
             if refused > 1 && delivery::is_refusal(report) {
-                Outcome::Unsent
+                Delivery::NotSent
             } else {
                 delivery::of_report(report, topic, partition, overdue)
             }

@@ -10,7 +10,7 @@ use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
 use super::quarantine::FAILURES_MAX;
 use super::{PURGE_TIMEOUT, Until, delivery};
-use crate::domain::delivery::Outcome;
+use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
@@ -42,9 +42,9 @@ impl Probes {
         self.idle().clear();
     }
 
-    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Outcome {
+    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Delivery {
         let Some((producer, silent_since)) = self.producer().await else {
-            return Outcome::Unsent;
+            return Delivery::NotSent;
         };
         let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
         let overdue = !sent.all_reported_by(until.answered, || false).await;
@@ -53,7 +53,7 @@ impl Probes {
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
         let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
-        if outcome == Outcome::Acked {
+        if outcome == Delivery::Acked {
             producer.acknowledged(&row.topic, partition.number);
             self.last_ack.note();
         } else {

@@ -12,7 +12,7 @@ use tracing::warn;
 use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
 use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT, Until, delivery};
-use crate::domain::delivery::Outcome;
+use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::metrics;
@@ -26,7 +26,7 @@ const HEAD_START: Duration = Duration::from_millis(100);
 /// after 32,767 it starts again at 0: a broker would then take a new record for one that it already has, and acknowledge it.
 pub(super) const FAILURES_MAX: u32 = 1000;
 
-/// Held by the task that sends to a partition.
+/// CheckedOutLane by the task that sends to a partition.
 type SendLock = Arc<tokio::sync::Mutex<()>>;
 
 pub struct Quarantine {
@@ -48,7 +48,7 @@ impl Quarantine {
     }
 
     /// Sends rows, given by their indexes, each alone.
-    pub async fn send_each(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Outcome)> {
+    pub async fn send_each(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Delivery)> {
         let mut topics: BTreeMap<&str, Vec<(usize, Partition)>> = BTreeMap::new();
         for place in alone {
             topics.entry(&rows[place.0].topic).or_default().push(*place);
@@ -59,7 +59,7 @@ impl Quarantine {
 
     /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes a while,
     /// and the batch would wait: after one refusal, keyed rows that have not been sent yet are put off.
-    async fn send_topic(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Outcome)> {
+    async fn send_topic(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Delivery)> {
         let refused = AtomicBool::new(false);
         let send = async |&(index, partition): &(usize, Partition)| {
             let outcome = self.send_unless_refused(&rows[index], partition, until, &refused).await;
@@ -80,7 +80,7 @@ impl Quarantine {
     }
 
     /// Sends one record while no other is in flight to its partition, so that the answer is certain to be about it.
-    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Outcome {
+    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Delivery {
         self.send_unless_refused(row, partition, until, &AtomicBool::new(false))
             .await
     }
@@ -91,17 +91,17 @@ impl Quarantine {
         partition: Partition,
         until: Until,
         refused: &AtomicBool,
-    ) -> Outcome {
+    ) -> Delivery {
         let lock = self.lock_of(&row.topic, partition.number);
         let Ok(_lock) = tokio::time::timeout_at(until.handed_over.into(), lock.lock()).await else {
-            return Outcome::Unsent;
+            return Delivery::NotSent;
         };
         if refused.load(Ordering::Relaxed) && row.lane.is_some() {
             return put_off(row);
         }
         let producer = self.producer().await;
         if until.answered.saturating_duration_since(Instant::now()) < ANSWER_TIME_MIN {
-            return Outcome::Unsent;
+            return Delivery::NotSent;
         }
         let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
         let overdue = !sent.all_reported_by(until.answered, || false).await;
@@ -115,13 +115,13 @@ impl Quarantine {
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
         let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
-        if outcome == Outcome::Acked {
+        if outcome == Delivery::Acked {
             producer.acknowledged(&row.topic, partition.number);
             self.last_ack.note();
         } else {
             producer.count_failure();
         }
-        if let Outcome::Refused { .. } = outcome {
+        if let Delivery::Refused { .. } = outcome {
             refused.store(true, Ordering::Relaxed);
         }
         outcome
@@ -160,8 +160,8 @@ impl Quarantine {
     }
 }
 
-fn put_off(row: &Row) -> Outcome {
-    Outcome::PutOff {
+fn put_off(row: &Row) -> Delivery {
+    Delivery::Deferred {
         reason: format!(
             "topic {} has just refused another record: this one is sent alone as soon as its turn comes",
             row.topic

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::paused_partitions::{PausedPartitions, Reasons};
 use super::topics::{Topic, Topics};
-use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::delivery::{Delivery, Unavailability};
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
@@ -21,7 +21,7 @@ pub struct Route {
 pub struct KnownTopics<'a> {
     /// Sorted. The other lists have the same order.
     names: Vec<&'a str>,
-    topics: Vec<Result<Topic, Outcome>>,
+    topics: Vec<Result<Topic, Delivery>>,
     /// Empty where paused partitions are not skipped.
     paused: Vec<Reasons>,
 }
@@ -49,23 +49,23 @@ impl<'a> KnownTopics<'a> {
     }
 
     /// Where one row goes by itself, or why it is not to be sent now.
-    pub fn route(&self, row: &Row) -> Result<Route, Outcome> {
+    pub fn route(&self, row: &Row) -> Result<Route, Delivery> {
         let topic = self.names.partition_point(|name| *name < row.topic.as_str());
-        match (&row.withheld, &self.topics[topic]) {
-            (Some(reason), _) => Err(Outcome::Refused { reason: reason.clone() }),
+        match (&row.unreadable, &self.topics[topic]) {
+            (Some(reason), _) => Err(Delivery::Refused { reason: reason.clone() }),
             (None, Ok(known)) => route_in(known, row).and_then(|route| unless_paused(route, self.paused.get(topic))),
             (None, Err(sick)) => Err(sick.clone()),
         }
     }
 
     /// Finds the route of each row of a batch. `None`: the row is not to be sent now, and its outcome says why.
-    pub fn routes(&self, rows: &[Row], outcomes: &mut [Outcome]) -> Vec<Option<Route>> {
+    pub fn routes(&self, rows: &[Row], outcomes: &mut [Delivery]) -> Vec<Option<Route>> {
         let mut routes = Vec::with_capacity(rows.len());
         // Units with a row that is sent alone or not at all: the rows behind it wait for the next batch.
         let mut stopped: HashSet<(&str, String)> = HashSet::new();
         for (index, row) in rows.iter().enumerate() {
             let behind = !stopped.is_empty()
-                && !row.has_lost_its_line()
+                && !row.lacks_its_lane()
                 && row
                     .unit()
                     .is_some_and(|unit| stopped.contains(&(row.topic.as_str(), unit)));
@@ -82,7 +82,7 @@ impl<'a> KnownTopics<'a> {
                 // On two producers the later row could overtake the earlier one: it is sent once the earlier one is done.
                 Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
                 // If its key is to be held because of this row, the earlier rows must have been sent.
-                Err(_) if row.withheld.is_some() && earlier_of_unit(rows, index).next().is_some() => None,
+                Err(_) if row.unreadable.is_some() && earlier_of_unit(rows, index).next().is_some() => None,
                 Ok(route) => Some(route),
                 Err(outcome) => {
                     outcomes[index] = outcome;
@@ -94,9 +94,9 @@ impl<'a> KnownTopics<'a> {
     }
 }
 
-fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
-    if row.has_lost_its_line() {
-        return Err(Outcome::Refused {
+fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
+    if row.lacks_its_lane() {
+        return Err(Delivery::Refused {
             reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
                      zz_message_enters. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
                      and insert its message again, in one transaction. Redriving it does not help"
@@ -106,7 +106,7 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
     let partition = row
         .place()
         .partition(topic.partitions)
-        .ok_or_else(|| Outcome::Refused {
+        .ok_or_else(|| Delivery::Refused {
             reason: format!(
                 "partition {} does not exist: topic {} has {} partitions",
                 row.partition.unwrap_or_default(),
@@ -124,11 +124,11 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Outcome> {
 }
 
 /// Nothing is sent to a partition that is known to be paused.
-fn unless_paused(route: Route, paused: Option<&Reasons>) -> Result<Route, Outcome> {
+fn unless_paused(route: Route, paused: Option<&Reasons>) -> Result<Route, Delivery> {
     match paused.and_then(|paused| paused.get(&route.partition.number)) {
         None => Ok(route),
-        Some(reason) => Err(Outcome::Sick {
-            fault: TopicFault::Paused,
+        Some(reason) => Err(Delivery::Unavailable {
+            fault: Unavailability::Paused,
             partition: Some(route.partition),
             reason: reason.clone(),
             maybe_landed: false,

@@ -11,7 +11,7 @@ use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
-use crate::domain::delivery::{Outcome, TopicFault};
+use crate::domain::delivery::{Delivery, Unavailability};
 use crate::metrics;
 
 /// Partition counts rarely grow; asking every minute is enough.
@@ -82,7 +82,7 @@ impl Topics {
     }
 
     /// The topic, or what not knowing it means for a row.
-    pub async fn get(&self, name: &str, deadline: Instant) -> Result<Topic, Outcome> {
+    pub async fn get(&self, name: &str, deadline: Instant) -> Result<Topic, Delivery> {
         if let Some(topic) = self.known(name) {
             return Ok(topic);
         }
@@ -116,7 +116,7 @@ impl Topics {
         if first_time {
             self.describe_in_background(name);
         }
-        self.known(name).ok_or(Outcome::Unsent)
+        self.known(name).ok_or(Delivery::NotSent)
     }
 
     fn known(&self, name: &str) -> Option<Topic> {
@@ -163,7 +163,7 @@ impl Topics {
         }
     }
 
-    async fn ask(&self, name: &str, deadline: Instant) -> Result<TopicMetadata, Outcome> {
+    async fn ask(&self, name: &str, deadline: Instant) -> Result<TopicMetadata, Delivery> {
         let until = deadline.min(Instant::now() + LOOKUP_TIMEOUT);
         loop {
             let asked = tokio::time::timeout_at(until.into(), self.metadata(name)).await;
@@ -179,11 +179,11 @@ impl Topics {
                     | Code::TopicAuthorizationFailed
                     | Code::InvalidTopic),
                 ) => {
-                    return Err(unavailable(TopicFault::Unusable, format!("topic {name}: {code}")));
+                    return Err(unavailable(Unavailability::Unusable, format!("topic {name}: {code}")));
                 }
                 Err(code) => {
                     return Err(unavailable(
-                        TopicFault::Transient,
+                        Unavailability::Transient,
                         format!("topic {name}: cannot be looked up: {code}"),
                     ));
                 }
@@ -271,7 +271,7 @@ fn replace_client(lookup: &Mutex<LookupClient>, config: &ClientConfig) {
     match Admin::new(config) {
         Ok(admin) => {
             lookup.lock().unwrap_or_else(PoisonError::into_inner).admin = admin;
-            metrics::lookup_client_rebuilt();
+            metrics::admin_client_rebuilt();
             tracing::debug!("the Kafka client that looks topics up hears nothing; trying a new one");
         }
         Err(error) => tracing::warn!(%error, "cannot build a Kafka client; keeping the old one"),
@@ -334,8 +334,8 @@ fn code_of(error: &KafkaError) -> Code {
 }
 
 /// What a topic that cannot be looked up means for a row.
-fn unavailable(fault: TopicFault, reason: String) -> Outcome {
-    Outcome::Sick {
+fn unavailable(fault: Unavailability, reason: String) -> Delivery {
+    Delivery::Unavailable {
         fault,
         partition: None,
         reason,

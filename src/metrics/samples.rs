@@ -12,7 +12,7 @@ use super::{
     dead_tuples, delayed_rows, held_keys, inbox_poison, inbox_takeovers, inbox_unfinished, oldest_pending,
     parked_topics, paused_partitions, sampled_gauges, vacuum_horizon_age,
 };
-use crate::domain::sample::{Commands, Counted, InboxSample, Sample};
+use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series: it is dropped as a
 /// whole when another worker samples, whose figures would contradict what was true here last.
@@ -110,7 +110,7 @@ pub fn commands(counted: &[Commands]) {
 }
 
 /// What is new since the last sample of this worker. What came before its first one is not its to count.
-pub fn counted(before: Option<&Counted>, now: &Counted) {
+pub fn counted(before: Option<&Counters>, now: &Counters) {
     let Some(before) = before else { return };
     commands_granted(grown(before.granted, now.granted));
     command_replays(grown(before.replayed, now.replayed));

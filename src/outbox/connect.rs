@@ -56,9 +56,9 @@ pub const PLANS: [(&str, &str); 4] = [
 
 /// What every statement runs under, each setting put as `write` says: beside [`PLANS`], nothing waits for ever. The server gives
 /// a statement up before we do (`patience`), so that none runs on for nobody.
-fn settings(patience: Duration, write: impl Fn(&str, &str) -> String) -> Vec<String> {
-    let statement_ms = patience.mul_f64(0.8).as_millis().to_string();
-    let lock_ms = LOCK_TIMEOUT.min(patience / LOCK_SHARE).as_millis().to_string();
+fn settings(timeout: Duration, write: impl Fn(&str, &str) -> String) -> Vec<String> {
+    let statement_ms = timeout.mul_f64(0.8).as_millis().to_string();
+    let lock_ms = LOCK_TIMEOUT.min(timeout / LOCK_SHARE).as_millis().to_string();
     let waits = [
         ("lock_timeout", lock_ms.as_str()),
         ("statement_timeout", &statement_ms),
@@ -72,8 +72,8 @@ fn settings(patience: Duration, write: impl Fn(&str, &str) -> String) -> Vec<Str
 }
 
 /// The settings as SQL, for one transaction.
-fn local_settings(patience: Duration) -> Arc<str> {
-    let set = settings(patience, |name, value| format!("SET LOCAL {name} = {value}"));
+fn local_settings(timeout: Duration) -> Arc<str> {
+    let set = settings(timeout, |name, value| format!("SET LOCAL {name} = {value}"));
     set.join("; ").into()
 }
 
@@ -107,10 +107,10 @@ impl Database {
     }
 
     /// The settings go with the session, which a transaction pooler does not have: there each transaction brings them.
-    fn session(&self, patience: Duration) -> Config {
+    fn session(&self, timeout: Duration) -> Config {
         let mut config = self.config.clone();
         if self.pooler == Pooler::None {
-            let own = settings(patience, |name, value| format!("-c {name}={value}"));
+            let own = settings(timeout, |name, value| format!("-c {name}={value}"));
             let own = own.join(" ");
             config.options(match self.config.get_options() {
                 Some(users) => format!("{own} {users}"),
@@ -183,20 +183,20 @@ impl Pool {
 }
 
 /// A pool of sessions whose statements may take as long as `patience`.
-pub fn pool(database: &Database, size: usize, patience: Duration) -> Result<Pool> {
-    build_pool(database, size, patience, None)
+pub fn pool(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
+    build_pool(database, size, timeout, None)
 }
 
 /// The same for a worker: each session holds a shared advisory lock under a key of this process, by which a successor sees whether
 /// PostgreSQL still has one of them. A transaction pooler lends sessions to anybody: none behind it.
-pub fn pool_of_worker(database: &Database, size: usize, patience: Duration) -> Result<Pool> {
+pub fn pool_of_worker(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
     let session_key = (database.pooler == Pooler::None).then(|| fastrand::i64(..));
-    build_pool(database, size, patience, session_key)
+    build_pool(database, size, timeout, session_key)
 }
 
-fn build_pool(database: &Database, size: usize, patience: Duration, session_key: Option<i64>) -> Result<Pool> {
+fn build_pool(database: &Database, size: usize, timeout: Duration, session_key: Option<i64>) -> Result<Pool> {
     let manager = Manager::from_config(
-        database.session(patience),
+        database.session(timeout),
         tls(database)?,
         ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
@@ -212,14 +212,14 @@ fn build_pool(database: &Database, size: usize, patience: Duration, session_key:
         .queue_mode(QueueMode::Lifo)
         .wait_timeout(Some(Duration::from_secs(10)))
         // A server that accepts and then says nothing is given up in time to try again under the same lease.
-        .create_timeout(Some(SESSION_TIMEOUT.min(patience / 2)))
+        .create_timeout(Some(SESSION_TIMEOUT.min(timeout / 2)))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .runtime(Runtime::Tokio1)
         .build()
         .map_err(|error| Error::Setting(error.to_string()))?;
     Ok(Pool {
         connections,
-        local_settings: (database.pooler == Pooler::Transaction).then(|| local_settings(patience)),
+        local_settings: (database.pooler == Pooler::Transaction).then(|| local_settings(timeout)),
         session_key,
     })
 }

@@ -27,13 +27,13 @@ pub fn of_lane(row: &tokio_postgres::Row) -> Result<Row> {
 }
 
 /// A row of `read_claim.sql`: the last column says whether an earlier claim of it had expired.
-pub fn keyless(row: &tokio_postgres::Row) -> Result<Row> {
+pub fn unordered(row: &tokio_postgres::Row) -> Result<Row> {
     let mut claimed = head(row)?;
-    claimed.suspect = row.try_get(16)?;
+    claimed.possible_duplicate = row.try_get(16)?;
     Ok(claimed)
 }
 
-/// The columns all claims share. A row that did not come whole is withheld, and why is not yet known.
+/// The columns all claims share. A row that did not come whole is unreadable, and why is not yet known.
 pub fn head(row: &tokio_postgres::Row) -> Result<Row> {
     let json: Option<RawText<'_>> = row.try_get(6)?;
     let bytes: Option<&[u8]> = row.try_get(7)?;
@@ -58,11 +58,11 @@ pub fn head(row: &tokio_postgres::Row) -> Result<Row> {
         attempts: row.try_get(13)?,
         created_at: row.try_get(14)?,
         delayed: false,
-        suspect: false,
-        withheld: None,
+        possible_duplicate: false,
+        unreadable: None,
     };
     let written: i32 = row.try_get(15)?;
-    read.withheld = (parts(&read) < written).then(String::new);
+    read.unreadable = (parts(&read) < written).then(String::new);
     Ok(read)
 }
 

@@ -9,9 +9,9 @@ use tracing::{debug, warn};
 
 use crate::domain::retry;
 use crate::domain::row::Row;
-use crate::lanes::{Lanes, Record, SentRanges, Term};
+use crate::lanes::{InFlightRanges, Lanes, Record, Term};
 use crate::metrics;
-use crate::outbox::{Claim, Free, Outbox, Result};
+use crate::outbox::{Claim, Outbox, Result, UnorderedFilter};
 
 /// After an error, before the same lanes are tried again.
 pub fn short_backoff() -> Duration {
@@ -84,27 +84,27 @@ impl FencedWriter {
     /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any
     /// more.
     pub async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
-        let (place, ranges) = (self.lanes.recording(term.worker), SentRanges::of(rows));
+        let (place, ranges) = (self.lanes.begin_entry(term.worker), InFlightRanges::of(rows));
         match self.outbox.record(term, lanes, &ranges).await {
-            Ok(Some(id)) => Ok(Some(self.lanes.recorded(place, id, ranges))),
+            Ok(Some(id)) => Ok(Some(self.lanes.entry_written(place, id, ranges))),
             other => {
-                self.lanes.not_recorded(place);
+                self.lanes.entry_dropped(place);
                 other.map(|_| None)
             }
         }
     }
 
-    /// Claims free rows without a lane, whichever they are, and reads them; answers the number of the claim. `None`: there
+    /// Claims free unordered rows, whichever they are, and reads them; answers the number of the claim. `None`: there
     /// are none.
     pub async fn claim_free(
         &self,
         term: &Term,
-        free: &Free<'_>,
+        free: &UnorderedFilter<'_>,
         lease: Duration,
         bytes: usize,
     ) -> Result<Option<(i64, Claim)>> {
-        let recorded = self.outbox.claim_keyless(term, free, lease).await?;
-        self.lanes.saw_claims(term.worker, recorded.lowest);
+        let recorded = self.outbox.claim_unordered(term, free, lease).await?;
+        self.lanes.note_claims(term.worker, recorded.lowest);
         let Some(number) = recorded.claim else { return Ok(None) };
         let claim = self.outbox.claimed(term, number, bytes).await?;
         Ok(Some((number, claim)))
@@ -118,7 +118,7 @@ impl FencedWriter {
             "the lease had gone to another worker: marked nothing; the rows are sent again by their new owner"
         );
         if self.lanes.end_term(term.worker) {
-            metrics::terms_lost();
+            metrics::leases_lost();
         }
     }
 

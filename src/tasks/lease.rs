@@ -73,7 +73,7 @@ impl LeaseTask {
         predecessor::stop_predecessors(&self.outbox, &self.settings, draining).await;
         let mut last: Option<LastTerm> = None;
         while !stop.is_cancelled() {
-            self.health.turned(Loop::Keeper);
+            self.health.turned(Loop::Lease);
             if draining.is_cancelled() {
                 pause(Duration::from_millis(100), stop).await;
                 continue;
@@ -120,7 +120,7 @@ impl LeaseTask {
         };
         let mut renew_at = Instant::now();
         while !shutdown.stop.is_cancelled() {
-            self.health.turned(Loop::Keeper);
+            self.health.turned(Loop::Lease);
             let Some(term) = self.lanes.term() else { return };
             if Instant::now() >= renew_at {
                 let Some(next) = self.renew_and_balance(&term, &balance, &shutdown.draining).await else {
@@ -131,7 +131,7 @@ impl LeaseTask {
             balance.return_surplus(&term).await;
             floors.store_and_read(&term).await;
             let mut next = renew_at.saturating_duration_since(Instant::now());
-            if self.lanes.any_leaving() {
+            if self.lanes.any_surplus() {
                 next = next.min(CHECK_SURPLUS_EVERY);
             }
             tokio::select! {
@@ -179,16 +179,16 @@ impl LeaseTask {
 
     /// Answers who is here; `None`: this process is not, any more. It also learns which floors others have lowered.
     async fn renew(&self, term: &Term) -> Result<Option<Vec<Peer>>> {
-        let (asked, records_from) = (BootInstant::now(), self.lanes.records_from(term.worker));
+        let (asked, oldest_entry) = (BootInstant::now(), self.lanes.oldest_entry(term.worker));
         failpoint::hit("before_renew").await;
-        let renewal = self.outbox.renew(term, self.settings.duration, records_from).await?;
+        let renewal = self.outbox.renew(term, self.settings.duration, oldest_entry).await?;
         // An answer that comes after expiry is not ownership.
         let Some(renewal) = renewal.filter(|_| term.lasts(Duration::ZERO)) else {
             return Ok(None);
         };
         self.lanes.renewed(asked + self.settings.duration);
-        let (floor, epoch) = renewal.keyless;
-        self.lanes.keyless_floor_read(term.worker, floor, epoch);
+        let (floor, epoch) = renewal.unordered;
+        self.lanes.unordered_floor_read(term.worker, floor, epoch);
         Ok(Some(renewal.peers))
     }
 
@@ -225,7 +225,7 @@ impl LeaseTask {
 
 fn lose(lanes: &Lanes, term: &Term, why: &str) {
     if lanes.end_term(term.worker) {
-        metrics::terms_lost();
+        metrics::leases_lost();
         warn!(worker = %term.worker, why, "lost the lease; registering anew");
     }
 }

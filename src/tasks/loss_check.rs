@@ -51,7 +51,7 @@ impl LossCheck {
     async fn until_answered(&self) {
         let (began, mut again) = (Instant::now(), ASK_AGAIN);
         loop {
-            failpoint::hit("before_question").await;
+            failpoint::hit("before_loss_check").await;
             let question = self.published.take_question();
             let Err(error) = ask(&self.outbox, &question).await else {
                 return;

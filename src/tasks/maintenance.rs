@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 
 use super::Shutdown;
 use crate::domain::retention::{Retention, Table};
-use crate::domain::sample::Counted;
+use crate::domain::sample::Counters;
 use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{OnPublished, Outbox, Purge, Result};
@@ -45,7 +45,7 @@ struct Jobs {
     sample_at: Instant,
     intake_at: Instant,
     /// By the database, at the last sample: what is new since then is ours to count.
-    counted: Option<Counted>,
+    counted: Option<Counters>,
     orphaned_at: Instant,
     purges: Vec<PurgeJob>,
     rescan_at: Instant,
@@ -176,7 +176,7 @@ impl Jobs {
         let (reached, found) = outbox.rescan(self.rescan_cursor, RESCAN_ROWS).await?;
         self.rescan_cursor = reached.unwrap_or(0);
         if found > 0 {
-            metrics::rows_forgotten(found);
+            metrics::rescan_found_rows(found);
             error!(
                 rows = found,
                 "the safety net found rows that a floor had passed; they are published now. Please report this"

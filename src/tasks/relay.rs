@@ -15,25 +15,28 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::batch::{
-    ByLane, discarded, flag_suspects, in_order, maybe_sent_by_lane, put_acknowledged_back, returned_maybe_sent,
-    see_keyless, see_lane, take_acknowledged, unseen, with_epochs, with_floors,
+    ByLane, discarded_report, failed_report, flag_possible_duplicates, in_order, maybe_sent_by_lane,
+    put_acknowledged_back, report_lane, report_unordered, returned_maybe_sent, take_acknowledged, with_epochs,
+    with_floors,
 };
 use super::report::{report_hold, report_refusal};
 use crate::boottime::BootInstant;
 use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::retry::RetryPolicy;
-use crate::domain::row::{KEYLESS, Row};
-use crate::domain::watermark::Settled;
+use crate::domain::row::{Row, UNORDERED_LANE};
+use crate::domain::watermark::Watermark;
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::kafka::{OVERRUN, Publisher, Until, record_lifetime};
 use crate::lanes::RecentlyPublished;
-use crate::lanes::{Appetite, Checkout, Held, HeldKeyless, Lanes, Record, Seen, Term, Unmarked, Work};
+use crate::lanes::{
+    CheckedOutLane, Checkout, ClaimLimits, LaneReport, Lanes, LockedRows, Record, Term, UnorderedCheckout, Work,
+};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, Dropped, Free, KeylessSettlement, Outbox, Result, Settlement};
+use crate::outbox::{Claim, LaneOutcome, LeftBehind, Outbox, Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::fenced::FencedWriter;
-use crate::tasks::relay::budget::Pace;
-use crate::tasks::relay::poll_schedule::Watch;
+use crate::tasks::relay::budget::BatchBudget;
+use crate::tasks::relay::poll_schedule::PollSchedule;
 
 /// What the loop is told by the settings.
 #[derive(Clone, Debug)]
@@ -79,15 +82,15 @@ pub struct Relay {
     pub lanes: Arc<Lanes>,
     pub published: Arc<RecentlyPublished>,
     pub settings: Settings,
-    pub pace: Pace,
-    pub watch: Watch,
+    pub budget: BatchBudget,
+    pub schedule: PollSchedule,
     pub writer: FencedWriter,
 }
 
 /// Rows of checked-out lanes, from their claim until what became of them is written.
 struct LaneBatch<'a> {
     term: &'a Term,
-    held: &'a [Held],
+    held: &'a [CheckedOutLane],
     rows: Vec<Row>,
     /// The lanes that its rows stand in, with their epochs.
     lanes: Vec<(i16, i64)>,
@@ -95,34 +98,34 @@ struct LaneBatch<'a> {
     record: Option<Record>,
 }
 
-/// The same of rows without a lane.
-struct KeylessBatch<'a> {
+/// The same of unordered rows.
+struct UnorderedBatch<'a> {
     term: &'a Term,
-    held: &'a HeldKeyless,
+    held: &'a UnorderedCheckout,
     /// The number of their claim.
     claim: i64,
     rows: Vec<Row>,
-    dropped: Vec<Dropped>,
+    dropped: Vec<LeftBehind>,
 }
 
 /// A batch of either kind, to be written: see [`Relay::settle`].
 #[derive(Clone, Copy)]
 enum Batch<'a> {
     Lanes(&'a LaneBatch<'a>),
-    Keyless(&'a KeylessBatch<'a>),
+    Unordered(&'a UnorderedBatch<'a>),
 }
 
 impl<'a> Batch<'a> {
     fn parts(self) -> (Stream, &'a Term, &'a [Row]) {
         match self {
-            Batch::Lanes(batch) => (Stream::Lanes, batch.term, &batch.rows),
-            Batch::Keyless(batch) => (Stream::Keyless, batch.term, &batch.rows),
+            Batch::Lanes(batch) => (Stream::Ordered, batch.term, &batch.rows),
+            Batch::Unordered(batch) => (Stream::Unordered, batch.term, &batch.rows),
         }
     }
 }
 
 /// While Kafka is away, a loop turns this often all the same.
-const TURN_MOST: Duration = Duration::from_secs(10);
+const TURN_MAX: Duration = Duration::from_secs(10);
 
 async fn until(at: Option<Instant>) {
     match at {
@@ -134,62 +137,62 @@ async fn until(at: Option<Instant>) {
 impl Relay {
     /// Runs one task until `draining`; a batch under way is finished first.
     pub async fn work(&self, health: &Health, draining: &CancellationToken) {
-        let mut looked = false;
+        let mut just_polled = false;
         while !draining.is_cancelled() {
             health.turned(Loop::Relay);
             tokio::select! {
                 () = self.publisher.ready() => {}
-                () = sleep(TURN_MOST) => continue,
+                () = sleep(TURN_MAX) => continue,
                 () = draining.cancelled() => return,
             }
             let (changed, now) = (self.lanes.changed(), Instant::now());
             // In turns: a look that always finds something, and is due again when that is relayed, would keep what is ready waiting.
-            let turn = if looked { None } else { self.watch.due() };
-            looked = turn.is_some();
-            if let Some(turn) = turn {
-                self.look(turn).await;
-            } else if let Some(checkout) = self.lanes.checkout(&self.appetite()) {
+            let slot = if just_polled { None } else { self.schedule.due() };
+            just_polled = slot.is_some();
+            if let Some(slot) = slot {
+                self.poll(slot).await;
+            } else if let Some(checkout) = self.lanes.checkout(&self.claim_limits()) {
                 self.relay(checkout).await;
             } else {
                 tokio::select! {
                     () = changed => {}
-                    turn = self.watch.turn() => self.look(turn).await,
-                    () = until(self.lanes.pause_ends(now)) => {}
+                    slot = self.schedule.slot() => self.poll(slot).await,
+                    () = until(self.lanes.next_ready_at(now)) => {}
                     () = draining.cancelled() => return,
                 }
             }
         }
     }
 
-    fn appetite(&self) -> Appetite {
-        Appetite {
-            rows: self.settings.batch_rows.min(self.pace.rows()),
+    fn claim_limits(&self) -> ClaimLimits {
+        ClaimLimits {
+            rows: self.settings.batch_rows.min(self.budget.rows()),
             tasks: self.settings.tasks,
             lease_left: self.settings.lease_needed(),
         }
     }
 
     async fn relay(&self, checkout: Checkout) {
-        let seen = match &checkout.work {
+        let report = match &checkout.work {
             Work::Lanes(held) => self.relay_lanes(&checkout, held).await,
-            Work::Keyless(held) => vec![self.relay_keyless(&checkout.term, held).await],
+            Work::Unordered(held) => vec![self.relay_unordered(&checkout.term, held).await],
         };
-        self.lanes.checkin(&checkout.term, seen);
+        self.lanes.checkin(&checkout.term, report);
     }
 
     // ── rows with a lane ───────────────────────────────────────────────────────────────────────
 
-    async fn relay_lanes(&self, checkout: &Checkout, held: &[Held]) -> Vec<Seen> {
+    async fn relay_lanes(&self, checkout: &Checkout, held: &[CheckedOutLane]) -> Vec<LaneReport> {
         let began = Instant::now();
         match self.claim_lanes(checkout, held).await {
             Ok(Some(claim)) => {
-                self.relay_claim(&checkout.term, checkout.settled, held, claim, began)
+                self.relay_claim(&checkout.term, checkout.watermark, held, claim, began)
                     .await
             }
-            Ok(None) => held.iter().map(|h| discarded(h.lane)).collect(),
+            Ok(None) => held.iter().map(|h| discarded_report(h.lane)).collect(),
             Err(error) => {
                 self.claim_failed(&error);
-                held.iter().map(|h| unseen(h.lane)).collect()
+                held.iter().map(|h| failed_report(h.lane)).collect()
             }
         }
     }
@@ -198,18 +201,18 @@ impl Relay {
     async fn relay_claim(
         &self,
         term: &Term,
-        settled: Settled,
-        held: &[Held],
+        watermark: Watermark,
+        held: &[CheckedOutLane],
         claim: Claim,
         began: Instant,
-    ) -> Vec<Seen> {
-        metrics::claim_took(Stream::Lanes, began.elapsed());
+    ) -> Vec<LaneReport> {
+        metrics::claim_took(Stream::Ordered, began.elapsed());
         let (slow, took) = (self.is_slow(began), began.elapsed());
         failpoint::hit("after_claim").await;
-        let overweight: HashSet<i16> = claim.dropped.iter().filter_map(|row| row.lane).collect();
+        let over_budget: HashSet<i16> = claim.dropped.iter().filter_map(|row| row.lane).collect();
         let more_due = claim.delayed() >= self.settings.batch_rows;
         let (mut rows, cuts) = in_order(claim, held);
-        flag_suspects(&mut rows, held);
+        flag_possible_duplicates(&mut rows, held);
         metrics::rows_claimed(rows.len());
         let mut batch = LaneBatch {
             term,
@@ -223,18 +226,18 @@ impl Relay {
             Ok(None) => return Vec::new(),
             Err(error) => {
                 self.claim_failed(&error);
-                return held.iter().map(|h| unseen(h.lane)).collect();
+                return held.iter().map(|h| failed_report(h.lane)).collect();
             }
         };
         let rows = ByLane::new(&batch.rows);
         held.iter()
             .map(|held| {
-                let mut seen = see_lane(held, &rows, &cuts, settled, &verdict);
-                seen.full |= more_due;
-                seen.overweight = overweight.contains(&held.lane);
-                seen.slow = slow;
-                seen.took = took;
-                seen
+                let mut report = report_lane(held, &rows, &cuts, watermark, &verdict);
+                report.hit_limit |= more_due;
+                report.over_budget = over_budget.contains(&held.lane);
+                report.slow = slow;
+                report.took = took;
+                report
             })
             .collect()
     }
@@ -253,7 +256,7 @@ impl Relay {
             }
         }
         let lease_end = self.lease_end(batch.term);
-        let mut verdict = self.publish(Stream::Lanes, &batch.rows, lease_end).await;
+        let mut verdict = self.publish(Stream::Ordered, &batch.rows, lease_end).await;
         put_acknowledged_back(&mut batch.rows, acknowledged, &mut verdict);
         let is_written = self.settle_lanes(batch, &mut verdict).await;
         Ok(is_written.then_some(verdict))
@@ -261,22 +264,22 @@ impl Relay {
 
     /// `None`: a transaction ended on whose being in progress the soft floor rests. It may have committed a row below
     /// that floor, older than those claimed: what was claimed must not go out before it.
-    async fn claim_lanes(&self, checkout: &Checkout, held: &[Held]) -> Result<Option<Claim>> {
-        let Checkout { term, holders, .. } = checkout;
+    async fn claim_lanes(&self, checkout: &Checkout, held: &[CheckedOutLane]) -> Result<Option<Claim>> {
+        let Checkout { term, bypassed, .. } = checkout;
         before_claim(held.iter().any(|held| held.start > held.floor)).await;
         let claim = self
             .outbox
-            .claim_lanes(term, held, self.settings.batch_rows, self.pace.bytes())
+            .claim_lanes(term, held, self.settings.batch_rows, self.budget.bytes())
             .await?;
-        let proven = self.is_proven(term, holders).await?;
+        let proven = self.is_proven(term, bypassed).await?;
         Ok(proven.then_some(claim))
     }
 
     /// Asked after a claim: were all these holders in progress when it was made?
-    async fn is_proven(&self, term: &Term, holders: &[i64]) -> Result<bool> {
-        let ended = self.outbox.ended(holders).await?;
+    async fn is_proven(&self, term: &Term, bypassed: &[i64]) -> Result<bool> {
+        let ended = self.outbox.ended(bypassed).await?;
         if !ended.is_empty() {
-            self.lanes.holders_ended(term.worker, &ended);
+            self.lanes.writers_ended(term.worker, &ended);
         }
         Ok(ended.is_empty())
     }
@@ -285,7 +288,7 @@ impl Relay {
     fn lease_lost(&self, term: &Term) {
         warn!("the lease had gone to another worker, or was over: sent nothing of what was claimed");
         if self.lanes.end_term(term.worker) {
-            metrics::terms_lost();
+            metrics::leases_lost();
         }
     }
 
@@ -300,36 +303,36 @@ impl Relay {
             self.writer.fenced(batch.term, verdict.published.len());
             return false;
         }
-        self.lanes.settled_records(batch.record.as_slice());
+        self.lanes.entries_done(batch.record.as_slice());
         true
     }
 
     /// Writes the verdict, once. `None`: fenced.
     async fn write_lanes(&self, batch: &LaneBatch<'_>, verdict: &BatchOutcome) -> Result<Option<u64>> {
         let unknown = maybe_sent_by_lane(&batch.rows, verdict);
-        self.remember_doubts(batch.term, &unknown, verdict);
+        self.remember_maybe_sent(batch.term, &unknown, verdict);
         if verdict.refused.is_empty() && verdict.holds.is_empty() && verdict.maybe_sent.is_empty() {
             return self.mark_lanes(batch, &verdict.published).await;
         }
-        let suspects = self.lanes.suspects_to_store(&unknown);
-        let settlement = Settlement {
+        let maybe_sent = self.lanes.maybe_sent_to_store(&unknown);
+        let settlement = LaneOutcome {
             published: &verdict.published,
             refused: &verdict.refused,
             holds: &with_floors(&verdict.holds, batch.held),
             records: batch.record.as_slice(),
-            suspects: &suspects,
+            maybe_sent: &maybe_sent,
         };
         let kept = self.outbox.settle_lanes(batch.term, &batch.lanes, &settlement).await?;
         if kept {
-            self.lanes.suspects_stored(batch.term.worker, suspects);
+            self.lanes.maybe_sent_stored(batch.term.worker, maybe_sent);
         }
         Ok(kept.then_some(verdict.published.len() as u64))
     }
 
     /// Before it is written: a hold that is written with it is tried as soon as that is there, though our answer may be lost.
-    fn remember_doubts(&self, term: &Term, unknown: &[(i16, i64)], verdict: &BatchOutcome) {
+    fn remember_maybe_sent(&self, term: &Term, unknown: &[(i16, i64)], verdict: &BatchOutcome) {
         for (lane, id) in unknown {
-            self.lanes.remember_unknown(*lane, *id);
+            self.lanes.remember_maybe_sent_id(*lane, *id);
             if verdict.unmarked.contains(id) {
                 self.lanes.remember_acknowledged(term.worker, *lane, *id);
             }
@@ -353,36 +356,36 @@ impl Relay {
         Ok(Some(marked))
     }
 
-    // ── rows without a lane ────────────────────────────────────────────────────────────────────
+    // ── unordered rows ────────────────────────────────────────────────────────────────────
 
     /// They promise no order, so a soft floor needs no proof here: a row below it is found as soon as its writer's end is.
-    async fn relay_keyless(&self, term: &Term, held: &HeldKeyless) -> Seen {
+    async fn relay_unordered(&self, term: &Term, held: &UnorderedCheckout) -> LaneReport {
         let (began, lease_end) = (Instant::now(), BootInstant::now() + self.settings.lease);
-        let claimed = match self.claim_keyless(term, held).await {
+        let claimed = match self.claim_unordered(term, held).await {
             Ok(claimed) => claimed,
             Err(error) => {
                 self.claim_failed(&error);
-                return unseen(KEYLESS);
+                return failed_report(UNORDERED_LANE);
             }
         };
         let took = began.elapsed();
-        metrics::claim_took(Stream::Keyless, took);
+        metrics::claim_took(Stream::Unordered, took);
         let Some((claim, Claim { mut rows, dropped })) = claimed else {
-            return Seen {
+            return LaneReport {
                 took,
-                ..see_keyless(held, &[], &[], &BatchOutcome::default())
+                ..report_unordered(held, &[], &[], &BatchOutcome::default())
             };
         };
         let slow = self.is_slow(began);
         rows.sort_unstable_by_key(|row| row.id);
-        metrics::rows_recovered(rows.iter().filter(|row| row.suspect).count());
+        metrics::rows_recovered(rows.iter().filter(|row| row.possible_duplicate).count());
         for row in &mut rows {
-            row.suspect |= row.id <= held.suspect_until;
+            row.possible_duplicate |= row.id <= held.maybe_sent_until;
         }
         metrics::rows_claimed(rows.len());
-        failpoint::hit("after_claim_keyless").await;
-        let mut verdict = self.publish(Stream::Keyless, &rows, lease_end).await;
-        let batch = KeylessBatch {
+        failpoint::hit("after_claim_unordered").await;
+        let mut verdict = self.publish(Stream::Unordered, &rows, lease_end).await;
+        let batch = UnorderedBatch {
             term,
             held,
             claim,
@@ -390,31 +393,31 @@ impl Relay {
             dropped,
         };
         // Also where its rows were gone when they were read: the record goes.
-        self.settle_keyless(&batch, &mut verdict).await;
-        let mut seen = see_keyless(held, &batch.rows, &batch.dropped, &verdict);
-        (seen.slow, seen.took) = (slow, took);
-        seen
+        self.settle_unordered(&batch, &mut verdict).await;
+        let mut report = report_unordered(held, &batch.rows, &batch.dropped, &verdict);
+        (report.slow, report.took) = (slow, took);
+        report
     }
 
     /// Claims rows and reads them; `None`: none was free.
-    async fn claim_keyless(&self, term: &Term, held: &HeldKeyless) -> Result<Option<(i64, Claim)>> {
-        let free = Free {
+    async fn claim_unordered(&self, term: &Term, held: &UnorderedCheckout) -> Result<Option<(i64, Claim)>> {
+        let free = UnorderedFilter {
             claims_from: held.claims_from,
             start: held.start,
-            upto: held.upto,
+            scan_end: held.scan_end,
             most: held.most,
             most_in_all: 2 * held.most,
             of_hold: None,
             skip_held: held.has_holds,
         };
         self.writer
-            .claim_free(term, &free, self.settings.lease, self.pace.bytes())
+            .claim_free(term, &free, self.settings.lease, self.budget.bytes())
             .await
     }
 
-    async fn settle_keyless(&self, batch: &KeylessBatch<'_>, verdict: &mut BatchOutcome) {
-        failpoint::hit("after_publish_keyless").await;
-        let Some(count) = self.settle(Batch::Keyless(batch), verdict).await else {
+    async fn settle_unordered(&self, batch: &UnorderedBatch<'_>, verdict: &mut BatchOutcome) {
+        failpoint::hit("after_publish_unordered").await;
+        let Some(count) = self.settle(Batch::Unordered(batch), verdict).await else {
             return;
         };
         let fenced = verdict.published.len().saturating_sub(count as usize);
@@ -428,23 +431,23 @@ impl Relay {
     }
 
     /// Writes the verdict, once, and answers how many rows it marked. Rows that Kafka has and that cannot be marked yet stay claimed.
-    async fn write_keyless(&self, batch: &KeylessBatch<'_>, verdict: &BatchOutcome) -> Result<u64> {
-        let KeylessBatch { term, claim, .. } = *batch;
+    async fn write_unordered(&self, batch: &UnorderedBatch<'_>, verdict: &BatchOutcome) -> Result<u64> {
+        let UnorderedBatch { term, claim, .. } = *batch;
         if verdict.is_clean() && batch.dropped.is_empty() {
-            return self.outbox.mark_keyless(term, claim, &verdict.published).await;
+            return self.outbox.mark_unordered(term, claim, &verdict.published).await;
         }
         let holds = verdict.holds.iter().map(|hold| (hold.clone(), batch.held.floor));
-        let settled = KeylessSettlement {
+        let watermark = UnorderedOutcome {
             published: &verdict.published,
             unmarked: &verdict.unmarked,
             refused: &verdict.refused,
-            suspect: &returned_maybe_sent(&batch.dropped, verdict),
+            maybe_sent: &returned_maybe_sent(&batch.dropped, verdict),
             holds: &holds.collect::<Vec<_>>(),
         };
         let (ids, claimed) = (verdict.unmarked.clone(), Instant::now());
         let lease = self.settings.lease;
-        let marked = self.outbox.settle_keyless(term, claim, &settled, lease).await?;
-        self.remember_unmarked(term, Unmarked { claim, ids, claimed });
+        let marked = self.outbox.settle_unordered(term, claim, &watermark, lease).await?;
+        self.remember_unmarked(term, LockedRows { claim, ids, claimed });
         Ok(marked)
     }
 
@@ -468,7 +471,7 @@ impl Relay {
             let write = || async {
                 match batch {
                     Batch::Lanes(batch) => self.write_lanes(batch, judged).await,
-                    Batch::Keyless(batch) => self.write_keyless(batch, judged).await.map(Some),
+                    Batch::Unordered(batch) => self.write_unordered(batch, judged).await.map(Some),
                 }
             };
             let written = self.writer.unless_locked(term, write).await;
@@ -497,9 +500,9 @@ impl Relay {
         if rows.is_empty() {
             return BatchOutcome::default();
         }
-        metrics::possible_duplicates(rows.iter().filter(|row| row.suspect).count());
+        metrics::possible_duplicates(rows.iter().filter(|row| row.possible_duplicate).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
-        self.pace.weigh(rows.len(), bytes);
+        self.budget.weigh(rows.len(), bytes);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
         let outcomes = self
@@ -507,7 +510,7 @@ impl Relay {
             .publish(rows, self.settings.until(sending, lease_end.left()))
             .await;
         metrics::publish_took(stream, sending.elapsed());
-        self.pace.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
+        self.budget.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let answered = self.publisher.answered_since(sending);
         let verdict = BatchOutcome::of(rows, &outcomes, answered, &self.settings.policy, fastrand::f64);
         for ((topic, partition), reason) in &verdict.paused {
@@ -522,7 +525,7 @@ impl Relay {
     /// One log line per event an operator acts on; none per message.
     fn report(&self, rows: &[Row], verdict: &BatchOutcome) {
         metrics::rows_published(verdict.published.len());
-        metrics::rows_deferred(verdict.unsent.len() + verdict.maybe_sent.len());
+        metrics::rows_unacknowledged(verdict.unsent.len() + verdict.maybe_sent.len());
         let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &verdict.holds {
             // What takes nothing is held in many lanes: one line is enough.

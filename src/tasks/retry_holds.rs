@@ -1,4 +1,4 @@
-//! Held keys, paused partitions and parked topics: tried again when their time has come, released when Kafka takes the row.
+//! CheckedOutLane keys, paused partitions and parked topics: tried again when their time has come, released when Kafka takes the row.
 //! What becomes of a row that was tried, and when it is tried again, is decided by [`crate::domain::retry`].
 //!
 //! Heads of refused keys are tried in `keys`; topics and partitions that take nothing are probed beside that, in `probes`, so
@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::decision::{Decision, KafkaFate, RowFate};
-use crate::domain::delivery::Outcome;
+use crate::domain::delivery::Delivery;
 use crate::domain::hold::Hold;
 use crate::domain::retry::{Attempt, Event, Sent};
-use crate::domain::row::{KEYLESS, Row};
+use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::failpoint;
 use crate::kafka::Publisher;
 use crate::lanes::RecentlyPublished;
@@ -71,7 +71,7 @@ impl RetryHolds {
     }
 
     /// What becomes of the row that a hold waits for, by the answer of Kafka.
-    fn answered(&self, hold: &Hold, row: &Row, outcome: &Outcome, began: Instant) -> Decision {
+    fn answered(&self, hold: &Hold, row: &Row, outcome: &Delivery, began: Instant) -> Decision {
         let kafka_answers = self.publisher.answered_since(began - JUST_BEFORE);
         let decision = self.decide(hold, Event::Delivered(row, outcome), kafka_answers);
         match &decision.kafka {
@@ -89,7 +89,7 @@ impl RetryHolds {
 
     /// Writes down which head is about to be sent. `None`: not now, since the lane has changed meanwhile.
     async fn record_head(&self, live: &Term, row: &Row) -> Result<Option<Record>> {
-        let lane = row.lane.unwrap_or(KEYLESS);
+        let lane = row.lane.unwrap_or(UNORDERED_LANE);
         match self.lanes.epoch(lane) {
             Some(epoch) => {
                 let head = std::slice::from_ref(row);
@@ -101,9 +101,9 @@ impl RetryHolds {
 
     /// A row that Kafka certainly does not have need not be remembered as maybe sent any longer.
     async fn head_answered(&self, lane: i16, row: &Row, decision: &Decision) {
-        failpoint::hit("after_head").await;
+        failpoint::hit("after_head_sent").await;
         if decision.row.is_certainly_not_sent() {
-            self.lanes.forget_unknown(lane, row.id);
+            self.lanes.forget_maybe_sent_id(lane, row.id);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The task that moves the horizon: see `domain::watermark` for the rules. The gap between floor and tail triggers it, because every claim reads that
-//! gap again. The floor of the rows without a lane follows here, too.
+//! gap again. The floor of the unordered rows follows here, too.
 //!
 //! While rows come in, the task asks the database who writes for every [`GAP_WORTH`] ids, or every [`GAP_SOME`] if they come more slowly.
 //! It asks twice if a writer is under way at that moment, because the first answer settles no more than what was drawn before the last
@@ -13,12 +13,12 @@ use tokio::time::sleep;
 use tracing::{error, warn};
 
 use super::Shutdown;
-use crate::domain::floor::Sight;
-use crate::domain::watermark::{Horizon, Sequence};
+use crate::domain::floor::ScanResult;
+use crate::domain::watermark::{Sequence, WatermarkTracker};
 use crate::jitter::jittered;
-use crate::lanes::{KeylessToRaise, Lanes, Term};
+use crate::lanes::{Lanes, Term, UnorderedScan};
 use crate::metrics;
-use crate::outbox::{Error, Holder, Outbox, Result};
+use crate::outbox::{Error, Outbox, Result, WriterIdentity};
 
 /// A gap of so many ids is worth closing at once; a smaller one after a while.
 const GAP_WORTH: i64 = 100;
@@ -27,18 +27,18 @@ const GAP_SOME: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// While there is no gap and no change.
 const NOTHING_TO_DO: Duration = Duration::from_secs(1);
-/// The keyless floor costs a query of its own; where so many rows were claimed since, claims cost more without it.
+/// The unordered floor costs a query of its own; where so many rows were claimed since, claims cost more without it.
 const KEYLESS_EVERY: Duration = Duration::from_millis(100);
 const KEYLESS_LAG_WORTH: usize = 1000;
 /// Of its time, at most one part in this many; but an answer that was long on its way must not stop floors for long.
 const SHARE_OF_TIME: u32 = 20;
-const REST_MOST: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// A writer that stays open longer than this is a holder: the soft horizon moves without it. It is lost in two halves: who was open
 /// when the first was over, and still is when the second is, has outstayed it.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Rows of a holder are found at most this much after it commits.
-const HOLDERS_EVERY: Duration = Duration::from_millis(50);
+const BYPASSED_EVERY: Duration = Duration::from_millis(50);
 /// How ids are drawn is looked at this often, though floors have no reason to move.
 const SEQUENCE_EVERY: Duration = Duration::from_secs(15);
 /// One that has held for so long is named, and asked for again as often; the log says so more seldom.
@@ -65,7 +65,7 @@ impl WatermarkTask {
             }
             if wait.is_none() {
                 // There was no need to move it, up to this moment.
-                progress.settled_at = Instant::now();
+                progress.moved_at = Instant::now();
             }
         }
     }
@@ -75,16 +75,16 @@ struct Progress<'a> {
     lanes: &'a Lanes,
     outbox: &'a Outbox,
     /// The hard horizon as it was last seen, and when it last moved, or had no need to.
-    settled: i64,
-    settled_at: Instant,
-    softened_at: Instant,
+    watermark: i64,
+    moved_at: Instant,
+    bypassed_at: Instant,
     /// Nobody is asked who writes before that.
-    rests_until: Instant,
-    keyless_at: Instant,
+    not_before: Instant,
+    unordered_at: Instant,
     named_at: Option<Instant>,
-    told: Option<(Instant, Holder)>,
+    told: Option<(Instant, WriterIdentity)>,
     /// When the writers and the sequence were last looked at.
-    looked_at: Option<Instant>,
+    asked_at: Option<Instant>,
     /// When it was last said that ids are not drawn one by one.
     sequence_told: Option<Instant>,
 }
@@ -95,14 +95,14 @@ impl<'a> Progress<'a> {
         Progress {
             lanes,
             outbox,
-            settled: 0,
-            settled_at: now,
-            softened_at: now,
-            rests_until: now,
-            keyless_at: now,
+            watermark: 0,
+            moved_at: now,
+            bypassed_at: now,
+            not_before: now,
+            unordered_at: now,
             named_at: None,
             told: None,
-            looked_at: None,
+            asked_at: None,
             sequence_told: None,
         }
     }
@@ -110,56 +110,56 @@ impl<'a> Progress<'a> {
     /// One step, if there is a reason for it; answers how long to wait before the next. `None`: until something changes.
     async fn step_if_due(&mut self) -> Option<Duration> {
         let term = self.lanes.term()?;
-        self.see_it_move();
-        let has_holders = !self.lanes.holders().is_empty();
+        self.note_progress();
+        let has_bypassed = !self.lanes.bypassed().is_empty();
         let gap = self.lanes.gap();
-        let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= SEQUENCE_EVERY);
-        if gap <= 0 && !has_holders {
-            self.settled_at = Instant::now();
-            self.holder_is_gone();
+        let is_due = self.asked_at.is_none_or(|at| at.elapsed() >= SEQUENCE_EVERY);
+        if gap <= 0 && !has_bypassed {
+            self.moved_at = Instant::now();
+            self.forget_open_writer();
             if !is_due {
                 return self.follow(&term).await;
             }
-        } else if !is_due && gap < GAP_WORTH && !has_holders && self.settled_at.elapsed() < GAP_SOME {
+        } else if !is_due && gap < GAP_WORTH && !has_bypassed && self.moved_at.elapsed() < GAP_SOME {
             return self.follow(&term).await.or(Some(LOOK_EVERY));
         }
         let began = Instant::now();
-        if began < self.rests_until {
+        if began < self.not_before {
             return self.follow(&term).await.or(Some(LOOK_EVERY));
         }
         if let Err(error) = self.step(&term).await {
             return Some(cannot_move(&error));
         }
-        self.see_it_move();
-        metrics::floor_age(self.settled_at.elapsed());
-        self.rests_until = Instant::now() + (began.elapsed() * SHARE_OF_TIME).min(REST_MOST);
-        Some(if has_holders && gap < GAP_WORTH {
-            HOLDERS_EVERY
+        self.note_progress();
+        metrics::floor_age(self.moved_at.elapsed());
+        self.not_before = Instant::now() + (began.elapsed() * SHARE_OF_TIME).min(REST_MAX);
+        Some(if has_bypassed && gap < GAP_WORTH {
+            BYPASSED_EVERY
         } else {
             LOOK_EVERY
         })
     }
 
     /// A claim that sees the end of a holder moves it, too.
-    fn see_it_move(&mut self) {
-        let settled = self.lanes.settled().hard;
-        if std::mem::replace(&mut self.settled, settled) == settled {
+    fn note_progress(&mut self) {
+        let watermark = self.lanes.watermark().hard;
+        if std::mem::replace(&mut self.watermark, watermark) == watermark {
             return;
         }
-        self.settled_at = Instant::now();
-        if self.lanes.holders().is_empty() {
-            self.holder_is_gone();
+        self.moved_at = Instant::now();
+        if self.lanes.bypassed().is_empty() {
+            self.forget_open_writer();
         }
     }
 
-    /// Where the horizon has no reason to move, as in a backlog that was there before, the floor of the rows without a lane has still
+    /// Where the horizon has no reason to move, as in a backlog that was there before, the floor of the unordered rows has still
     /// to follow what was claimed of them: at once if it is much, some time after the last of it otherwise.
     async fn follow(&mut self, term: &Term) -> Option<Duration> {
-        let lag = self.lanes.keyless_lag();
-        if lag == 0 || (lag < KEYLESS_LAG_WORTH && self.keyless_at.elapsed() < NOTHING_TO_DO) {
+        let lag = self.lanes.unordered_lag();
+        if lag == 0 || (lag < KEYLESS_LAG_WORTH && self.unordered_at.elapsed() < NOTHING_TO_DO) {
             return None;
         }
-        match self.raise_keyless(term).await {
+        match self.raise_unordered(term).await {
             // Reads only what was claimed since, so it may come as often as there is something.
             Ok(()) => Some(LOOK_EVERY),
             Err(error) => Some(cannot_move(&error)),
@@ -169,7 +169,7 @@ impl<'a> Progress<'a> {
     async fn step(&mut self, term: &Term) -> Result<()> {
         let highest_known = self.lanes.highest_known();
         let writing = self.outbox.writers(term).await?;
-        self.looked_at = Some(Instant::now());
+        self.asked_at = Some(Instant::now());
         if self.lanes.is_restarted(term.worker, highest_known, &writing) {
             error!(
                 highest_id = writing.highest_id,
@@ -179,22 +179,23 @@ impl<'a> Progress<'a> {
             return Ok(());
         }
         let is_in_order = self.is_in_order(writing.sequence);
-        self.lanes.with_horizon(term.worker, |horizon| {
+        self.lanes.update_watermark(term.worker, |tracker| {
             if is_in_order {
-                horizon.look(writing.highest_id, &writing.writers);
+                tracker.observe(writing.highest_id, &writing.writers);
             }
         });
-        if self.softened_at.elapsed() > PATIENCE / 2 {
-            self.softened_at = Instant::now();
-            self.lanes.with_horizon(term.worker, Horizon::soften);
+        if self.bypassed_at.elapsed() > PATIENCE / 2 {
+            self.bypassed_at = Instant::now();
+            self.lanes
+                .update_watermark(term.worker, WatermarkTracker::bypass_old_writers);
         }
-        if self.lanes.holders().is_empty() {
-            self.holder_is_gone();
+        if self.lanes.bypassed().is_empty() {
+            self.forget_open_writer();
         } else {
-            self.name_the_holder().await?;
+            self.name_open_writer().await?;
         }
-        if self.keyless_at.elapsed() >= KEYLESS_EVERY || self.lanes.keyless_lag() >= KEYLESS_LAG_WORTH {
-            self.raise_keyless(term).await?;
+        if self.unordered_at.elapsed() >= KEYLESS_EVERY || self.lanes.unordered_lag() >= KEYLESS_LAG_WORTH {
+            self.raise_unordered(term).await?;
         }
         Ok(())
     }
@@ -202,7 +203,7 @@ impl<'a> Progress<'a> {
     /// Are ids drawn one by one? As long as they are not, floors stay where they are: a session may hand out a lower id at any time.
     fn is_in_order(&mut self, sequence: Sequence) -> bool {
         let is_in_order = sequence.is_in_order();
-        metrics::sequence_faulty(!is_in_order);
+        metrics::sequence_misconfigured(!is_in_order);
         if is_in_order {
             self.sequence_told = None;
         } else if self.sequence_told.is_none_or(|at| at.elapsed() >= REMIND_EVERY) {
@@ -217,84 +218,86 @@ impl<'a> Progress<'a> {
         is_in_order
     }
 
-    /// Rows without a lane are claimed by anyone, so their floor comes from a look at the table, not from our claims.
-    async fn raise_keyless(&mut self, term: &Term) -> Result<()> {
-        self.keyless_at = Instant::now();
-        while self.raise_keyless_a_part(term).await? {}
+    /// Unordered rows are claimed by anyone, so their floor comes from a look at the table, not from our claims.
+    async fn raise_unordered(&mut self, term: &Term) -> Result<()> {
+        self.unordered_at = Instant::now();
+        while self.raise_unordered_part(term).await? {}
         Ok(())
     }
 
     /// One walk that is not too long. True: there is more to walk over.
-    async fn raise_keyless_a_part(&mut self, term: &Term) -> Result<bool> {
-        let KeylessToRaise {
+    async fn raise_unordered_part(&mut self, term: &Term) -> Result<bool> {
+        let UnorderedScan {
             start,
-            upto,
-            settled,
-            holders,
+            scan_end,
+            watermark,
+            bypassed,
             epoch,
-        } = self.lanes.keyless_floor_to_raise();
-        if start >= settled.soft {
+        } = self.lanes.unordered_scan();
+        if start >= watermark.soft {
             return Ok(false);
         }
-        let lowest_left = self.outbox.keyless_lowest(term, start, upto).await?;
-        let ended = self.outbox.ended(&holders).await?;
+        let lowest_pending = self.outbox.lowest_unordered(term, start, scan_end).await?;
+        let ended = self.outbox.ended(&bypassed).await?;
         if !ended.is_empty() {
-            self.lanes.holders_ended(term.worker, &ended);
+            self.lanes.writers_ended(term.worker, &ended);
             return Ok(false);
         }
-        let sight = Sight {
-            settled,
-            cut_at: upto,
-            lowest_left,
+        let scan = ScanResult {
+            watermark,
+            scanned_to: scan_end,
+            lowest_pending,
         };
-        self.lanes.raise_keyless_floor(term.worker, epoch, sight);
-        Ok(upto.is_some() && lowest_left.is_none() && self.lanes.term().is_some_and(|now| now.worker == term.worker))
+        self.lanes.raise_unordered_floor(term.worker, epoch, scan);
+        Ok(scan_end.is_some()
+            && lowest_pending.is_none()
+            && self.lanes.term().is_some_and(|now| now.worker == term.worker))
     }
 
     /// Who left a transaction open after its INSERT: for the operator, who alone can end it.
-    async fn name_the_holder(&mut self) -> Result<()> {
-        let held = self.settled_at.elapsed();
+    async fn name_open_writer(&mut self) -> Result<()> {
+        let held = self.moved_at.elapsed();
         if held < NAME_AFTER || self.named_at.is_some_and(|at| at.elapsed() < NAME_AFTER) {
             return Ok(());
         }
         self.named_at = Some(Instant::now());
-        let Some(oldest) = self.lanes.holders().into_iter().min() else {
+        let Some(oldest) = self.lanes.bypassed().into_iter().min() else {
             return Ok(());
         };
-        let Some(holder) = self.outbox.holder(oldest).await? else {
+        let Some(writer) = self.outbox.writer(oldest).await? else {
             return Ok(());
         };
-        metrics::floor_holder(match holder {
-            Holder::Session { pid, .. } => pid,
-            Holder::Prepared { .. } => 0,
+        metrics::open_writer(match writer {
+            WriterIdentity::Session { pid, .. } => pid,
+            WriterIdentity::Prepared { .. } => 0,
         });
         // What was a session's is nobody's once it is prepared: then another is to be told of, and another command.
-        let is_told = |(at, of): &(Instant, Holder)| of == &holder && at.elapsed() < REMIND_EVERY;
+        let is_told = |(at, of): &(Instant, WriterIdentity)| of == &writer && at.elapsed() < REMIND_EVERY;
         if !self.told.as_ref().is_some_and(is_told) {
-            tell(&holder, held);
-            self.told = Some((Instant::now(), holder));
+            tell(&writer, held);
+            self.told = Some((Instant::now(), writer));
         }
         Ok(())
     }
 
-    fn holder_is_gone(&mut self) {
+    fn forget_open_writer(&mut self) {
         metrics::floor_age(Duration::ZERO);
-        metrics::floor_holder(0);
+        metrics::open_writer(0);
         self.named_at = None;
     }
 }
 
-fn tell(holder: &Holder, held: Duration) {
+fn tell(writer: &WriterIdentity, held: Duration) {
     let seconds = held.as_secs();
-    match holder {
-        Holder::Session { pid, application } => warn!(
+    match writer {
+        WriterIdentity::Session { pid, application } => warn!(
             pid,
             application,
             seconds,
             "a transaction that wrote to the outbox stays open: its rows follow when it commits; \
              the scan floor waits for it. To end it: SELECT pg_terminate_backend(pid)"
         ),
-        Holder::Prepared { gid } => warn!(
+        WriterIdentity::Prepared { gid } => warn!(
             gid,
             seconds,
             "a transaction that wrote to the outbox stays prepared: its rows follow when it commits; \

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-use crate::domain::partition::Place;
+use crate::domain::partition::PartitionChoice;
 use crate::domain::row::{POSSIBLE_DUPLICATE, Row};
 
 /// Microseconds since 1970: what PostgreSQL counts in.
@@ -29,7 +29,7 @@ pub struct Expected {
     pub id: i64,
     /// Its place in the list of topics.
     pub topic: u32,
-    pub place: Place,
+    pub place: PartitionChoice,
     /// Topic and key, or topic and explicit partition, as a number. `None`: no order is promised.
     pub unit: Option<u64>,
     /// The aggregate as a number, and its version.
@@ -111,7 +111,7 @@ impl Content {
 
     /// By the relay's own words: what it would send for this row.
     pub fn of_row(row: &Row) -> Self {
-        if row.withheld.is_some() {
+        if row.unreadable.is_some() {
             return Content::UNKNOWN;
         }
         let mut headers = HeadersNumber::default();

@@ -42,8 +42,9 @@ pub struct Duplicated {
     pub unflagged: u64,
 }
 
+/// How much was compared.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Findings {
+pub struct Counts {
     pub rows: u64,
     pub published: u64,
     pub pending: u64,
@@ -58,6 +59,13 @@ pub struct Findings {
     pub foreign: u64,
     /// Records from before the window: their rows may have been removed by retention.
     pub outside: u64,
+}
+
+/// What was compared, and what was found wrong with it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Findings {
+    #[serde(flatten)]
+    pub counts: Counts,
     pub missing: Finding,
     pub phantom: Finding,
     pub duplicated: Duplicated,
@@ -83,7 +91,7 @@ impl Findings {
     /// The verdict, and the reason for it in one sentence.
     pub fn verdict(&self) -> (Verdict, String) {
         // Without them every record would look like a phantom.
-        if self.published == 0 {
+        if self.counts.published == 0 {
             let reason = "nothing to compare: no published row is kept in this window. With --on-published delete there never is; \
                           keep or archive rows to verify them";
             return (Verdict::Undecided, reason.to_owned());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::entry::{Arrived, Expected, Fate, First, Micros, span};
 use super::findings::{Findings, Offender};
-use crate::domain::partition::Place;
+use crate::domain::partition::PartitionChoice;
 
 /// What is allowed for clocks that differ, and for the time between an acknowledgement and its mark.
 pub const SLACK: Micros = span(Duration::from_secs(600));
@@ -70,8 +70,8 @@ impl Judge {
     ) -> Vec<Arrived> {
         expected.sort_unstable_by_key(|row| row.message_id);
         arrived.sort_unstable_by_key(|record| (record.message_id, record.partition, record.offset));
-        self.findings.records += arrived.len() as u64;
-        self.findings.flagged += arrived.iter().filter(|record| record.flagged).count() as u64;
+        self.findings.counts.records += arrived.len() as u64;
+        self.findings.counts.flagged += arrived.iter().filter(|record| record.flagged).count() as u64;
         let mut strangers = Vec::new();
         let mut rest = arrived.as_slice();
         for row in &expected {
@@ -86,7 +86,7 @@ impl Judge {
         strangers.extend_from_slice(rest);
         let before = strangers.len();
         strangers.retain(|record| record.timestamp >= self.circumstances.phantoms_from);
-        self.findings.outside += (before - strangers.len()) as u64;
+        self.findings.counts.outside += (before - strangers.len()) as u64;
         strangers
     }
 
@@ -100,15 +100,15 @@ impl Judge {
 
     /// One row and the records with its message id.
     fn row(&mut self, row: &Expected, copies: &[Arrived]) -> Option<First> {
-        self.findings.rows += 1;
+        self.findings.counts.rows += 1;
         match row.state {
-            Fate::Pending => self.findings.pending += 1,
-            Fate::Published(_) => self.findings.published += 1,
-            Fate::Dead => self.findings.dead += 1,
+            Fate::Pending => self.findings.counts.pending += 1,
+            Fate::Published(_) => self.findings.counts.published += 1,
+            Fate::Dead => self.findings.counts.dead += 1,
         }
         // Somebody who reads one topic and writes another often passes headers on.
         let (own, passed_on): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
-        self.findings.foreign += passed_on.len() as u64;
+        self.findings.counts.foreign += passed_on.len() as u64;
         let Some(first) = first_of(&own) else {
             self.absent(row);
             return None;
@@ -140,7 +140,7 @@ impl Judge {
 
     fn absent(&mut self, row: &Expected) {
         let Fate::Published(at) = row.state else {
-            self.findings.waiting += u64::from(row.state == Fate::Pending);
+            self.findings.counts.waiting += u64::from(row.state == Fate::Pending);
             return;
         };
         let topic = &self.circumstances.topics[row.topic as usize];
@@ -283,7 +283,7 @@ impl Judge {
 
 impl Topic {
     /// Must a record of this row, published then, still be in what was read?
-    fn would_have(&self, place: Place, published: Micros) -> bool {
+    fn would_have(&self, place: PartitionChoice, published: Micros) -> bool {
         let partition = place.partition(self.partitions.len() as i32);
         let Some(partition) = partition.and_then(|partition| self.partitions.get(partition as usize)) else {
             return false;
@@ -293,8 +293,10 @@ impl Topic {
     }
 
     /// Was this the right partition when the topic had fewer? Then those it lacked had no record yet.
-    fn had_fewer(&self, place: Place, copy: &Arrived) -> bool {
-        let Place::Hashed(_) = place else { return false };
+    fn had_fewer(&self, place: PartitionChoice, copy: &Arrived) -> bool {
+        let PartitionChoice::Hashed(_) = place else {
+            return false;
+        };
         let partitions = self.partitions.len() as i32;
         (copy.partition + 1..partitions).any(|fewer| {
             let added = &self.partitions[fewer as usize..];
@@ -364,7 +366,7 @@ mod tests {
             message_id: Uuid::from_u128(id as u128),
             id,
             topic: 0,
-            place: Place::Explicit(0),
+            place: PartitionChoice::Explicit(0),
             unit: Some((id % UNITS) as u64),
             version: None,
             created: id,
@@ -473,8 +475,8 @@ mod tests {
             let (rows, records) = planted(&plants);
             let findings = judged(circumstances(), rows, records);
             prop_assert_eq!(findings.missing.count, count(Plant::Lost));
-            prop_assert_eq!(findings.pending, count(Plant::Pending));
-            prop_assert_eq!(findings.dead, count(Plant::Dead));
+            prop_assert_eq!(findings.counts.pending, count(Plant::Pending));
+            prop_assert_eq!(findings.counts.dead, count(Plant::Dead));
             prop_assert_eq!(findings.phantom.count, count(Plant::Phantom));
             prop_assert_eq!(findings.duplicated.flagged, count(Plant::Flagged));
             prop_assert_eq!(findings.duplicated.unflagged, count(Plant::Unflagged));
@@ -552,7 +554,7 @@ mod tests {
         let findings = judged(two, vec![row(1)], vec![record(1, 0), passed_on]);
         assert_eq!(
             (
-                findings.foreign,
+                findings.counts.foreign,
                 findings.duplicated.copies.count,
                 findings.phantom.count
             ),

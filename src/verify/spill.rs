@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::entry::{Arrived, Content, Expected, Fate, First, number};
-use crate::domain::partition::Place;
+use crate::domain::partition::PartitionChoice;
 
 /// Memory is what one heap holds; open files are three times this many, well below the usual limit of 1,024.
 pub const HEAPS: usize = 128;
@@ -192,8 +192,8 @@ impl Entry for Expected {
     fn write(&self, words: &mut Vec<u64>) {
         write_id(self.message_id, words);
         let (kind, place) = match self.place {
-            Place::Explicit(partition) => (1, partition as u32),
-            Place::Hashed(hash) => (0, hash),
+            PartitionChoice::Explicit(partition) => (1, partition as u32),
+            PartitionChoice::Hashed(hash) => (0, hash),
         };
         let state = match self.state {
             Fate::Pending => NONE,
@@ -216,8 +216,8 @@ impl Entry for Expected {
             id: words[2] as i64,
             topic: (words[3] >> 32) as u32,
             place: match flags & 1 {
-                1 => Place::Explicit(place as i32),
-                _ => Place::Hashed(place),
+                1 => PartitionChoice::Explicit(place as i32),
+                _ => PartitionChoice::Hashed(place),
             },
             unit: (flags & 2 != 0).then_some(words[5]),
             version: read_version(&words[6..]),
@@ -315,7 +315,7 @@ mod tests {
                 message_id: Uuid::from_u128(id),
                 id: row,
                 topic,
-                place: if explicit { Place::Explicit(place) } else { Place::Hashed(place as u32) },
+                place: if explicit { PartitionChoice::Explicit(place) } else { PartitionChoice::Hashed(place as u32) },
                 unit,
                 version,
                 created,

@@ -19,7 +19,7 @@ const UNSUPPORTED_VERSION: i16 = 35;
 
 /// Speaks as much of Kafka's protocol as a client needs to ask for a topic. A real broker gives the second answer for some
 /// milliseconds of its start, and librdkafka 2.12 takes it, one time in four, as a reason to forget every broker for good.
-/// Given again and again it silences every client.
+/// ReturnedLane again and again it silences every client.
 pub struct BrokerlessBroker {
     serving: JoinHandle<()>,
     asked: Arc<Mutex<Asked>>,

@@ -38,7 +38,7 @@ impl World {
         History {
             repeats: findings.duplicated.copies.count as usize,
             unflagged_repeats: findings.duplicated.unflagged as usize,
-            flagged: findings.flagged as usize,
+            flagged: findings.counts.flagged as usize,
             findings,
         }
     }
@@ -57,7 +57,7 @@ impl History {
     /// Nothing missing or still waiting, nothing phantom, out of order, misplaced or altered.
     pub fn assert_sound(&self) {
         let findings = &self.findings;
-        assert_eq!(findings.waiting, 0, "rows that have not arrived");
+        assert_eq!(findings.counts.waiting, 0, "rows that have not arrived");
         assert_none("missing", &findings.missing);
         assert_none("missing, perhaps", &findings.cannot_tell);
         assert_none("phantom", &findings.phantom);
@@ -97,7 +97,7 @@ impl History {
             self.repeats
         );
         assert_eq!(
-            sum(relays, "outboxd_rows_forgotten_total"),
+            sum(relays, "outboxd_rescan_found_rows_total"),
             0.0,
             "no row needed the safety net"
         );

@@ -12,7 +12,7 @@ impl Counters {
     const NAMES: [&str; 3] = [
         "outboxd_rows_marked_total",
         "outboxd_possible_duplicates_total",
-        "outboxd_rows_forgotten_total",
+        "outboxd_rescan_found_rows_total",
     ];
 
     pub fn scrape(&mut self, relay: &Relay) {

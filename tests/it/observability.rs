@@ -38,7 +38,7 @@ async fn every_metric_is_there_and_explained() {
         let sampled = sampled.filter(|rest| rest.starts_with([' ', '{']) || rest.starts_with("_bucket{"));
         assert!(sampled.count() > 0, "{name} has no sample in\n{scrape}");
     }
-    for stream in ["lanes", "keyless"] {
+    for stream in ["ordered", "unordered"] {
         let end_to_end = format!("outboxd_end_to_end_seconds_count{{stream=\"{stream}\"}} 1");
         assert!(scrape.contains(&end_to_end), "{end_to_end} in\n{scrape}");
     }

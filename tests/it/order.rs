@@ -126,7 +126,7 @@ async fn every_key_stays_in_order_while_processes_are_killed() {
         committed, history.repeats, history.flagged
     );
     assert!(committed >= ROWS);
-    assert_eq!(history.findings.published, committed as u64);
+    assert_eq!(history.findings.counts.published, committed as u64);
     let rolled_back: HashSet<&String> = written.iter().flat_map(|w| &w.rolled_back).collect();
     assert!(rolled_back.len() > ROWS / 20, "enough was rolled back to tell");
     assert!(records.iter().all(|record| !rolled_back.contains(&record.message_id())));

@@ -1,6 +1,6 @@
 //! Paused partitions, as the schema knows them: which rows belong to one, and that claims leave out those and no others.
 
-use outboxd::domain::partition::Place;
+use outboxd::domain::partition::PartitionChoice;
 use outboxd::outbox::statement;
 use testkit::*;
 
@@ -39,7 +39,7 @@ async fn sql_finds_the_partition_that_the_relay_sends_to() {
     let sql = "SELECT outbox.murmur2(key) % count FROM unnest($1::text[], $2::integer[]) AS k (key, count)";
     let found = world.db.query(sql, &[&keys, &counts]).await.expect("partitions");
     for ((key, count), found) in keys.iter().zip(counts).zip(found) {
-        let sent_to = Place::of_key(key.as_bytes()).partition(count);
+        let sent_to = PartitionChoice::of_key(key.as_bytes()).partition(count);
         assert_eq!(Some(found.get::<_, i32>(0)), sent_to, "{key:?} of {count}");
     }
 }

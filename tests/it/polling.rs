@@ -9,18 +9,18 @@ use tokio_postgres::types::ToSql;
 
 const HERE: &str = "SELECT incarnation FROM outbox.server";
 
-/// What a look answers: the ids with whether each was delayed, whether there are rows without a lane, whether it was cut.
+/// What a look answers: the ids with whether each was delayed, whether there are unordered rows, whether it was cut.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     rows: Vec<(i64, bool)>,
-    keyless: bool,
+    unordered: bool,
     cut: bool,
 }
 
 /// What it answers beside them.
 #[derive(Debug, PartialEq)]
-struct Overview {
-    lowest_keyless: Option<i64>,
+struct PollSummary {
+    lowest_unordered: Option<i64>,
 }
 
 struct Look {
@@ -60,7 +60,7 @@ impl Look {
         self.at(world, HERE).await.expect("an answer")
     }
 
-    async fn overview(&self, world: &World) -> Overview {
+    async fn overview(&self, world: &World) -> PollSummary {
         overview(&self.rows(world, HERE).await)
     }
 }
@@ -68,7 +68,7 @@ impl Look {
 fn answer(rows: &[Row]) -> Option<Answer> {
     let first = rows.first()?;
     let mut answer = Answer {
-        keyless: first.get("keyless"),
+        unordered: first.get("unordered"),
         cut: first.get("cut"),
         ..Answer::default()
     };
@@ -78,10 +78,10 @@ fn answer(rows: &[Row]) -> Option<Answer> {
     Some(answer)
 }
 
-fn overview(rows: &[Row]) -> Overview {
+fn overview(rows: &[Row]) -> PollSummary {
     let first = rows.first().expect("an answer");
-    Overview {
-        lowest_keyless: first.get("lowest_keyless"),
+    PollSummary {
+        lowest_unordered: first.get("lowest_unordered"),
     }
 }
 
@@ -196,7 +196,7 @@ async fn a_poll_skips_what_is_held_or_not_yet_due_and_says_that_there_are_unorde
     world.insert("orders", &[(None, vec![4])]).await;
     let answer = Answer {
         rows: vec![(third, true)],
-        keyless: true,
+        unordered: true,
         cut: false,
     };
     assert_eq!(holding.answer(&world).await, answer);
@@ -215,17 +215,21 @@ async fn a_poll_skips_unordered_rows_that_are_claimed_until_the_lease_is_over() 
     world
         .execute("UPDATE outbox.message SET available_at = now() WHERE id = 3")
         .await;
-    let keyless = |keyless| Answer {
-        keyless,
+    let unordered = |unordered| Answer {
+        unordered,
         ..Answer::default()
     };
-    assert_eq!(Look::default().answer(&world).await, keyless(true));
+    assert_eq!(Look::default().answer(&world).await, unordered(true));
     world.abandon_pending().await;
-    assert_eq!(Look::default().answer(&world).await, keyless(true), "nobody's any more");
+    assert_eq!(
+        Look::default().answer(&world).await,
+        unordered(true),
+        "nobody's any more"
+    );
     world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
     assert_eq!(
         Look::default().answer(&world).await,
-        keyless(false),
+        unordered(false),
         "they are in good hands"
     );
 }
@@ -233,7 +237,7 @@ async fn a_poll_skips_unordered_rows_that_are_claimed_until_the_lease_is_over() 
 #[tokio::test]
 async fn a_poll_names_the_lowest_unordered_row_whether_it_is_claimed_or_not() {
     let (world, _) = three_rows().await;
-    let lowest = async || Look::default().overview(&world).await.lowest_keyless;
+    let lowest = async || Look::default().overview(&world).await.lowest_unordered;
     assert_eq!(lowest().await, None);
     let ids = world.insert("orders", &[(None, vec![4]), (None, vec![5])]).await;
     world
@@ -247,7 +251,7 @@ async fn a_poll_names_the_lowest_unordered_row_whether_it_is_claimed_or_not() {
         ..Look::default()
     };
     assert_eq!(
-        holding.overview(&world).await.lowest_keyless,
+        holding.overview(&world).await.lowest_unordered,
         None,
         "its hold finds them"
     );

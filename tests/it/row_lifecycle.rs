@@ -379,13 +379,13 @@ async fn a_row_without_a_key_is_claimed_while_it_is_sent_and_the_claim_ends_with
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', payload => '1')"))
         .await;
-    let relay = world.relay().failpoint("after_claim_keyless").start_ready().await;
+    let relay = world.relay().failpoint("after_claim_unordered").start_ready().await;
     world.until("SELECT count(*) = 1 FROM outbox.claim").await;
     let claimed = "SELECT c.ids = ARRAY[m.id] AND c.maybe_sent = '{}' AND c.lease_until > now() + interval '3 s'
                           AND c.worker = w.id AND m.published_at IS NULL AND m.attempts = 0
                    FROM outbox.claim c, outbox.message m, outbox.worker w";
     assert!(world.is_true(claimed).await);
-    relay.continue_from("after_claim_keyless");
+    relay.continue_from("after_claim_unordered");
     world.until("SELECT published_at IS NOT NULL FROM outbox.message").await;
     assert_eq!(world.claims().await, 0);
 }

@@ -196,7 +196,7 @@ async fn what_another_worker_has_lowered_is_known_at_the_next_renewal() {
     // It is renewed six times in a lease. Everything of the rows without a key is read anew, too, but only once a minute.
     world.drained(LEASE).await;
     assert_eq!(
-        relay.metric("outboxd_rows_forgotten_total"),
+        relay.metric("outboxd_rescan_found_rows_total"),
         Some(0.0),
         "not by the safety net"
     );

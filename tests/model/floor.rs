@@ -7,7 +7,7 @@
 mod relay;
 mod writer;
 
-use outboxd::domain::watermark::Horizon;
+use outboxd::domain::watermark::WatermarkTracker;
 use stateright::{Model, Property};
 
 use crate::check::goes_on;
@@ -219,7 +219,7 @@ impl State {
         true
     }
 
-    fn horizon(&self) -> &Horizon {
-        self.relay.horizon()
+    fn tracker(&self) -> &WatermarkTracker {
+        self.relay.tracker()
     }
 }

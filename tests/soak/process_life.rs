@@ -24,8 +24,8 @@ impl Counters {
             possible_duplicates: total("outboxd_possible_duplicates_total")?,
             dead: total("outboxd_rows_dead_total")?,
             fenced: total("outboxd_rows_fenced_total")?,
-            forgotten: total("outboxd_rows_forgotten_total")?,
-            terms_lost: total("outboxd_terms_lost_total")?,
+            forgotten: total("outboxd_rescan_found_rows_total")?,
+            terms_lost: total("outboxd_leases_lost_total")?,
             producers_rebuilt: total("outboxd_producer_rebuilds_total")?,
         })
     }

@@ -85,7 +85,7 @@ impl Kind {
     }
 
     /// How many replicas may afterwards not know what became of the rows they had in flight.
-    pub fn leaves_in_doubt(self) -> usize {
+    pub fn returns_maybe_sent(self) -> usize {
         match self {
             Kill | Freeze | Hiccup => 1,
             CrashPostgres | KillKafka | FreezeKafka | LockTable | ShrinkTopic => REPLICAS,

@@ -114,7 +114,7 @@ impl Evidence {
         let in_doubt = self
             .faults
             .iter()
-            .filter(|fault| fault.event.kind.leaves_in_doubt() > 0);
+            .filter(|fault| fault.event.kind.returns_maybe_sent() > 0);
         let in_flight: f64 = in_doubt.map(|fault| self.in_flight(fault)).sum();
         at_most(
             "rows sent with a flag, by what was in flight in such faults",
@@ -139,7 +139,11 @@ impl Evidence {
 
     /// Rows that can have been in flight where a fault left a replica in doubt.
     fn doubt_max(&self) -> u64 {
-        let in_doubt: usize = self.faults.iter().map(|fault| fault.event.kind.leaves_in_doubt()).sum();
+        let in_doubt: usize = self
+            .faults
+            .iter()
+            .map(|fault| fault.event.kind.returns_maybe_sent())
+            .sum();
         (in_doubt * IN_FLIGHT_MAX) as u64
     }
 

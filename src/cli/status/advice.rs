@@ -2,7 +2,7 @@
 
 use super::render::{age, plain};
 use crate::domain::partition::Partition;
-use crate::outbox::Holder;
+use crate::outbox::WriterIdentity;
 use crate::outbox::status::{HoldStatus, OpenWriter, Status};
 
 /// The next step for each thing that is not as it should be.
@@ -79,15 +79,15 @@ fn hold_arguments(hold: &HoldStatus) -> String {
 fn about_writer(writer: &OpenWriter) -> Option<String> {
     const LONG: f64 = 60.0;
     const MANY: i64 = 1_000;
-    let (who, what_to_do) = match &writer.holder {
-        Holder::Session { pid, application } => {
+    let (who, what_to_do) = match &writer.writer {
+        WriterIdentity::Session { pid, application } => {
             let name = if application.is_empty() { "unnamed" } else { application };
             (
                 format!("pid {pid}, {}", plain(name)),
                 format!("commit it, or SELECT pg_terminate_backend({pid})."),
             )
         }
-        Holder::Prepared { gid } => (
+        WriterIdentity::Prepared { gid } => (
             "prepared, so no session's".to_owned(),
             format!("COMMIT PREPARED {gid}, or ROLLBACK PREPARED {gid}.", gid = literal(gid)),
         ),
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_transaction_left_prepared_is_ended_by_its_name() {
         let shown = about_writer(&OpenWriter {
-            holder: Holder::Prepared { gid: "o'brien".into() },
+            holder: WriterIdentity::Prepared { gid: "o'brien".into() },
             age_seconds: Some(61.0),
             later_transactions: 0,
         });

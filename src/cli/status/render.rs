@@ -9,7 +9,7 @@ use crate::outbox::status::{HoldStatus, Status};
 
 pub fn render(status: &Status, schema: &str) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail.
+    // WriterSnapshot to a String cannot fail.
     let _ = write_status(&mut out, status, schema);
     out
 }
@@ -27,7 +27,7 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
     writeln!(out, "Dead      {}", backlog.dead)?;
     writeln!(
         out,
-        "Held      {} key(s), {} topic(s) parked, {} partition(s) paused",
+        "CheckedOutLane      {} key(s), {} topic(s) parked, {} partition(s) paused",
         backlog.held_keys, backlog.parked_topics, backlog.paused_partitions
     )?;
     writeln!(out)?;
@@ -137,7 +137,7 @@ pub fn age(seconds: f64) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::outbox::Holder;
+    use crate::outbox::WriterIdentity;
     use crate::outbox::status::{Backlog, DeadStatus, OpenWriter, WorkerStatus};
     use proptest::prelude::*;
 
@@ -161,8 +161,8 @@ pub mod tests {
         }
     }
 
-    pub fn session(application: &str) -> Holder {
-        Holder::Session {
+    pub fn session(application: &str) -> WriterIdentity {
+        WriterIdentity::Session {
             pid: 42,
             application: application.into(),
         }
@@ -230,7 +230,7 @@ pub mod tests {
     }
 
     /// A status with this text wherever somebody else chooses the text.
-    fn saying(text: &str, holder: Holder) -> Status {
+    fn saying(text: &str, holder: WriterIdentity) -> Status {
         let mut status = quiet();
         status.workers.push(WorkerStatus {
             name: text.into(),
@@ -300,7 +300,7 @@ pub mod tests {
         fn no_text_of_others_reaches_the_terminal_raw(text: String, control in "[\x00-\x1f\x7f-\u{9f}]{0,4}") {
             let text = format!("{text}{control}");
             let lines = render(&saying("x", session("x")), "outbox").lines().count();
-            for holder in [session(&text), Holder::Prepared { gid: text.clone() }] {
+            for holder in [session(&text), WriterIdentity::Prepared { gid: text.clone() }] {
                 let shown = render(&saying(&text, holder), "outbox");
                 prop_assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", shown);
                 prop_assert_eq!(shown.lines().count(), lines);

@@ -24,13 +24,13 @@ SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
        outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
        m.aggregate_version, m.attempts, m.created_at,
        num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts, false
-FROM unnest($1::smallint[], $2::bigint[], $3::integer[], $8::bigint[]) AS own (lane, floor, most, upto)
+FROM unnest($1::smallint[], $2::bigint[], $3::integer[], $8::bigint[]) AS own (lane, floor, most, scan_end)
 CROSS JOIN LATERAL (
     SELECT m.*
     FROM outbox.message m
     -- Written so that only the index on (lane, id) fits. With m.lane = own.lane the planner takes the primary key where
     -- one lane has most of the rows, and then every other lane walks over all of them; the same without m.lane <= own.lane.
-    WHERE (m.lane, m.id) > (own.lane, own.floor) AND m.lane <= own.lane AND (m.lane, m.id) <= (own.lane, own.upto)
+    WHERE (m.lane, m.id) > (own.lane, own.floor) AND m.lane <= own.lane AND (m.lane, m.id) <= (own.lane, own.scan_end)
       AND m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL
       AND (cardinality($4::smallint[]) = 0
            OR (m.lane, m.topic) NOT IN (SELECT * FROM unnest($4::smallint[], $5::text[]))

@@ -9,13 +9,13 @@ use super::{Error, Outbox, Params, Result, row};
 use crate::domain::hold::Hold;
 use crate::domain::row::Row;
 use crate::domain::watermark::{Sequence, Writers};
-use crate::lanes::{Held, Lookout, Overview, Term};
+use crate::lanes::{CheckedOutLane, PollCheckout, PollSummary, Term};
 
 /// Rows claimed, and those left behind because the byte budget was full.
 #[derive(Debug, Default)]
 pub struct Claim {
     pub rows: Vec<Row>,
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<LeftBehind>,
 }
 
 impl Claim {
@@ -32,26 +32,26 @@ impl Claim {
 
 /// What is kept of a row left behind.
 #[derive(Clone, Copy, Debug)]
-pub struct Dropped {
+pub struct LeftBehind {
     pub id: i64,
     pub lane: Option<i16>,
-    pub suspect: bool,
+    pub possible_duplicate: bool,
     pub delayed: bool,
 }
 
-impl From<&Row> for Dropped {
+impl From<&Row> for LeftBehind {
     fn from(row: &Row) -> Self {
-        Dropped {
+        LeftBehind {
             id: row.id,
             lane: row.lane,
-            suspect: row.suspect,
+            possible_duplicate: row.possible_duplicate,
             delayed: row.delayed,
         }
     }
 }
 
 /// Why a message is not to be sent, for its `last_error`. `None`: nothing is wrong with it.
-fn withheld(bytes: Option<i64>, problem: Option<&str>, most: usize) -> Option<String> {
+fn unreadable(bytes: Option<i64>, problem: Option<&str>, most: usize) -> Option<String> {
     match (bytes, problem) {
         (_, Some(problem)) => Some(format!(
             "PostgreSQL cannot read this message: {problem}. Its text is longer than 1 GB, or it is damaged. Discard it"
@@ -68,23 +68,23 @@ fn withheld(bytes: Option<i64>, problem: Option<&str>, most: usize) -> Option<St
 pub struct Found {
     /// All that its lanes have.
     pub claim: Claim,
-    /// There are rows without a lane.
-    pub keyless: bool,
+    /// There are unordered rows.
+    pub unordered: bool,
     /// There is more than a look takes along: nothing is known.
     pub cut: bool,
-    pub overview: Overview,
+    pub summary: PollSummary,
 }
 
 /// A claim in the making: rows are kept as they come until the byte budget is full, so that memory stays bounded whatever they
 /// weigh. The first row is always kept.
-struct Kept {
+struct BudgetedRows {
     claim: Claim,
     budget: usize,
 }
 
-impl Kept {
+impl BudgetedRows {
     fn within(budget: usize) -> Self {
-        Kept {
+        BudgetedRows {
             claim: Claim::default(),
             budget,
         }
@@ -93,7 +93,7 @@ impl Kept {
     fn keep(&mut self, row: Row) {
         let size = row.size();
         if !self.claim.dropped.is_empty() || (size > self.budget && !self.claim.rows.is_empty()) {
-            self.claim.dropped.push(Dropped::from(&row));
+            self.claim.dropped.push(LeftBehind::from(&row));
             return;
         }
         self.budget = self.budget.saturating_sub(size);
@@ -101,13 +101,13 @@ impl Kept {
     }
 }
 
-/// Which rows without a lane to claim.
+/// Which unordered rows to claim.
 #[derive(Clone, Copy, Debug)]
-pub struct Free<'a> {
+pub struct UnorderedFilter<'a> {
     /// No record of a claim has a lower number.
     pub claims_from: i64,
     pub start: i64,
-    pub upto: Option<i64>,
+    pub scan_end: Option<i64>,
     /// Of those above `start`, and of those that were delayed.
     pub most: usize,
     pub most_in_all: usize,
@@ -117,7 +117,7 @@ pub struct Free<'a> {
     pub skip_held: bool,
 }
 
-/// What was written down of a claim of rows without a lane.
+/// What was written down of a claim of unordered rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Recorded {
     /// Its number, and the token that fences its mark. `None`: no row was free.
@@ -128,7 +128,7 @@ pub struct Recorded {
 
 /// What a look at the writers reads, in this order.
 #[derive(Clone, Debug)]
-pub struct Writing {
+pub struct WriterSnapshot {
     /// The highest id drawn.
     pub highest_id: i64,
     pub writers: Writers,
@@ -140,10 +140,10 @@ const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than 
 /// What each row of a look's answer says of the whole, before any of them is kept.
 fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
     Ok(Found {
-        keyless: row.try_get("keyless")?,
+        unordered: row.try_get("unordered")?,
         cut: row.try_get("cut")?,
-        overview: Overview {
-            lowest_keyless: row.try_get("lowest_keyless")?,
+        summary: PollSummary {
+            lowest_unordered: row.try_get("lowest_unordered")?,
         },
         ..Found::default()
     })
@@ -151,21 +151,21 @@ fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
 
 impl Outbox {
     /// Looks above `lookout.start` for what the lanes of the lookout have, walking at most `walk` rows.
-    pub async fn look(&self, lookout: &Lookout, walk: usize, bytes: usize) -> Result<Found> {
-        let lanes: Vec<i16> = lookout.lanes.iter().map(|held| held.lane).collect();
-        let (walk, most) = (walk as i64, lookout.most as i64);
+    pub async fn poll(&self, poll: &PollCheckout, walk: usize, bytes: usize) -> Result<Found> {
+        let lanes: Vec<i16> = poll.lanes.iter().map(|held| held.lane).collect();
+        let (walk, most) = (walk as i64, poll.most as i64);
         let params: Params<'_> = &[
-            &lookout.start,
+            &poll.start,
             &lanes,
             &walk,
-            &lookout.has_holds,
+            &poll.has_holds,
             &most,
-            &lookout.term.incarnation,
-            &lookout.claims_from,
+            &poll.term.incarnation,
+            &poll.claims_from,
         ];
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut kept = Kept::within(bytes);
+            let mut kept = BudgetedRows::within(bytes);
             let mut found = None;
             while let Some(row) = rows.try_next().await? {
                 if found.is_none() {
@@ -186,12 +186,18 @@ impl Outbox {
         Ok(found)
     }
 
-    pub async fn claim_lanes<'a>(&self, term: &Term, held: &'a [Held], most: usize, bytes: usize) -> Result<Claim> {
+    pub async fn claim_lanes<'a>(
+        &self,
+        term: &Term,
+        held: &'a [CheckedOutLane],
+        most: usize,
+        bytes: usize,
+    ) -> Result<Claim> {
         let lanes: Vec<i16> = held.iter().map(|h| h.lane).collect();
         let floors: Vec<i64> = held.iter().map(|h| h.start).collect();
         let limits: Vec<i32> = held.iter().map(|h| h.most as i32).collect();
-        let uptos: Vec<i64> = held.iter().map(|h| h.upto.unwrap_or(i64::MAX)).collect();
-        let holding = |h: &'a Held| h.held_topics.iter().map(|topic| (h.lane, topic.as_str()));
+        let uptos: Vec<i64> = held.iter().map(|h| h.scan_end.unwrap_or(i64::MAX)).collect();
+        let holding = |h: &'a CheckedOutLane| h.held_topics.iter().map(|topic| (h.lane, topic.as_str()));
         let (holding_lanes, held_topics): (Vec<i16>, Vec<&str>) = held.iter().flat_map(holding).unzip();
         self.claim(
             &self.statements.claim_lanes,
@@ -211,8 +217,8 @@ impl Outbox {
         .await
     }
 
-    /// Claims rows without a lane for `lease`, when it is our turn.
-    pub async fn claim_keyless(&self, term: &Term, free: &Free<'_>, lease: Duration) -> Result<Recorded> {
+    /// Claims unordered rows for `lease`, when it is our turn.
+    pub async fn claim_unordered(&self, term: &Term, free: &UnorderedFilter<'_>, lease: Duration) -> Result<Recorded> {
         let (partition, partitions) = free.of_hold.map_or((None, None), Hold::partition);
         let params: Params<'_> = &[
             &free.claims_from,
@@ -227,7 +233,7 @@ impl Outbox {
             &partition,
             &partitions,
             &free.of_hold.map(|hold| hold.unit.as_str()),
-            &free.upto.unwrap_or(i64::MAX),
+            &free.scan_end.unwrap_or(i64::MAX),
         ];
         let (turn, claim) = (&self.statements.lock_unordered_claims, &self.statements.claim_unordered);
         let rows = self
@@ -245,7 +251,7 @@ impl Outbox {
     /// The rows of a claim. All of them are ours: those beyond the budget are the caller's to give back.
     pub async fn claimed(&self, term: &Term, claim: i64, bytes: usize) -> Result<Claim> {
         let params: Params<'_> = &[&claim, &term.incarnation];
-        self.claim(&self.statements.read_claim, params, bytes, row::keyless)
+        self.claim(&self.statements.read_claim, params, bytes, row::unordered)
             .await
     }
 
@@ -258,7 +264,7 @@ impl Outbox {
     ) -> Result<Claim> {
         let keep = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut kept = Kept::within(bytes);
+            let mut kept = BudgetedRows::within(bytes);
             while let Some(row) = rows.try_next().await? {
                 kept.keep(read(&row)?);
             }
@@ -282,7 +288,7 @@ impl Outbox {
             if self.explain_row(&mut row).await? {
                 whole.push(row);
             } else {
-                claim.dropped.push(Dropped::from(&row));
+                claim.dropped.push(LeftBehind::from(&row));
             }
         }
         claim.rows = whole;
@@ -290,7 +296,7 @@ impl Outbox {
     }
 
     fn is_whole(&self, row: &Row) -> bool {
-        row.withheld.is_none() && row.bytes() <= self.message_bytes_max
+        row.unreadable.is_none() && row.bytes() <= self.message_bytes_max
     }
 
     /// Is it known what to do with this row? Else it could not be read, and now it could.
@@ -304,12 +310,12 @@ impl Outbox {
         };
         let bytes: Option<i64> = found.try_get("bytes")?;
         let problem: Option<&str> = found.try_get("problem")?;
-        row.withheld = withheld(bytes, problem, self.message_bytes_max);
-        Ok(row.withheld.is_some())
+        row.unreadable = unreadable(bytes, problem, self.message_bytes_max);
+        Ok(row.unreadable.is_some())
     }
 
     /// The highest id drawn, and then who was writing. In this order: see `domain::watermark`.
-    pub async fn writers(&self, term: &Term) -> Result<Writing> {
+    pub async fn writers(&self, term: &Term) -> Result<WriterSnapshot> {
         let highest = self
             .query_one(&self.statements.highest_id, &[&term.incarnation])
             .await?;
@@ -320,7 +326,7 @@ impl Outbox {
             return Err(ANOTHER_SERVER);
         }
         let (names, ids): (Vec<String>, Vec<Option<i64>>) = (now.try_get("writers")?, now.try_get("ids")?);
-        Ok(Writing {
+        Ok(WriterSnapshot {
             highest_id: highest.try_get("id")?,
             writers: names.into_iter().zip(ids).collect(),
             sequence: Sequence {
@@ -332,11 +338,11 @@ impl Outbox {
     }
 
     /// Which of these transactions have ended? If any, a claim that relied on them all and came before this call is worth nothing.
-    pub async fn ended(&self, holders: &[i64]) -> Result<Vec<i64>> {
-        if holders.is_empty() {
+    pub async fn ended(&self, bypassed: &[i64]) -> Result<Vec<i64>> {
+        if bypassed.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = self.query(&self.statements.ended_writers, &[&holders]).await?;
-        rows.iter().map(|row| Ok(row.try_get("holder")?)).collect()
+        let rows = self.query(&self.statements.ended_writers, &[&bypassed]).await?;
+        rows.iter().map(|row| Ok(row.try_get("writer")?)).collect()
     }
 }

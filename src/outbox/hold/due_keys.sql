@@ -1,4 +1,4 @@
--- Held keys of the lanes this worker owns: those due first, and of each topic as many, so that one with thousands does not keep the
+-- CheckedOutLane keys of the lanes this worker owns: those due first, and of each topic as many, so that one with thousands does not keep the
 -- others from being read; then the next.
 SELECT h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, h.wait
 FROM (

@@ -1,4 +1,4 @@
--- All holds of these topics and units in lanes of this worker, and among the rows without a lane.
+-- All holds of these topics and units in lanes of this worker, and among the unordered rows.
 SELECT h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, 0::float8 AS wait
 FROM outbox.hold h
 JOIN outbox.lane l ON l.lane = h.lane

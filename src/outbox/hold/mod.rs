@@ -1,4 +1,4 @@
-//! Held keys and parked topics, as stored.
+//! CheckedOutLane keys and parked topics, as stored.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{Error, Outbox, Result, Transaction, row};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::{Hold, HoldPostponement, HoldRelease, NewHold};
 use crate::domain::row::Row;
-use crate::lanes::{Lowered, Record, Term};
+use crate::lanes::{LoweredLane, Record, Term};
 
 impl Outbox {
     pub async fn holds(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
@@ -37,7 +37,7 @@ impl Outbox {
         rows.iter().map(stored_hold).collect()
     }
 
-    /// All holds of ours, and of the rows without a lane, with these topics and units.
+    /// All holds of ours, and of the unordered rows, with these topics and units.
     pub async fn paused_as(&self, term: &Term, names: &[(String, String)]) -> Result<Vec<Hold>> {
         let (topics, units) = texts(names);
         let params: Params<'_> = &[&term.worker, &term.incarnation, &topics, &units];
@@ -45,8 +45,8 @@ impl Outbox {
         rows.iter().map(stored_hold).collect()
     }
 
-    /// What is paused among rows without a lane and due, reserved for us for `reserve`: but for what is tried already.
-    pub async fn holds_keyless(
+    /// What is paused among unordered rows and due, reserved for us for `reserve`: but for what is tried already.
+    pub async fn holds_unordered(
         &self,
         term: &Term,
         reserve: Duration,
@@ -98,7 +98,7 @@ impl Outbox {
         epoch: i64,
         released: &[HoldRelease],
         records: &[Record],
-    ) -> Result<Option<Lowered>> {
+    ) -> Result<Option<LoweredLane>> {
         let records = record_ids(records);
         let (topics, units) = names(released.iter().map(|released| &released.hold));
         let published: Vec<i64> = released.iter().filter_map(|released| released.published).collect();
@@ -113,7 +113,7 @@ impl Outbox {
             let Some(lowered) = lowered.first() else {
                 return Ok(None);
             };
-            let lowered = Lowered {
+            let lowered = LoweredLane {
                 epoch: lowered.try_get("epoch")?,
                 floor: lowered.try_get("floor")?,
             };
@@ -137,7 +137,7 @@ impl Outbox {
         held: (i16, i64),
         postponed: &[HoldPostponement],
         records: &[Record],
-        suspects: &[(i16, Vec<i64>)],
+        maybe_sent: &[(i16, Vec<i64>)],
     ) -> Result<bool> {
         let (lanes, epochs) = (vec![held.0], vec![held.1]);
         let records = record_ids(records);
@@ -154,16 +154,16 @@ impl Outbox {
             let nothing: &[i64] = &[];
             let settle: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &nothing, &records];
             let settle = transaction.execute(self.mark_lanes_statement(), settle);
-            let suspects = self.store_suspects(&transaction, suspects);
-            try_join4(refuse, postpone, settle, suspects).await?;
+            let maybe_sent = self.store_suspects(&transaction, maybe_sent);
+            try_join4(refuse, postpone, settle, maybe_sent).await?;
             transaction.commit().await?;
             Ok(true)
         })
         .await
     }
 
-    /// What was paused among rows without a lane takes records again; its head was `published` under the claim named first.
-    pub async fn release_hold_keyless(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
+    /// What was paused among unordered rows takes records again; its head was `published` under the claim named first.
+    pub async fn release_hold_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
             let resume: Params<'_> = &[&hold.topic, &hold.unit];

@@ -1,4 +1,4 @@
--- A probe failed: whatever this worker holds back for the same reason, and the rows without a lane, wait with it. Fenced by a lock on the lanes,
+-- A probe failed: whatever this worker holds back for the same reason, and the unordered rows, wait with it. Fenced by a lock on the lanes,
 -- as a mark is; the owner is enough, since no other term of this process has the same.
 WITH own AS MATERIALIZED (
     SELECT l.lane FROM outbox.lane l

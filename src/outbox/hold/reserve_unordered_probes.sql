@@ -1,4 +1,4 @@
--- What is paused among the rows without a lane belongs to nobody: whoever finds one due tries it, and pushes the time
+-- What is paused among the unordered rows belongs to nobody: whoever finds one due tries it, and pushes the time
 -- on first so that the others do not. Not those of topics $3 and units $4, which are tried already; no more than $5.
 UPDATE outbox.hold h
 SET retry_at = clock_timestamp() + $1 * interval '1 second'

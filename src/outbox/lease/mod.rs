@@ -11,8 +11,8 @@ use self::predecessor::IdentityColumns;
 use super::hold::held_topics;
 use super::param::{Param, Params};
 use super::{LEASE_SHARE, OnPublished, Outbox, Result, Transaction};
-use crate::domain::id_ranges::Ranges;
-use crate::lanes::{Given, KeylessStored, Moved, SentRanges, Taken, Term};
+use crate::domain::id_ranges::IdRanges;
+use crate::lanes::{FloorUpdate, InFlightRanges, ReturnedLane, TakenLane, Term, UnorderedState};
 use crate::process::Identity;
 
 /// Another worker, or ourselves, as a renewal sees it.
@@ -30,8 +30,8 @@ pub struct Peer {
 pub struct Renewal {
     /// Who is here, ourselves among them.
     pub peers: Vec<Peer>,
-    /// Of the rows without a lane: the stored floor and its epoch.
-    pub keyless: (i64, i64),
+    /// Of the unordered rows: the stored floor and its epoch.
+    pub unordered: (i64, i64),
 }
 
 impl Outbox {
@@ -64,24 +64,24 @@ impl Outbox {
         Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
-    /// `None`: the lease was not renewed. No record of what we have in flight has a lower id than `records_from`.
-    pub async fn renew(&self, term: &Term, lease: Duration, records_from: i64) -> Result<Option<Renewal>> {
+    /// `None`: the lease was not renewed. No record of what we have in flight has a lower id than `oldest_entry`.
+    pub async fn renew(&self, term: &Term, lease: Duration, oldest_entry: i64) -> Result<Option<Renewal>> {
         let rows = self
             .query_within(
-                self.lease_patience(),
+                self.lease_timeout(),
                 &self.statements.renew,
-                &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &records_from],
+                &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &oldest_entry],
             )
             .await?;
         let Some(first) = rows.first() else { return Ok(None) };
         Ok(Some(Renewal {
             peers: rows.iter().map(peer).collect::<Result<_>>()?,
-            keyless: (first.try_get("floor")?, first.try_get("epoch")?),
+            unordered: (first.try_get("floor")?, first.try_get("epoch")?),
         }))
     }
 
-    fn lease_patience(&self) -> Duration {
-        self.patience / LEASE_SHARE
+    fn lease_timeout(&self) -> Duration {
+        self.timeout / LEASE_SHARE
     }
 
     /// What the term's server has lost no write since: see `outbox.lineage`.
@@ -102,13 +102,13 @@ impl Outbox {
 
     /// Takes lanes, and then reads what they hold back and what their last owners had in flight: one that has expired may have been writing
     /// until they were locked. What is in doubt is written down at once: the new owner may die before it has seen to it.
-    pub async fn take(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<Taken>> {
+    pub async fn take(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<TakenLane>> {
         let count = count as i64;
         let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
-        self.on_connection_within(self.lease_patience(), async |session| {
+        self.on_connection_within(self.lease_timeout(), async |session| {
             let transaction = session.transaction().await?;
             let rows = transaction.query(&self.statements.take_lanes, take).await?;
-            let mut taken: Vec<Taken> = rows.iter().map(taken).collect::<Result<_>>()?;
+            let mut taken: Vec<TakenLane> = rows.iter().map(taken).collect::<Result<_>>()?;
             if !taken.is_empty() {
                 self.inherit(&transaction, &mut taken).await?;
                 self.inherit_records(&transaction, &mut taken).await?;
@@ -120,7 +120,7 @@ impl Outbox {
         .await
     }
 
-    async fn inherit(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
+    async fn inherit(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let lanes: Vec<i16> = taken.iter().map(|lane| lane.lane).collect();
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
         for row in &transaction
@@ -133,16 +133,16 @@ impl Outbox {
                 continue;
             };
             lane.held_topics = held_topics(row)?;
-            lane.stored_suspects = stored;
-            lane.suspects = Ranges::from_flat(&lane.stored_suspects);
+            lane.stored_maybe_sent = stored;
+            lane.maybe_sent = IdRanges::from_flat(&lane.stored_maybe_sent);
             if row.try_get("unrecorded")? {
-                lane.suspects.insert(1, row.try_get("last_id")?);
+                lane.maybe_sent.insert(1, row.try_get("last_id")?);
             }
         }
         Ok(())
     }
 
-    async fn inherit_records(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
+    async fn inherit_records(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let owners: Vec<Uuid> = taken.iter().filter_map(|lane| lane.last_owner).collect();
         if owners.is_empty() {
             return Ok(());
@@ -151,51 +151,52 @@ impl Outbox {
             let (worker, number): (Uuid, i16) = (row.try_get("worker")?, row.try_get("lane")?);
             let of_lane = taken.iter_mut().find(|lane| lane.lane == number);
             if let Some(lane) = of_lane.filter(|lane| lane.last_owner == Some(worker)) {
-                lane.suspects.insert(row.try_get("first_id")?, row.try_get("last_id")?);
+                lane.maybe_sent
+                    .insert(row.try_get("first_id")?, row.try_get("last_id")?);
             }
         }
         Ok(())
     }
 
-    async fn store_inherited(&self, transaction: &Transaction<'_>, taken: &mut [Taken]) -> Result<()> {
-        let mut suspects = Vec::new();
+    async fn store_inherited(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
+        let mut maybe_sent = Vec::new();
         for lane in taken {
-            let known = lane.suspects.to_stored();
-            if known != lane.stored_suspects {
-                suspects.push((lane.lane, known.clone()));
-                lane.stored_suspects = known;
+            let known = lane.maybe_sent.to_stored();
+            if known != lane.stored_maybe_sent {
+                maybe_sent.push((lane.lane, known.clone()));
+                lane.stored_maybe_sent = known;
             }
         }
-        self.store_suspects(transaction, &suspects).await
+        self.store_suspects(transaction, &maybe_sent).await
     }
 
     /// Behind the fence.
     pub(super) async fn store_suspects(
         &self,
         transaction: &Transaction<'_>,
-        suspects: &[(i16, Vec<i64>)],
+        maybe_sent: &[(i16, Vec<i64>)],
     ) -> Result<()> {
-        if suspects.is_empty() {
+        if maybe_sent.is_empty() {
             return Ok(());
         }
-        let lanes: Vec<i16> = suspects.iter().map(|(lane, _)| *lane).collect();
-        let ranges: Vec<String> = suspects.iter().map(|(_, ranges)| array(ranges)).collect();
+        let lanes: Vec<i16> = maybe_sent.iter().map(|(lane, _)| *lane).collect();
+        let ranges: Vec<String> = maybe_sent.iter().map(|(_, ranges)| array(ranges)).collect();
         let sql = &self.statements.store_maybe_sent;
         transaction.execute(sql, &[&lanes, &ranges]).await?;
         Ok(())
     }
 
-    pub async fn give_up(&self, term: &Term, given: &[Given]) -> Result<()> {
-        let columns = GivenColumns::from(given);
+    pub async fn give_up(&self, term: &Term, given: &[ReturnedLane]) -> Result<()> {
+        let columns = ReturnedColumns::from(given);
         let params = columns.params(term);
-        self.execute_within(self.lease_patience(), &self.statements.return_lanes, &params)
+        self.execute_within(self.lease_timeout(), &self.statements.return_lanes, &params)
             .await?;
         Ok(())
     }
 
     /// Stamps the worker stopped and frees its lanes, in that order and in one transaction.
-    pub async fn leave(&self, term: &Term, given: &[Given]) -> Result<()> {
-        let columns = GivenColumns::from(given);
+    pub async fn leave(&self, term: &Term, given: &[ReturnedLane]) -> Result<()> {
+        let columns = ReturnedColumns::from(given);
         let params = columns.params(term);
         self.on_connection(async |session| {
             let transaction = session.transaction().await?;
@@ -210,12 +211,12 @@ impl Outbox {
 
     /// Ends a term of this process that nothing is done under any more, without waiting for its lease to run out; `unsettled` is what it had in
     /// flight and could not write the outcome of.
-    pub async fn stop_recorded(&self, worker: Uuid, unsettled: &SentRanges) -> Result<()> {
-        let SentRanges {
+    pub async fn stop_recorded(&self, worker: Uuid, open_entries: &InFlightRanges) -> Result<()> {
+        let InFlightRanges {
             lanes,
             first_ids,
             last_ids,
-        } = unsettled;
+        } = open_entries;
         self.execute(
             &self.statements.stop_worker_in_flight,
             &[&worker, lanes, first_ids, last_ids],
@@ -225,7 +226,7 @@ impl Outbox {
     }
 
     /// Writes down what is about to be sent of these lanes. `None`: they are not ours any more, and nothing may be sent.
-    pub async fn record(&self, term: &Term, held: &[(i16, i64)], ranges: &SentRanges) -> Result<Option<i64>> {
+    pub async fn record(&self, term: &Term, held: &[(i16, i64)], ranges: &InFlightRanges) -> Result<Option<i64>> {
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
         let params: Params<'_> = &[
             &term.worker,
@@ -247,14 +248,14 @@ impl Outbox {
     }
 
     /// Stores floors; answers which it could: lane, epoch, floor.
-    pub async fn store_floors(&self, term: &Term, moved: &[Moved]) -> Result<Vec<(i16, i64, i64)>> {
+    pub async fn store_floors(&self, term: &Term, moved: &[FloorUpdate]) -> Result<Vec<(i16, i64, i64)>> {
         let lanes: Vec<i16> = moved.iter().map(|lane| lane.lane).collect();
         let epochs: Vec<i64> = moved.iter().map(|lane| lane.epoch).collect();
         let floors: Vec<i64> = moved.iter().map(|lane| lane.floor).collect();
         let done: Vec<Option<String>> = moved.iter().map(|lane| lane.done.as_deref().map(array)).collect();
         let rows = self
             .query_within(
-                self.lease_patience(),
+                self.lease_timeout(),
                 &self.statements.store_floors,
                 &[&term.worker, &lanes, &epochs, &floors, &done, &term.incarnation],
             )
@@ -272,25 +273,25 @@ impl Outbox {
     }
 
     /// `None`: the server is another one.
-    pub async fn keyless(&self, incarnation: SystemTime) -> Result<Option<KeylessStored>> {
+    pub async fn unordered(&self, incarnation: SystemTime) -> Result<Option<UnorderedState>> {
         let rows = self
-            .query_within(self.lease_patience(), &self.statements.read_unordered, &[&incarnation])
+            .query_within(self.lease_timeout(), &self.statements.read_unordered, &[&incarnation])
             .await?;
         rows.first()
             .map(|row| {
-                Ok(KeylessStored {
+                Ok(UnorderedState {
                     floor: row.try_get("floor")?,
                     epoch: row.try_get("epoch")?,
-                    suspect_until: row.try_get("maybe_sent_until")?,
+                    maybe_sent_until: row.try_get("maybe_sent_until")?,
                     has_holds: row.try_get::<_, i64>("holds")? > 0,
                 })
             })
             .transpose()
     }
 
-    pub async fn store_floor_keyless(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
+    pub async fn store_floor_unordered(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
         self.execute_within(
-            self.lease_patience(),
+            self.lease_timeout(),
             &self.statements.store_unordered_floor,
             &[&floor, &epoch, &term.incarnation],
         )
@@ -298,22 +299,22 @@ impl Outbox {
         Ok(())
     }
 
-    /// The lowest id above `floor` that the keyless floor must not pass, as far as it is not above `upto`.
-    pub async fn keyless_lowest(&self, term: &Term, floor: i64, upto: Option<i64>) -> Result<Option<i64>> {
-        let params: Params<'_> = &[&floor, &term.incarnation, &upto.unwrap_or(i64::MAX)];
+    /// The lowest id above `floor` that the unordered floor must not pass, as far as it is not above `scan_end`.
+    pub async fn lowest_unordered(&self, term: &Term, floor: i64, scan_end: Option<i64>) -> Result<Option<i64>> {
+        let params: Params<'_> = &[&floor, &term.incarnation, &scan_end.unwrap_or(i64::MAX)];
         let rows = self.query(&self.statements.lowest_unordered, params).await?;
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 }
 
-fn taken(row: &tokio_postgres::Row) -> Result<Taken> {
-    Ok(Taken {
+fn taken(row: &tokio_postgres::Row) -> Result<TakenLane> {
+    Ok(TakenLane {
         lane: row.try_get("lane")?,
         epoch: row.try_get("epoch")?,
         floor: row.try_get("floor")?,
-        suspects: Ranges::default(),
-        stored_suspects: Vec::new(),
-        suspect_until: row.try_get("maybe_sent_until")?,
+        maybe_sent: IdRanges::default(),
+        stored_maybe_sent: Vec::new(),
+        maybe_sent_until: row.try_get("maybe_sent_until")?,
         last_owner: row.try_get("owner")?,
         held_topics: BTreeSet::new(),
     })
@@ -326,33 +327,33 @@ fn array(ids: &[i64]) -> String {
 }
 
 /// Lanes handed back, as the arrays the statement takes.
-struct GivenColumns {
+struct ReturnedColumns {
     lanes: Vec<i16>,
     epochs: Vec<i64>,
     floors: Vec<i64>,
-    suspects: Vec<String>,
+    maybe_sent: Vec<String>,
 }
 
-impl From<&[Given]> for GivenColumns {
-    fn from(given: &[Given]) -> Self {
-        GivenColumns {
+impl From<&[ReturnedLane]> for ReturnedColumns {
+    fn from(given: &[ReturnedLane]) -> Self {
+        ReturnedColumns {
             lanes: given.iter().map(|lane| lane.lane).collect(),
             epochs: given.iter().map(|lane| lane.epoch).collect(),
             floors: given.iter().map(|lane| lane.floor).collect(),
-            suspects: given.iter().map(|lane| array(&lane.suspects)).collect(),
+            maybe_sent: given.iter().map(|lane| array(&lane.maybe_sent)).collect(),
         }
     }
 }
 
-impl GivenColumns {
+impl ReturnedColumns {
     fn params<'a>(&'a self, term: &'a Term) -> [&'a dyn Param; 6] {
-        let GivenColumns {
+        let ReturnedColumns {
             lanes,
             epochs,
             floors,
-            suspects,
+            maybe_sent,
         } = self;
-        [&term.worker, lanes, epochs, floors, suspects, &term.incarnation]
+        [&term.worker, lanes, epochs, floors, maybe_sent, &term.incarnation]
     }
 }
 

@@ -1,5 +1,5 @@
 -- Renews our lease and answers who is here and how many lanes each holds: the input of the sharing rule. No answer: not renewed.
--- Beside each the same: the floor of the rows without a lane, which any other worker may have lowered. Not whether topics are parked
+-- Beside each the same: the floor of the unordered rows, which any other worker may have lowered. Not whether topics are parked
 -- there: a lease must not wait for the table of holds.
 -- Touches a live row only: a worker that expired, or was stamped stopped, is never revived.
 WITH renewed AS (

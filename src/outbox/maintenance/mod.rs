@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::param::Params;
 use super::{OnPublished, Outbox, Result};
 use crate::domain::retention::{Retention, Table};
-use crate::domain::sample::{Commands, Counted, InboxSample, Sample};
+use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// A purge under way: where it stands. The tables of consumers have an index by age and need no cursor.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Purge {
 
 /// What retention removed, or would remove.
 #[derive(Debug)]
-pub struct Purged {
+pub struct PurgeResult {
     pub rows: Vec<(Table, i64)>,
     pub history: HistoryDays,
 }
@@ -83,13 +83,13 @@ impl Outbox {
     }
 
     /// What a purge would remove now.
-    pub async fn purgeable(&self, retention: Retention) -> Result<Purged> {
+    pub async fn purgeable(&self, retention: Retention) -> Result<PurgeResult> {
         let ages: [f64; 3] = [retention.published, retention.processed, retention.inbox].map(|age| age.as_secs_f64());
         let row = self
             .query_one(&self.statements.purgeable, &[&ages[0], &ages[1], &ages[2]])
             .await?;
         let rows = Table::ALL.iter().map(|table| Ok((*table, row.try_get(table.name())?)));
-        Ok(Purged {
+        Ok(PurgeResult {
             rows: rows.collect::<Result<_>>()?,
             history: HistoryDays {
                 dropped: row.try_get::<_, i64>("history_days")? as i32,
@@ -163,13 +163,13 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_counted(&self) -> Result<Counted> {
+    pub async fn sample_counted(&self) -> Result<Counters> {
         let row = self.query_one(&self.statements.sample_counters, &[]).await?;
         let duplicates = self.query(&self.statements.sample_duplicates, &[]).await?;
         let duplicates = duplicates
             .iter()
             .map(|row| Ok((row.try_get("consumer")?, row.try_get("duplicates_suppressed")?)));
-        Ok(Counted {
+        Ok(Counters {
             granted: row.try_get("granted")?,
             replayed: row.try_get("replayed")?,
             conflicted: row.try_get("conflicted")?,

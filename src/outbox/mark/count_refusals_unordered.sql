@@ -1,4 +1,4 @@
--- The same for rows without a lane. There is no line to keep, so the retry time goes where delayed rows are found:
+-- The same for unordered rows. There is no line to keep, so the retry time goes where delayed rows are found:
 -- available_at, whose own time has passed. A claim would pin the floor for as long as the retries last. Run behind the claim's fence.
 UPDATE outbox.message m
 SET attempts = least(m.attempts + 1, 32767), last_error = refused.reason,

@@ -5,7 +5,7 @@ WITH own AS MATERIALIZED (
     WHERE l.lane = ANY ($2::smallint[]) AND l.epoch = ($3::bigint[])[array_position($2::smallint[], l.lane)]
       AND l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $4
     ORDER BY l.lane FOR SHARE
-), patience AS MATERIALIZED (
+), timeout AS MATERIALIZED (
     SELECT set_config('lock_timeout', '250ms', true) FROM (SELECT count(*) FROM own) AS all_of_them
 )
-SELECT lane FROM own WHERE EXISTS (SELECT FROM patience)
+SELECT lane FROM own WHERE EXISTS (SELECT FROM timeout)

@@ -13,25 +13,25 @@ use crate::lanes::{Record, Term};
 
 /// What is written of a batch that was not all acknowledged.
 #[derive(Clone, Copy, Debug)]
-pub struct Settlement<'a> {
+pub struct LaneOutcome<'a> {
     pub published: &'a [i64],
     pub refused: &'a [Refusal],
     pub holds: &'a [(NewHold, i64)],
     /// Of what was in flight: they go.
     pub records: &'a [Record],
     /// Of lanes of which more may have been sent than was known.
-    pub suspects: &'a [(i16, Vec<i64>)],
+    pub maybe_sent: &'a [(i16, Vec<i64>)],
 }
 
 /// The same of a claim without a lane.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct KeylessSettlement<'a> {
+pub struct UnorderedOutcome<'a> {
     pub published: &'a [i64],
     /// Published too, but somebody else has locked them: the claim goes on with them.
     pub unmarked: &'a [i64],
     pub refused: &'a [Refusal],
-    /// Given back, though a copy may be there.
-    pub suspect: &'a [i64],
+    /// ReturnedLane back, though a copy may be there.
+    pub maybe_sent: &'a [i64],
     pub holds: &'a [(NewHold, i64)],
 }
 
@@ -57,7 +57,7 @@ impl Outbox {
     }
 
     /// The same for rows of a claim without a lane, which ends with it.
-    pub async fn mark_keyless(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
+    pub async fn mark_unordered(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
         self.execute(
             self.mark_keyless_statement(),
             &[&ids, &claim, &term.worker, &term.incarnation],
@@ -87,9 +87,9 @@ impl Outbox {
 
     /// The verdict on a batch that was not all acknowledged: refusals and holds in one fenced transaction.
     /// Beside each hold the lane's floor, where its release resumes. False: fenced, nothing was written.
-    pub async fn settle_lanes(&self, term: &Term, held: &[(i16, i64)], settled: &Settlement<'_>) -> Result<bool> {
+    pub async fn settle_lanes(&self, term: &Term, held: &[(i16, i64)], settled: &LaneOutcome<'_>) -> Result<bool> {
         let (lanes, epochs) = unzip2(held);
-        let Settlement {
+        let LaneOutcome {
             published,
             refused,
             holds,
@@ -105,8 +105,8 @@ impl Outbox {
             let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
             let refuse = self.refuse(&transaction, refused);
             let hold = insert_holds(&transaction, &self.statements.insert_holds, holds);
-            let suspects = self.store_suspects(&transaction, settled.suspects);
-            try_join4(mark, refuse, hold, suspects).await?;
+            let maybe_sent = self.store_suspects(&transaction, settled.maybe_sent);
+            try_join4(mark, refuse, hold, maybe_sent).await?;
             transaction.commit().await?;
             Ok(true)
         })
@@ -115,14 +115,14 @@ impl Outbox {
 
     /// The same for rows of a claim without a lane, which ends with it, or is kept for another `lease` where some could not be marked.
     /// Answers how many were marked; none, and nothing was written, if the claim had been taken over.
-    pub async fn settle_keyless(
+    pub async fn settle_unordered(
         &self,
         term: &Term,
         claim: i64,
-        settled: &KeylessSettlement<'_>,
+        settled: &UnorderedOutcome<'_>,
         lease: Duration,
     ) -> Result<u64> {
-        let KeylessSettlement {
+        let UnorderedOutcome {
             published,
             refused,
             holds,
@@ -136,7 +136,7 @@ impl Outbox {
             if fence.is_empty() {
                 return Ok(0);
             }
-            self.refuse_keyless(&transaction, refused).await?;
+            self.refuse_unordered(&transaction, refused).await?;
             let marked = transaction
                 .execute(
                     self.mark_keyless_statement(),
@@ -166,24 +166,26 @@ impl Outbox {
         transaction: &Transaction<'_>,
         term: &Term,
         claim: i64,
-        settled: &KeylessSettlement<'_>,
+        settled: &UnorderedOutcome<'_>,
         lease: Duration,
     ) -> Result<()> {
-        let KeylessSettlement { unmarked, suspect, .. } = settled;
+        let UnorderedOutcome {
+            unmarked, maybe_sent, ..
+        } = settled;
         if !unmarked.is_empty() {
             let kept: Params<'_> = &[&claim, &term.worker, &lease.as_secs_f64(), unmarked];
             transaction.execute(&self.statements.renew_claim, kept).await?;
         }
-        match (suspect.is_empty(), unmarked.is_empty()) {
+        match (maybe_sent.is_empty(), unmarked.is_empty()) {
             (true, _) => {}
             (false, true) => {
-                let left: Params<'_> = &[&claim, suspect];
+                let left: Params<'_> = &[&claim, maybe_sent];
                 transaction.execute(&self.statements.return_maybe_sent, left).await?;
             }
             (false, false) => {
                 transaction.query(&self.statements.lock_unordered_claims, &[]).await?;
                 transaction
-                    .execute(&self.statements.return_maybe_sent_as_new, &[suspect])
+                    .execute(&self.statements.return_maybe_sent_as_new, &[maybe_sent])
                     .await?;
             }
         }
@@ -209,7 +211,7 @@ impl Outbox {
         Ok(fenced.len() == lanes.len())
     }
 
-    async fn refuse_keyless(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+    async fn refuse_unordered(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
         if refused.is_empty() {
             return Ok(());
         }

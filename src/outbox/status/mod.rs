@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::{Holder, Outbox, Result};
+use super::{Outbox, Result, WriterIdentity};
 
 /// The most rows walked for a count, and the most examples shown.
-const WALK_MOST: i64 = 100_000;
+const SCAN_MAX: i64 = 100_000;
 const EXAMPLES: i64 = 10;
 
 #[derive(Debug, Serialize)]
@@ -69,7 +69,7 @@ pub struct DeadStatus {
 #[derive(Debug, Serialize)]
 pub struct OpenWriter {
     #[serde(flatten)]
-    pub holder: Holder,
+    pub writer: WriterIdentity,
     /// `None`: this login may not see it.
     pub age_seconds: Option<f64>,
     /// How many transactions began to write after it, to any table.
@@ -78,7 +78,7 @@ pub struct OpenWriter {
 
 impl Outbox {
     pub async fn status(&self) -> Result<Status> {
-        let sample = self.sample(WALK_MOST).await?;
+        let sample = self.sample(SCAN_MAX).await?;
         Ok(Status {
             backlog: Backlog {
                 pending: sample.pending,
@@ -156,7 +156,7 @@ impl Outbox {
         rows.first()
             .map(|row| {
                 Ok(OpenWriter {
-                    holder: Holder::of(row)?,
+                    writer: WriterIdentity::of(row)?,
                     age_seconds: row.try_get("age")?,
                     later_transactions: row.try_get("later")?,
                 })

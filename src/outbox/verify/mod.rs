@@ -31,7 +31,7 @@ pub struct Window {
 
 /// A row and what became of it.
 #[derive(Debug)]
-pub struct Kept {
+pub struct StoredRow {
     pub row: Row,
     pub state: State,
     pub published_at: Option<SystemTime>,
@@ -70,7 +70,7 @@ impl Snapshot {
         &self,
         topics: &[String],
         since: Option<SystemTime>,
-        mut each: impl FnMut(Kept) -> std::result::Result<(), E>,
+        mut each: impl FnMut(StoredRow) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let sql = in_schema(include_str!("verify_rows.sql"), &self.schema);
         let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
@@ -96,14 +96,14 @@ impl Snapshot {
     }
 }
 
-fn kept(row: &tokio_postgres::Row) -> Result<Kept> {
+fn kept(row: &tokio_postgres::Row) -> Result<StoredRow> {
     let published_at: Option<SystemTime> = row.try_get("published_at")?;
     let state = match (published_at, row.try_get("dead")?) {
         (Some(_), _) => State::Published,
         (None, true) => State::Dead,
         (None, false) => State::Pending,
     };
-    Ok(Kept {
+    Ok(StoredRow {
         row: row::head(row)?,
         state,
         published_at,

@@ -8,12 +8,12 @@ use crate::outbox::{Outbox, Result};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub enum Holder {
+pub enum WriterIdentity {
     Session { pid: i32, application: String },
     Prepared { gid: String },
 }
 
-impl Holder {
+impl WriterIdentity {
     pub fn of(row: &Row) -> Result<Self> {
         Ok(match row.try_get("gid")? {
             Some(gid) => Self::Prepared { gid },
@@ -27,8 +27,8 @@ impl Holder {
 
 impl Outbox {
     /// Whose transaction this is. `None`: it has ended.
-    pub async fn holder(&self, transaction: i64) -> Result<Option<Holder>> {
+    pub async fn writer(&self, transaction: i64) -> Result<Option<WriterIdentity>> {
         let rows = self.query(&self.statements.writer_identity, &[&transaction]).await?;
-        rows.first().map(Holder::of).transpose()
+        rows.first().map(WriterIdentity::of).transpose()
     }
 }

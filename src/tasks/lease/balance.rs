@@ -41,13 +41,13 @@ impl Balance<'_> {
         metrics::workers_live(live.len());
         let expired = live.len() < peers.len();
         if expired {
-            failpoint::hit("before_recovery").await;
+            failpoint::hit("before_takeover").await;
         }
         if owned < share || expired {
             // Even with nothing to take: it stamps the expired worker, so that it is not seen for ever.
             self.take(term, share.saturating_sub(owned)).await?;
         }
-        self.lanes.set_leaving(owned.saturating_sub(share));
+        self.lanes.set_surplus(owned.saturating_sub(share));
         metrics::lanes_owned(self.lanes.owned());
         Ok(next_check(peers, term.worker, self.lanes.owned(), share))
     }
@@ -72,7 +72,7 @@ impl Balance<'_> {
     }
 
     pub(super) async fn return_surplus(&self, term: &Term) {
-        let given = self.lanes.remove_leaving();
+        let given = self.lanes.remove_surplus();
         if given.is_empty() {
             return;
         }

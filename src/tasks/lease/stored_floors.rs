@@ -36,11 +36,11 @@ impl<'a> StoredFloors<'a> {
         if self.stored_at.elapsed() >= STORE_EVERY {
             self.stored_at = Instant::now();
             self.store_floors(term).await;
-            self.store_floor_keyless(term).await;
+            self.store_floor_unordered(term).await;
         }
         if self.unordered_read_at.elapsed() >= READ_UNORDERED_EVERY {
             self.unordered_read_at = Instant::now();
-            self.read_keyless(term).await;
+            self.read_unordered(term).await;
         }
     }
 
@@ -56,21 +56,21 @@ impl<'a> StoredFloors<'a> {
     }
 
     /// One that others have lowered meanwhile is not raised again: its epoch is another.
-    async fn store_floor_keyless(&self, term: &Term) {
-        if !self.lanes.keyless_moved() {
+    async fn store_floor_unordered(&self, term: &Term) {
+        if !self.lanes.unordered_moved() {
             return;
         }
-        let (floor, epoch) = self.lanes.keyless_floor();
-        if let Err(error) = self.outbox.store_floor_keyless(term, floor.hard(), epoch).await {
-            warn!(%error, "cannot store the floor of keyless rows; it will be stored later");
+        let (floor, epoch) = self.lanes.unordered_floor();
+        if let Err(error) = self.outbox.store_floor_unordered(term, floor.hard(), epoch).await {
+            warn!(%error, "cannot store the floor of unordered rows; it will be stored later");
         }
     }
 
-    async fn read_keyless(&self, term: &Term) {
-        match self.outbox.keyless(term.incarnation).await {
-            Ok(Some(stored)) => self.lanes.keyless_read(term.worker, stored),
+    async fn read_unordered(&self, term: &Term) {
+        match self.outbox.unordered(term.incarnation).await {
+            Ok(Some(stored)) => self.lanes.unordered_read(term.worker, stored),
             Ok(None) => {}
-            Err(error) => warn!(%error, "cannot read what is parked of rows without a key; trying again later"),
+            Err(error) => warn!(%error, "cannot read what is parked of unordered rows; trying again later"),
         }
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::LeaseSettings;
 use crate::boottime::BootInstant;
 use crate::lanes::RecentlyPublished;
-use crate::lanes::{KeylessStored, Lanes, Term};
+use crate::lanes::{Lanes, Term, UnorderedState};
 use crate::outbox::{Outbox, Result};
 
 /// What is remembered of a term that is over.
@@ -33,9 +33,9 @@ impl Terms<'_> {
         if let Some(last) = last {
             // Its lanes are free at once, and suspect as far as it had rows in flight, since it did not give them back.
             self.outbox
-                .stop_recorded(last.worker, &self.lanes.unsettled(last.worker))
+                .stop_recorded(last.worker, &self.lanes.open_entries(last.worker))
                 .await?;
-            self.lanes.forget_unsettled(last.worker);
+            self.lanes.forget_entries(last.worker);
         }
         self.prepare_history().await;
         let asked = BootInstant::now();
@@ -53,7 +53,7 @@ impl Terms<'_> {
             incarnation,
             ends: asked + *duration,
         };
-        let (lineage, keyless) = match self.stored_state(&term).await {
+        let (lineage, unordered) = match self.stored_state(&term).await {
             Ok(stored) => stored,
             Err(error) => {
                 // Registered and never at work, it would be given its share of the lanes for as long as its lease lasts.
@@ -69,15 +69,15 @@ impl Terms<'_> {
         if let Some(last) = last {
             self.ask_for_losses(last, &began);
         }
-        self.lanes.begin_term(term, keyless);
+        self.lanes.begin_term(term, unordered);
         Ok(began)
     }
 
-    async fn stored_state(&self, term: &Term) -> Result<(String, KeylessStored)> {
+    async fn stored_state(&self, term: &Term) -> Result<(String, UnorderedState)> {
         let lineage = self.outbox.lineage(term.incarnation).await?;
         self.rebuild_floors(term).await?;
-        let keyless = self.outbox.keyless(term.incarnation).await?.unwrap_or_default();
-        Ok((lineage, keyless))
+        let unordered = self.outbox.unordered(term.incarnation).await?.unwrap_or_default();
+        Ok((lineage, unordered))
     }
 
     /// Before anything is published: where rows of a day lie in the default partition, that day can no longer be made. Maintenance makes the next

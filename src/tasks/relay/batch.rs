@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::domain::batch_outcome::BatchOutcome;
-use crate::domain::floor::Sight;
+use crate::domain::floor::ScanResult;
 use crate::domain::hold::NewHold;
-use crate::domain::row::{KEYLESS, LANE_COUNT, Row};
-use crate::domain::watermark::Settled;
-use crate::lanes::{Held, HeldKeyless, Seen};
-use crate::outbox::{Claim, Dropped};
+use crate::domain::row::{LANE_COUNT, Row, UNORDERED_LANE};
+use crate::domain::watermark::Watermark;
+use crate::lanes::{CheckedOutLane, LaneReport, UnorderedCheckout};
+use crate::outbox::{Claim, LeftBehind};
 use crate::tasks::fenced::short_backoff;
 
 /// The rows of each lane, in order. One pass for all lanes: a batch has dozens of them and thousands of rows.
@@ -34,11 +34,11 @@ impl<'a> ByLane<'a> {
 
 /// Sorts a claim by id (SQL promises no order of a joined result) and cuts each lane where the byte budget cut it.
 /// Answers the rows, and per lane the id after which nothing is known.
-pub fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
+pub fn in_order(claim: Claim, held: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
     // A delayed row stands in no line that it could cut: it is due, and found again by that.
     for row in claim.dropped.iter().filter(|row| !row.delayed) {
-        let cut = cuts.entry(row.lane.unwrap_or(KEYLESS)).or_insert(i64::MAX);
+        let cut = cuts.entry(row.lane.unwrap_or(UNORDERED_LANE)).or_insert(i64::MAX);
         *cut = (*cut).min(row.id - 1);
     }
     let mut rows = claim.rows;
@@ -59,29 +59,29 @@ pub fn in_order(claim: Claim, held: &[Held]) -> (Vec<Row>, HashMap<i16, i64>) {
         if count >= held.most {
             let cut = cuts.entry(held.lane).or_insert(last);
             *cut = (*cut).min(last);
-        } else if let Some(upto) = held.upto {
-            cuts.entry(held.lane).or_insert(upto);
+        } else if let Some(scan_end) = held.scan_end {
+            cuts.entry(held.lane).or_insert(scan_end);
         }
     }
     (rows, cuts)
 }
 
 /// Those that an owner of the lane before us may have sent, those whose marks a failover may have lost, and those known by id.
-pub fn flag_suspects(rows: &mut [Row], held: &[Held]) {
+pub fn flag_possible_duplicates(rows: &mut [Row], held: &[CheckedOutLane]) {
     for held in held {
-        if held.suspects.is_empty() && held.suspect_until == 0 && held.unknown.is_empty() {
+        if held.maybe_sent.is_empty() && held.maybe_sent_until == 0 && held.maybe_sent_ids.is_empty() {
             continue;
         }
         let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
         for row in of_lane {
-            let is_suspect = held.unknown.contains(&row.id) || held.suspects.contains(row.id);
-            row.suspect = is_suspect || row.id <= held.suspect_until;
+            let is_suspect = held.maybe_sent_ids.contains(&row.id) || held.maybe_sent.contains(row.id);
+            row.possible_duplicate = is_suspect || row.id <= held.maybe_sent_until;
         }
     }
 }
 
-/// Takes the rows out that Kafka has already: see [`Held::acknowledged`].
-pub fn take_acknowledged(rows: &mut Vec<Row>, held: &[Held]) -> Vec<Row> {
+/// Takes the rows out that Kafka has already: see [`CheckedOutLane::acknowledged`].
+pub fn take_acknowledged(rows: &mut Vec<Row>, held: &[CheckedOutLane]) -> Vec<Row> {
     let is_acknowledged = |row: &mut Row| held.iter().any(|held| held.acknowledged.contains(&row.id));
     if held.iter().all(|held| held.acknowledged.is_empty()) {
         return Vec::new();
@@ -101,13 +101,13 @@ pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdic
 }
 
 /// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
-pub fn returned_maybe_sent(dropped: &[Dropped], verdict: &BatchOutcome) -> Vec<i64> {
-    let dropped = dropped.iter().filter(|row| row.suspect).map(|row| row.id);
+pub fn returned_maybe_sent(dropped: &[LeftBehind], verdict: &BatchOutcome) -> Vec<i64> {
+    let dropped = dropped.iter().filter(|row| row.possible_duplicate).map(|row| row.id);
     verdict.returned_maybe_sent().chain(dropped).collect()
 }
 
 /// The lanes that rows of the batch stand in, with their epochs.
-pub fn with_epochs(held: &[Held], rows: &[Row]) -> Vec<(i16, i64)> {
+pub fn with_epochs(held: &[CheckedOutLane], rows: &[Row]) -> Vec<(i16, i64)> {
     let has_rows: HashSet<i16> = rows.iter().filter_map(|row| row.lane).collect();
     let held = held.iter().filter(|held| has_rows.contains(&held.lane));
     held.map(|held| (held.lane, held.epoch)).collect()
@@ -119,90 +119,91 @@ pub fn maybe_sent_by_lane(rows: &[Row], verdict: &BatchOutcome) -> Vec<(i16, i64
     maybe_sent.filter_map(|row| Some((row.lane?, row.id))).collect()
 }
 
-pub fn with_floors(holds: &[NewHold], held: &[Held]) -> Vec<(NewHold, i64)> {
+pub fn with_floors(holds: &[NewHold], held: &[CheckedOutLane]) -> Vec<(NewHold, i64)> {
     let floor_of = |lane| held.iter().find(|h| h.lane == lane).map_or(0, |h| h.floor);
     holds.iter().map(|hold| (hold.clone(), floor_of(hold.lane))).collect()
 }
 
 /// Nothing was learned about the lane: look again in a moment.
-pub fn unseen(lane: i16) -> Seen {
-    Seen {
+pub fn failed_report(lane: i16) -> LaneReport {
+    LaneReport {
         lane,
         pause: Some(short_backoff()),
-        ..Seen::default()
+        ..LaneReport::default()
     }
 }
 
 /// Nothing was learned about the lane, and nothing is wrong: look again at once.
-pub fn discarded(lane: i16) -> Seen {
-    Seen {
+pub fn discarded_report(lane: i16) -> LaneReport {
+    LaneReport {
         lane,
-        ..Seen::default()
+        ..LaneReport::default()
     }
 }
 
 /// The lane was looked at, and has nothing.
-pub fn nothing_there(lane: i16, settled: Settled) -> Seen {
-    Seen {
+pub fn empty_report(lane: i16, watermark: Watermark) -> LaneReport {
+    LaneReport {
         lane,
-        sight: Some(Sight::of_everything(settled)),
-        ..Seen::default()
+        scan: Some(ScanResult::of_everything(watermark)),
+        ..LaneReport::default()
     }
 }
 
 /// The lanes of a lookout that have something in this claim, and the numbers of those that have not.
-pub fn with_rows(lanes: Vec<Held>, claim: &Claim) -> (Vec<Held>, Vec<i16>) {
+pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &Claim) -> (Vec<CheckedOutLane>, Vec<i16>) {
     let rows = claim.rows.iter().filter_map(|row| row.lane);
     let found: HashSet<i16> = rows.chain(claim.dropped.iter().filter_map(|row| row.lane)).collect();
-    let (lanes, empty): (Vec<Held>, Vec<Held>) = lanes.into_iter().partition(|held| found.contains(&held.lane));
+    let (lanes, empty): (Vec<CheckedOutLane>, Vec<CheckedOutLane>) =
+        lanes.into_iter().partition(|held| found.contains(&held.lane));
     (lanes, empty.iter().map(|held| held.lane).collect())
 }
 
-pub fn see_lane(
-    held: &Held,
+pub fn report_lane(
+    held: &CheckedOutLane,
     rows: &ByLane<'_>,
     cuts: &HashMap<i16, i64>,
-    settled: Settled,
+    watermark: Watermark,
     verdict: &BatchOutcome,
-) -> Seen {
+) -> LaneReport {
     let of_lane = rows.rows(held.lane);
     let is_published = |row: &Row| verdict.has_published(row.id);
     let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
     // From now on known by id.
-    let is_suspect_still = |row: &Row| row.suspect && !is_published(row) && !is_dead(row);
+    let is_suspect_still = |row: &Row| row.possible_duplicate && !is_published(row) && !is_dead(row);
     let left = |row: &&&Row| !row.delayed && !is_published(row) && !is_dead(row) && !verdict.holds_back(row);
-    let lowest_left = if verdict.is_clean() {
+    let lowest_pending = if verdict.is_clean() {
         None
     } else {
         of_lane.iter().filter(left).map(|row| row.id).min()
     };
-    let cut_at = cuts.get(&held.lane).copied();
+    let scanned_to = cuts.get(&held.lane).copied();
     let published: Vec<i64> = of_lane
         .iter()
         .filter(|row| is_published(row))
         .map(|row| row.id)
         .collect();
-    let walked = cut_at.is_some() && cut_at == held.upto;
+    let span_ended = scanned_to.is_some() && scanned_to == held.scan_end;
     let acknowledged: Vec<i64> = of_lane
         .iter()
         .filter(|row| verdict.unmarked.contains(&row.id))
         .map(|row| row.id)
         .collect();
-    let is_left = lowest_left.is_some() || !acknowledged.is_empty();
+    let is_left = lowest_pending.is_some() || !acknowledged.is_empty();
     // A walk that was cut short goes on at once.
-    let stuck = published.is_empty() && is_left && !walked;
-    Seen {
+    let stuck = published.is_empty() && is_left && !span_ended;
+    LaneReport {
         lane: held.lane,
         rows: of_lane.len(),
-        full: cut_at.is_some() && !walked,
-        walked,
-        sight: Some(Sight {
-            settled,
-            cut_at,
-            lowest_left,
+        hit_limit: scanned_to.is_some() && !span_ended,
+        span_ended,
+        scan: Some(ScanResult {
+            watermark,
+            scanned_to,
+            lowest_pending,
         }),
         highest_id: of_lane.last().map_or(0, |row| row.id),
-        unknown: of_lane
+        maybe_sent_ids: of_lane
             .iter()
             .filter(|row| verdict.maybe_sent.contains(&row.id) || is_suspect_still(row))
             .map(|row| row.id)
@@ -211,7 +212,7 @@ pub fn see_lane(
         held_topics: topics(verdict.holds.iter().filter(|hold| hold.lane == held.lane)),
         pause: stuck.then(short_backoff),
         published,
-        ..Seen::default()
+        ..LaneReport::default()
     }
 }
 
@@ -220,22 +221,27 @@ fn topics<'a>(holds: impl IntoIterator<Item = &'a NewHold>) -> BTreeSet<String> 
 }
 
 /// Nothing about floors: others claim rows of these too.
-pub fn see_keyless(held: &HeldKeyless, rows: &[Row], dropped: &[Dropped], verdict: &BatchOutcome) -> Seen {
+pub fn report_unordered(
+    held: &UnorderedCheckout,
+    rows: &[Row],
+    dropped: &[LeftBehind],
+    verdict: &BatchOutcome,
+) -> LaneReport {
     let all_done = verdict.is_clean() && dropped.is_empty();
     let stuck = verdict.published.is_empty() && !verdict.is_clean();
-    let full = rows.len() + dropped.len() >= held.most;
-    Seen {
-        lane: KEYLESS,
+    let hit_limit = rows.len() + dropped.len() >= held.most;
+    LaneReport {
+        lane: UNORDERED_LANE,
         rows: rows.len(),
-        full,
-        walked: held.upto.is_some() && !full,
-        walked_to: held.upto.unwrap_or(0),
-        overweight: !dropped.is_empty(),
-        sight: all_done.then_some(Sight::of_everything(Settled::default())),
+        hit_limit,
+        span_ended: held.scan_end.is_some() && !hit_limit,
+        resume_at: held.scan_end.unwrap_or(0),
+        over_budget: !dropped.is_empty(),
+        scan: all_done.then_some(ScanResult::of_everything(Watermark::default())),
         highest_id: rows.last().map_or(0, |row| row.id),
         held_topics: topics(&verdict.holds),
         pause: stuck.then(short_backoff),
-        ..Seen::default()
+        ..LaneReport::default()
     }
 }
 
@@ -248,11 +254,11 @@ mod tests {
 
     use super::*;
     use crate::domain::decision::Refusal;
-    use crate::domain::id_ranges::Ranges;
+    use crate::domain::id_ranges::IdRanges;
     use crate::domain::retry::{OnDead, RetryPolicy};
     use crate::domain::row::tests::row;
-    use crate::lanes::tests::owning_suspect;
-    use crate::lanes::{Appetite, Lanes, Term, Work};
+    use crate::lanes::tests::owning_maybe_sent;
+    use crate::lanes::{ClaimLimits, Lanes, Term, Work};
 
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 3,
@@ -271,26 +277,26 @@ mod tests {
         row
     }
 
-    fn dropped(id: i64, lane: i16) -> Dropped {
-        Dropped {
+    fn dropped(id: i64, lane: i16) -> LeftBehind {
+        LeftBehind {
             id,
             lane: Some(lane),
-            suspect: false,
+            possible_duplicate: false,
             delayed: false,
         }
     }
 
-    fn held(lane: i16) -> Held {
-        Held {
+    fn held(lane: i16) -> CheckedOutLane {
+        CheckedOutLane {
             lane,
             epoch: 1,
             floor: 0,
             start: 0,
-            upto: None,
+            scan_end: None,
             most: 100,
-            suspects: Ranges::default(),
-            suspect_until: 0,
-            unknown: HashSet::new(),
+            maybe_sent: IdRanges::default(),
+            maybe_sent_until: 0,
+            maybe_sent_ids: HashSet::new(),
             acknowledged: HashSet::new(),
             held_topics: Arc::default(),
         }
@@ -300,7 +306,7 @@ mod tests {
         Refusal {
             id,
             attempts: 0,
-            suspect: false,
+            possible_duplicate: false,
             reason: "too large".into(),
             dead,
             wait: Duration::ZERO,
@@ -323,21 +329,24 @@ mod tests {
         rows.iter().map(|row| row.id).collect()
     }
 
-    fn suspects(rows: &[Row]) -> Vec<i64> {
-        rows.iter().filter(|row| row.suspect).map(|row| row.id).collect()
+    fn maybe_sent(rows: &[Row]) -> Vec<i64> {
+        rows.iter()
+            .filter(|row| row.possible_duplicate)
+            .map(|row| row.id)
+            .collect()
     }
 
-    fn see(held: &Held, rows: &[Row], verdict: &BatchOutcome) -> Seen {
-        see_lane(held, &ByLane::new(rows), &HashMap::new(), Settled::default(), verdict)
+    fn see(held: &CheckedOutLane, rows: &[Row], verdict: &BatchOutcome) -> LaneReport {
+        report_lane(held, &ByLane::new(rows), &HashMap::new(), Watermark::default(), verdict)
     }
 
     #[test]
     fn a_claim_that_failed_is_repeated_after_a_breath_and_one_discarded_at_once() {
-        let (failed, discarded) = (unseen(7), discarded(7));
-        assert_eq!((failed.lane, discarded.lane), (7, 7));
-        assert!(failed.pause.is_some() && discarded.pause.is_none());
+        let (failed, discarded_report) = (failed_report(7), discarded_report(7));
+        assert_eq!((failed.lane, discarded_report.lane), (7, 7));
+        assert!(failed.pause.is_some() && discarded_report.pause.is_none());
         assert!(
-            failed.sight.is_none() && discarded.sight.is_none(),
+            failed.scan.is_none() && discarded_report.scan.is_none(),
             "nothing was learned"
         );
     }
@@ -354,7 +363,7 @@ mod tests {
                 rows,
                 dropped: Vec::new(),
             };
-            in_order(claim, &[Held { most, ..held(0) }, held(1)])
+            in_order(claim, &[CheckedOutLane { most, ..held(0) }, held(1)])
         };
         let (rows, cuts) = claim(2);
         assert_eq!(ids(&rows), [1, 2, 3, 4, 9]);
@@ -368,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_cut_before_the_first_row_left_behind_and_others_are_not() {
-        let due = Dropped {
+        let due = LeftBehind {
             delayed: true,
             ..dropped(1, 1)
         };
@@ -392,20 +401,20 @@ mod tests {
                 rows: of_lane(0, [10, 20]),
                 dropped,
             };
-            let held = Held {
+            let held = CheckedOutLane {
                 most,
-                upto: Some(50),
+                scan_end: Some(50),
                 ..held(0)
             };
             let (rows, cuts) = in_order(claim, std::slice::from_ref(&held));
-            let seen = see_lane(
+            let report = report_lane(
                 &held,
                 &ByLane::new(&rows),
                 &cuts,
-                Settled::default(),
+                Watermark::default(),
                 &BatchOutcome::default(),
             );
-            (cuts[&0], seen.walked, seen.full)
+            (cuts[&0], report.span_ended, report.hit_limit)
         };
         assert_eq!(cut_of(100, Vec::new()), (50, true, false));
         assert_eq!(cut_of(2, Vec::new()), (20, false, true), "by its limit");
@@ -442,43 +451,43 @@ mod tests {
         }
     }
 
-    // ── flag_suspects ──────────────────────────────────────────────────────────────────────────
+    // ── flag_possible_duplicates ──────────────────────────────────────────────────────────────────────────
 
     #[test]
     fn rows_in_flight_when_an_owner_died_the_old_ones_and_the_known_ones_are_suspect() {
-        let flagged = |held: Held| {
+        let flagged = |held: CheckedOutLane| {
             let mut rows = [of_lane(0, [1, 3, 5, 7]), of_lane(1, [2])].concat();
             rows.sort_by_key(|row| row.id);
-            flag_suspects(&mut rows, &[held]);
-            suspects(&rows)
+            flag_possible_duplicates(&mut rows, &[held]);
+            maybe_sent(&rows)
         };
-        let suspects = Ranges::from_flat(&[2, 5]);
+        let maybe_sent = IdRanges::from_flat(&[2, 5]);
         assert!(flagged(held(0)).is_empty());
-        let of_lane = |lane| Held {
-            suspects: suspects.clone(),
+        let of_lane = |lane| CheckedOutLane {
+            maybe_sent: maybe_sent.clone(),
             ..held(lane)
         };
         assert_eq!(flagged(of_lane(0)), [3, 5]);
         assert_eq!(flagged(of_lane(1)), [2]);
-        let suspect_until = 5;
+        let maybe_sent_until = 5;
         assert_eq!(
-            flagged(Held {
-                suspect_until,
+            flagged(CheckedOutLane {
+                maybe_sent_until,
                 ..held(0)
             }),
             [1, 3, 5]
         );
         let unknown = HashSet::from([3, 7]);
         assert_eq!(
-            flagged(Held {
-                unknown: unknown.clone(),
+            flagged(CheckedOutLane {
+                maybe_sent_ids: unknown.clone(),
                 ..held(0)
             }),
             [3, 7]
         );
-        let both = Held {
+        let both = CheckedOutLane {
             unknown,
-            suspects: Ranges::of_ids([1]),
+            maybe_sent: IdRanges::of_ids([1]),
             ..held(0)
         };
         assert_eq!(flagged(both), [1, 3, 7]);
@@ -496,14 +505,14 @@ mod tests {
         verdict.leave_locked(&[2], &POLICY);
         assert_eq!(maybe_sent_by_lane(&batch, &verdict), [(0, 2)], "a successor is told");
         assert!(returned_maybe_sent(&[], &verdict).is_empty(), "it is not given back");
-        let seen = see(&held(0), &batch, &verdict);
+        let report = see(&held(0), &batch, &verdict);
         assert_eq!(
-            (seen.published, seen.acknowledged, seen.unknown),
+            (report.published, report.acknowledged, report.maybe_sent_ids),
             (vec![1, 3], vec![2], vec![2])
         );
-        let lowest_left = seen.sight.and_then(|sight| sight.lowest_left);
-        assert_eq!(lowest_left, Some(2), "no floor passes it");
-        let next = Held {
+        let lowest_pending = report.scan.and_then(|scan| scan.lowest_pending);
+        assert_eq!(lowest_pending, Some(2), "no floor passes it");
+        let next = CheckedOutLane {
             acknowledged: HashSet::from([2]),
             ..held(0)
         };
@@ -515,10 +524,10 @@ mod tests {
             ..BatchOutcome::default()
         };
         put_acknowledged_back(&mut rows, acknowledged, &mut verdict);
-        let seen = see(&next, &rows, &verdict);
-        assert_eq!((seen.published, seen.acknowledged), (vec![4], vec![2]));
-        let lowest_left = seen.sight.and_then(|sight| sight.lowest_left);
-        assert_eq!(lowest_left, Some(2), "still none passes it");
+        let report = see(&next, &rows, &verdict);
+        assert_eq!((report.published, report.acknowledged), (vec![4], vec![2]));
+        let lowest_pending = report.scan.and_then(|scan| scan.lowest_pending);
+        assert_eq!(lowest_pending, Some(2), "still none passes it");
     }
 
     // ── returned_maybe_sent, with_floors ────────────────────────────────────────────────────────────────
@@ -526,7 +535,7 @@ mod tests {
     #[test]
     fn what_goes_back_keeps_its_doubt() {
         let suspect = |refusal: Refusal| Refusal {
-            suspect: true,
+            possible_duplicate: true,
             ..refusal
         };
         let verdict = BatchOutcome {
@@ -539,8 +548,8 @@ mod tests {
         };
         let left_behind = [
             dropped(5, 0),
-            Dropped {
-                suspect: true,
+            LeftBehind {
+                possible_duplicate: true,
                 ..dropped(6, 0)
             },
         ];
@@ -549,7 +558,7 @@ mod tests {
 
     #[test]
     fn a_delayed_row_left_behind_cuts_no_lane_and_one_in_the_batch_is_cut_by_nobody() {
-        let left = Dropped {
+        let left = LeftBehind {
             delayed: true,
             ..dropped(2, 7)
         };
@@ -572,12 +581,15 @@ mod tests {
     #[test]
     fn a_hold_remembers_the_floor_of_its_own_lane() {
         let holds = [hold(1, ""), hold(0, "k:k"), hold(7, "")];
-        let floors = [Held { floor: 10, ..held(0) }, Held { floor: 20, ..held(1) }];
+        let floors = [
+            CheckedOutLane { floor: 10, ..held(0) },
+            CheckedOutLane { floor: 20, ..held(1) },
+        ];
         let [one, two, stray] = holds.clone();
         assert_eq!(with_floors(&holds, &floors), [(one, 20), (two, 10), (stray, 0)]);
     }
 
-    // ── see_lane ───────────────────────────────────────────────────────────────────────────────
+    // ── report_lane ───────────────────────────────────────────────────────────────────────────────
 
     #[test]
     fn a_lane_whose_rows_are_all_published_has_nothing_left() {
@@ -586,21 +598,26 @@ mod tests {
             published: vec![1, 2, 3],
             ..BatchOutcome::default()
         };
-        let settled = Settled {
+        let watermark = Watermark {
             hard: 4,
             soft: 5,
             generation: 6,
         };
         let rows = ByLane::new(&rows);
-        let seen = see_lane(&held(0), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
-        assert_eq!(seen.sight, Some(Sight::of_everything(settled)));
-        assert_eq!((seen.lane, seen.rows, seen.highest_id), (0, 2, 2));
-        assert_eq!(seen.published, [1, 2]);
-        assert!(!seen.full && seen.held_topics.is_empty() && seen.pause.is_none() && seen.unknown.is_empty());
-        let cut = see_lane(&held(1), &rows, &HashMap::from([(1, 3)]), settled, &verdict);
-        assert!(cut.full);
+        let report = report_lane(&held(0), &rows, &HashMap::from([(1, 3)]), watermark, &verdict);
+        assert_eq!(report.scan, Some(ScanResult::of_everything(watermark)));
+        assert_eq!((report.lane, report.rows, report.highest_id), (0, 2, 2));
+        assert_eq!(report.published, [1, 2]);
+        assert!(
+            !report.hit_limit
+                && report.held_topics.is_empty()
+                && report.pause.is_none()
+                && report.maybe_sent_ids.is_empty()
+        );
+        let cut = report_lane(&held(1), &rows, &HashMap::from([(1, 3)]), watermark, &verdict);
+        assert!(cut.hit_limit);
         assert_eq!((cut.lane, cut.published), (1, vec![3]));
-        assert_eq!(cut.sight.and_then(|sight| sight.cut_at), Some(3));
+        assert_eq!(cut.scan.and_then(|scan| scan.scanned_to), Some(3));
     }
 
     #[test]
@@ -615,10 +632,10 @@ mod tests {
             holds: vec![hold(0, "k:held")],
             ..BatchOutcome::default()
         };
-        let seen = see(&held(0), &rows, &verdict);
-        assert_eq!(seen.sight.and_then(|sight| sight.lowest_left), Some(5));
-        assert_eq!(seen.held_topics, topics(&verdict.holds));
-        assert_eq!(seen.pause, None, "something got through");
+        let report = see(&held(0), &rows, &verdict);
+        assert_eq!(report.scan.and_then(|scan| scan.lowest_pending), Some(5));
+        assert_eq!(report.held_topics, topics(&verdict.holds));
+        assert_eq!(report.pause, None, "something got through");
         assert!(see(&held(1), &rows, &verdict).held_topics.is_empty());
     }
 
@@ -636,7 +653,7 @@ mod tests {
     #[test]
     fn what_may_have_landed_is_remembered_by_id() {
         let mut rows = of_lane(0, 1..=5);
-        rows.iter_mut().take(3).for_each(|row| row.suspect = true);
+        rows.iter_mut().take(3).for_each(|row| row.possible_duplicate = true);
         let verdict = BatchOutcome {
             published: vec![1],
             refused: vec![refusal(2, true)],
@@ -644,19 +661,19 @@ mod tests {
             maybe_sent: vec![4],
             ..BatchOutcome::default()
         };
-        assert_eq!(see(&held(0), &rows, &verdict).unknown, [3, 4]);
+        assert_eq!(see(&held(0), &rows, &verdict).maybe_sent_ids, [3, 4]);
     }
 
-    // ── see_keyless ────────────────────────────────────────────────────────────────────────────
+    // ── report_unordered ────────────────────────────────────────────────────────────────────────────
 
     #[test]
     fn rows_without_a_lane_are_done_when_none_is_left_and_none_was_left_behind() {
-        let held = HeldKeyless {
+        let held = UnorderedCheckout {
             floor: 0,
             start: 0,
-            upto: None,
+            scan_end: None,
             most: 3,
-            suspect_until: 0,
+            maybe_sent_until: 0,
             has_holds: false,
             claims_from: 0,
         };
@@ -665,33 +682,39 @@ mod tests {
             published: vec![4, 9],
             ..BatchOutcome::default()
         };
-        let done = see_keyless(&held, &rows, &[], &published);
-        assert_eq!((done.lane, done.rows, done.highest_id), (KEYLESS, 2, 9));
-        assert!(done.sight.is_some() && done.pause.is_none());
-        assert!(!done.full && !done.overweight && done.held_topics.is_empty());
-        let heavy = see_keyless(&held, &rows, &[dropped(10, KEYLESS)], &published);
-        assert!(heavy.full && heavy.overweight && heavy.sight.is_none() && heavy.pause.is_none());
+        let done = report_unordered(&held, &rows, &[], &published);
+        assert_eq!((done.lane, done.rows, done.highest_id), (UNORDERED_LANE, 2, 9));
+        assert!(done.scan.is_some() && done.pause.is_none());
+        assert!(!done.hit_limit && !done.over_budget && done.held_topics.is_empty());
+        let heavy = report_unordered(&held, &rows, &[dropped(10, UNORDERED_LANE)], &published);
+        assert!(heavy.hit_limit && heavy.over_budget && heavy.scan.is_none() && heavy.pause.is_none());
         let parked = BatchOutcome {
             unsent: vec![4, 9],
-            holds: vec![hold(KEYLESS, "")],
+            holds: vec![hold(UNORDERED_LANE, "")],
             ..BatchOutcome::default()
         };
-        let stuck = see_keyless(&held, &rows, &[], &parked);
-        assert!(!stuck.held_topics.is_empty() && stuck.sight.is_none() && stuck.pause.is_some());
+        let stuck = report_unordered(&held, &rows, &[], &parked);
+        assert!(!stuck.held_topics.is_empty() && stuck.scan.is_none() && stuck.pause.is_some());
         let partly = BatchOutcome {
             published: vec![4],
             unsent: vec![9],
             ..BatchOutcome::default()
         };
-        let partly = see_keyless(&held, &rows, &[], &partly);
-        assert!(partly.sight.is_none() && partly.pause.is_none());
-        assert_eq!(see_keyless(&held, &[], &[], &BatchOutcome::default()).highest_id, 0);
-        let far = HeldKeyless { upto: Some(50), ..held };
-        let walked = see_keyless(&far, &rows, &[], &published);
-        assert!(walked.walked && !done.walked);
-        assert_eq!(walked.walked_to, 50);
-        let full = see_keyless(&HeldKeyless { most: 2, ..far }, &rows, &[], &published);
-        assert!(full.full && !full.walked, "by its limit");
+        let partly = report_unordered(&held, &rows, &[], &partly);
+        assert!(partly.scan.is_none() && partly.pause.is_none());
+        assert_eq!(
+            report_unordered(&held, &[], &[], &BatchOutcome::default()).highest_id,
+            0
+        );
+        let far = UnorderedCheckout {
+            scan_end: Some(50),
+            ..held
+        };
+        let span_ended = report_unordered(&far, &rows, &[], &published);
+        assert!(span_ended.span_ended && !done.span_ended);
+        assert_eq!(span_ended.resume_at, 50);
+        let hit_limit = report_unordered(&UnorderedCheckout { most: 2, ..far }, &rows, &[], &published);
+        assert!(hit_limit.hit_limit && !hit_limit.span_ended, "by its limit");
     }
 
     #[test]
@@ -706,7 +729,7 @@ mod tests {
         );
         lane.lanes.floors_stored(&done, &[(0, 1, 0)]);
         assert!(lane.lanes.floors_to_store().is_empty());
-        assert!(lane.lanes.remove_idle().0[0].suspects.is_empty());
+        assert!(lane.lanes.remove_idle().0[0].maybe_sent.is_empty());
     }
 
     #[test]
@@ -714,9 +737,9 @@ mod tests {
         let lane = Inherited::with(3);
         lane.relay(&[1, 2, 3], &[]);
         let done = lane.lanes.floors_to_store();
-        let more = lane.lanes.suspects_to_store(&[(0, 9)]);
+        let more = lane.lanes.maybe_sent_to_store(&[(0, 9)]);
         assert_eq!(more, [(0, vec![9, 9])]);
-        lane.lanes.suspects_stored(lane.term.worker, more);
+        lane.lanes.maybe_sent_stored(lane.term.worker, more);
         lane.lanes.floors_stored(&done, &[(0, 1, 0)]);
         let now = lane.lanes.floors_to_store();
         assert_eq!(now[0].done.as_deref(), Some([9, 9].as_slice()));
@@ -733,21 +756,21 @@ mod tests {
     impl Inherited {
         /// The dead one had these first rows in flight.
         fn with(rows: i64) -> Self {
-            let suspects = if rows > 0 { vec![1, rows] } else { Vec::new() };
-            let (lanes, term) = owning_suspect(1, &suspects);
+            let maybe_sent = if rows > 0 { vec![1, rows] } else { Vec::new() };
+            let (lanes, term) = owning_maybe_sent(1, &maybe_sent);
             Inherited { lanes, term }
         }
 
-        fn checkout(&self) -> Held {
-            let appetite = Appetite {
+        fn checkout(&self) -> CheckedOutLane {
+            let claim_limits = ClaimLimits {
                 rows: 1000,
                 tasks: 1,
                 lease_left: Duration::ZERO,
             };
-            let work = std::iter::repeat_with(|| self.lanes.checkout(&appetite).expect("ready").work);
+            let work = std::iter::repeat_with(|| self.lanes.checkout(&claim_limits).expect("ready").work);
             let mut held = work.filter_map(|work| match work {
                 Work::Lanes(held) => held.into_iter().next(),
-                Work::Keyless(_) => None,
+                Work::Unordered(_) => None,
             });
             held.next().expect("the lane")
         }
@@ -756,19 +779,19 @@ mod tests {
         fn relay(&self, ids: &[i64], unsent: &[i64]) -> Vec<i64> {
             let held = self.checkout();
             let mut rows = of_lane(0, ids.iter().copied());
-            flag_suspects(&mut rows, std::slice::from_ref(&held));
+            flag_possible_duplicates(&mut rows, std::slice::from_ref(&held));
             let (unsent, published) = ids.iter().partition(|id| unsent.contains(id));
             let verdict = BatchOutcome {
                 published,
                 unsent,
                 ..BatchOutcome::default()
             };
-            let seen = Seen {
+            let report = LaneReport {
                 pause: None,
                 ..see(&held, &rows, &verdict)
             };
-            self.lanes.checkin(&self.term, vec![seen]);
-            suspects(&rows)
+            self.lanes.checkin(&self.term, vec![report]);
+            maybe_sent(&rows)
         }
     }
 
@@ -785,7 +808,7 @@ mod tests {
         let lane = Inherited::with(40);
         assert_eq!(lane.relay(&[1, 2, 3], &[1, 2, 3]), [1, 2, 3]);
         let (given, _) = lane.lanes.remove_idle();
-        assert_eq!(given[0].suspects, [1, 40]);
+        assert_eq!(given[0].maybe_sent, [1, 40]);
     }
 
     #[test]
@@ -803,17 +826,17 @@ mod tests {
         /// each time, and no other row ever.
         #[test]
         fn the_rows_of_the_last_owner_are_flagged_until_they_are_published(
-            suspect_rows in 0..12i64,
+            maybe_sent_rows in 0..12i64,
             batches in prop::collection::vec((1..8usize, prop::collection::vec(any::<bool>(), 8)), 1..20),
         ) {
-            let lane = Inherited::with(suspect_rows);
+            let lane = Inherited::with(maybe_sent_rows);
             let mut pending: Vec<i64> = (1..=200).collect();
             for (window, sent) in batches {
                 let claimed = pending[..window].to_vec();
                 // Something is left in any case: a lane that has nothing is not claimed from again.
                 let unsent: Vec<i64> = claimed.iter().zip(sent).filter(|(id, sent)| !sent || **id == 1).map(|(id, _)| *id).collect();
                 let flagged = lane.relay(&claimed, &unsent);
-                let expected: Vec<i64> = claimed.iter().copied().filter(|id| *id <= suspect_rows).collect();
+                let expected: Vec<i64> = claimed.iter().copied().filter(|id| *id <= maybe_sent_rows).collect();
                 prop_assert_eq!(flagged, expected);
                 pending.retain(|id| !claimed.contains(id) || unsent.contains(id));
             }

@@ -10,7 +10,7 @@ const ROW_BYTES_GUESS: usize = 1000;
 const BYTES_MIN: usize = 16 << 10;
 
 #[derive(Debug)]
-pub struct Pace {
+pub struct BatchBudget {
     /// What memory allows.
     bytes_max: usize,
     /// What the line seems to carry.
@@ -19,9 +19,9 @@ pub struct Pace {
     row_bytes: AtomicUsize,
 }
 
-impl Pace {
+impl BatchBudget {
     pub fn new(bytes_max: usize) -> Self {
-        Pace {
+        BatchBudget {
             bytes_max,
             bytes: AtomicUsize::new(bytes_max),
             row_bytes: AtomicUsize::new(ROW_BYTES_GUESS),
@@ -66,54 +66,54 @@ mod tests {
 
     #[test]
     fn it_settles_where_a_slow_line_carries_a_batch_within_its_deadline() {
-        let pace = Pace::new(8 << 20);
+        let budget = BatchBudget::new(8 << 20);
         let mut late = 0;
         for _ in 0..20 {
-            let bytes = pace.bytes();
+            let bytes = budget.bytes();
             let took = Duration::from_secs_f64(bytes as f64 / 100_000.0);
             late += u32::from(took >= DEADLINE);
-            pace.sent(bytes, took.min(DEADLINE), DEADLINE);
+            budget.sent(bytes, took.min(DEADLINE), DEADLINE);
         }
         assert_eq!(late, 3, "found soon, and never late again");
         assert!(
-            pace.bytes() > 100_000,
+            budget.bytes() > 100_000,
             "and not less than the line carries: {}",
-            pace.bytes()
+            budget.bytes()
         );
     }
 
     #[test]
     fn it_forgets_an_outage_and_stays_within_memory() {
-        let pace = Pace::new(1 << 20);
+        let budget = BatchBudget::new(1 << 20);
         for _ in 0..10 {
-            pace.sent(pace.bytes(), DEADLINE, DEADLINE);
+            budget.sent(budget.bytes(), DEADLINE, DEADLINE);
         }
-        assert_eq!(pace.bytes(), BYTES_MIN);
+        assert_eq!(budget.bytes(), BYTES_MIN);
         for _ in 0..10 {
-            pace.sent(pace.bytes(), Duration::ZERO, DEADLINE);
+            budget.sent(budget.bytes(), Duration::ZERO, DEADLINE);
         }
-        assert_eq!(pace.bytes(), 1 << 20);
+        assert_eq!(budget.bytes(), 1 << 20);
     }
 
     #[test]
     fn a_batch_has_as_many_rows_as_fit_by_the_weight_of_the_last_ones() {
-        let pace = Pace::new(100_000);
-        assert_eq!(pace.rows(), 100, "by a guess");
-        pace.weigh(10, 50_000);
-        assert_eq!(pace.rows(), 50, "rows of 5,000 bytes count for a quarter");
-        assert_eq!(Pace::new(10).rows(), 1, "one row goes whatever it weighs");
-        (0..100).for_each(|_| pace.weigh(1, 0));
-        assert_eq!(pace.rows(), 100_000, "a byte each at the least");
+        let budget = BatchBudget::new(100_000);
+        assert_eq!(budget.rows(), 100, "by a guess");
+        budget.weigh(10, 50_000);
+        assert_eq!(budget.rows(), 50, "rows of 5,000 bytes count for a quarter");
+        assert_eq!(BatchBudget::new(10).rows(), 1, "one row goes whatever it weighs");
+        (0..100).for_each(|_| budget.weigh(1, 0));
+        assert_eq!(budget.rows(), 100_000, "a byte each at the least");
     }
 
     #[test]
     fn it_changes_only_by_what_a_batch_tells() {
         let after = |bytes, took| {
-            let pace = Pace::new(8 << 20);
-            pace.sent(4 << 20, DEADLINE, DEADLINE);
-            assert_eq!(pace.bytes(), 1 << 20, "late: a quarter of what was sent");
-            pace.sent(bytes, took, DEADLINE);
-            pace.bytes()
+            let budget = BatchBudget::new(8 << 20);
+            budget.sent(4 << 20, DEADLINE, DEADLINE);
+            assert_eq!(budget.bytes(), 1 << 20, "late: a quarter of what was sent");
+            budget.sent(bytes, took, DEADLINE);
+            budget.bytes()
         };
         let just_in_half = DEADLINE / 2 - Duration::from_millis(1);
         assert_eq!(after(1 << 20, just_in_half), 2 << 20);

@@ -9,9 +9,9 @@ use tracing::debug;
 use super::Relay;
 use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::retry::LOCKED_ROW_WAIT;
-use crate::lanes::{Acknowledged, Term, Unmarked};
+use crate::lanes::{Acknowledged, LockedRows, Term};
 use crate::metrics;
-use crate::outbox::{Error, KeylessSettlement, Result};
+use crate::outbox::{Error, Result, UnorderedOutcome};
 
 impl Relay {
     /// Takes out of what is to be written what cannot be. `None`: the term is over.
@@ -75,21 +75,21 @@ impl Relay {
         }
         // The others were removed by whoever had locked them.
         for Acknowledged { lane, id, .. } in waiting {
-            self.lanes.forget_unknown(lane, id);
+            self.lanes.forget_maybe_sent_id(lane, id);
         }
         Ok(())
     }
 
-    // ── rows without a lane ────────────────────────────────────────────────────────────────────
+    // ── unordered rows ────────────────────────────────────────────────────────────────────
 
-    pub(crate) fn remember_unmarked(&self, term: &Term, unmarked: Unmarked) {
+    pub(crate) fn remember_unmarked(&self, term: &Term, unmarked: LockedRows) {
         if !unmarked.ids.is_empty() {
             self.lanes.remember_unmarked(term.worker, unmarked);
         }
     }
 
     /// Marks those that are free, and keeps the claim of the others alive. Answers what is left.
-    async fn mark_free_of_claim(&self, term: &Term, unmarked: &Unmarked) -> Result<Unmarked> {
+    async fn mark_free_of_claim(&self, term: &Term, unmarked: &LockedRows) -> Result<LockedRows> {
         let claimed = std::time::Instant::now();
         let locked = self.outbox.locked(&unmarked.ids).await?;
         let is_fresh = unmarked.claimed.elapsed() < self.settings.lease / 2;
@@ -97,18 +97,18 @@ impl Relay {
             return Ok(unmarked.clone());
         }
         let published: Vec<i64> = unmarked.ids.iter().copied().filter(|id| !locked.contains(id)).collect();
-        let settled = KeylessSettlement {
+        let outcome = UnorderedOutcome {
             published: &published,
             unmarked: &locked,
-            ..KeylessSettlement::default()
+            ..UnorderedOutcome::default()
         };
         let lease = self.settings.lease;
         let marked = self
             .outbox
-            .settle_keyless(term, unmarked.claim, &settled, lease)
+            .settle_unordered(term, unmarked.claim, &outcome, lease)
             .await?;
         metrics::rows_marked(marked);
-        Ok(Unmarked {
+        Ok(LockedRows {
             ids: locked,
             claimed,
             ..unmarked.clone()

@@ -4,113 +4,113 @@ use std::time::Instant;
 
 use tracing::warn;
 
-use super::batch::{discarded, nothing_there, with_rows};
+use super::batch::{discarded_report, empty_report, with_rows};
 use super::{Relay, before_claim};
-use crate::domain::watermark::Settled;
-use crate::lanes::{Held, Lookout, Term};
+use crate::domain::watermark::Watermark;
+use crate::lanes::{CheckedOutLane, PollCheckout, Term};
 use crate::metrics;
 use crate::outbox::{Claim, Found, Result};
-use crate::tasks::relay::poll_schedule::{Look, Turn};
+use crate::tasks::relay::poll_schedule::{PollResult, PollSlot};
 
 /// The most rows a look walks before it says that it does not know.
-const WALK_MOST: usize = 1000;
+const SCAN_MAX: usize = 1000;
 
 /// What a look found, and the lanes that have it: still checked out.
-struct Sighted {
+struct PollHit {
     term: Term,
-    settled: Settled,
-    lanes: Vec<Held>,
+    watermark: Watermark,
+    lanes: Vec<CheckedOutLane>,
     claim: Claim,
 }
 
 impl Relay {
     /// Asks for what lanes without a known backlog have, and relays it: a claim of them all in one walk along the ids.
-    pub(super) async fn look(&self, turn: Turn<'_>) {
+    pub(super) async fn poll(&self, slot: PollSlot<'_>) {
         let began = Instant::now();
-        let Some(sighted) = self.sighted(turn).await else {
+        let Some(sighted) = self.sighted(slot).await else {
             return;
         };
-        let Sighted {
+        let PollHit {
             term,
-            settled,
+            watermark,
             lanes,
             claim,
         } = sighted;
-        let seen = self.relay_claim(&term, settled, &lanes, claim, began).await;
-        self.lanes.checkin(&term, seen);
+        let report = self.relay_claim(&term, watermark, &lanes, claim, began).await;
+        self.lanes.checkin(&term, report);
     }
 
     /// Takes a look. `None`: nothing is to be relayed, and nothing is checked out any more.
-    async fn sighted(&self, turn: Turn<'_>) -> Option<Sighted> {
-        let Some(lookout) = self.lanes.checkout_idle(&self.appetite()) else {
-            turn.over(self.look_without_lanes());
+    async fn sighted(&self, slot: PollSlot<'_>) -> Option<PollHit> {
+        let Some(poll) = self.lanes.checkout_for_poll(&self.claim_limits()) else {
+            slot.over(self.poll_without_lanes());
             return None;
         };
-        let found = match self.found(&lookout).await {
+        let found = match self.found(&poll).await {
             Ok(Some(found)) => found,
             Ok(None) => {
-                self.lanes.put_back(&lookout.term, &lookout.lanes);
-                turn.over(Look::Something);
+                self.lanes.put_back(&poll.term, &poll.lanes);
+                slot.over(PollResult::Found);
                 return None;
             }
             Err(error) => {
                 metrics::database_error();
-                if turn.is_first_failure() {
+                if slot.is_first_failure() {
                     warn!(%error, "cannot look for rows; trying again");
                 }
-                self.lanes.put_back(&lookout.term, &lookout.lanes);
-                turn.over(Look::Failed);
+                self.lanes.put_back(&poll.term, &poll.lanes);
+                slot.over(PollResult::Failed);
                 return None;
             }
         };
-        if found.keyless || found.cut {
-            self.lanes.try_keyless();
+        if found.unordered || found.cut {
+            self.lanes.try_unordered();
         }
         if found.cut {
-            self.lanes.want_horizon();
-            let seen = lookout.lanes.iter().map(|held| discarded(held.lane)).collect();
-            self.lanes.checkin(&lookout.term, seen);
-            turn.over(Look::Blind);
+            self.lanes.request_watermark();
+            let report = poll.lanes.iter().map(|held| discarded_report(held.lane)).collect();
+            self.lanes.checkin(&poll.term, report);
+            slot.over(PollResult::Overflow);
             return None;
         }
-        self.lanes.looked(&lookout, &found.overview);
-        let settled = lookout.settled;
+        self.lanes.poll_answered(&poll, &found.summary);
+        let watermark = poll.watermark;
         let is_empty = found.claim.is_empty();
-        turn.over(if is_empty && !found.keyless {
-            Look::Nothing
+        slot.over(if is_empty && !found.unordered {
+            PollResult::Empty
         } else {
-            Look::Something
+            PollResult::Found
         });
-        let (lanes, empty) = with_rows(lookout.lanes, &found.claim);
-        let seen = empty.iter().map(|lane| nothing_there(*lane, settled)).collect();
+        let (lanes, empty) = with_rows(poll.lanes, &found.claim);
+        let report = empty.iter().map(|lane| empty_report(*lane, watermark)).collect();
         if is_empty {
-            self.lanes.checkin(&lookout.term, seen);
+            self.lanes.checkin(&poll.term, report);
             return None;
         }
-        self.lanes.checkin_some(&lookout.term, seen);
-        Some(Sighted {
-            term: lookout.term,
-            settled,
+        self.lanes.checkin_some(&poll.term, report);
+        Some(PollHit {
+            term: poll.term,
+            watermark,
             lanes,
             claim: found.claim,
         })
     }
 
-    /// Every lane of ours is known to be ready or is at work. Rows without a lane have an index of their own: a claim tells.
-    fn look_without_lanes(&self) -> Look {
-        self.lanes.try_keyless();
+    /// Every lane of ours is known to be ready or is at work. Unordered rows have an index of their own: a claim tells.
+    fn poll_without_lanes(&self) -> PollResult {
+        self.lanes.try_unordered();
         if self.lanes.owned() > 0 {
-            Look::Blind
+            PollResult::Overflow
         } else {
-            Look::Nothing
+            PollResult::Empty
         }
     }
 
     /// `None`: as in [`Relay::claim_lanes`].
-    async fn found(&self, lookout: &Lookout) -> Result<Option<Found>> {
-        before_claim(lookout.lanes.iter().any(|held| lookout.start > held.floor)).await;
-        let found = self.outbox.look(lookout, WALK_MOST, self.pace.bytes()).await?;
-        let proven = self.is_proven(&lookout.term, &lookout.holders).await?;
+    async fn found(&self, poll: &PollCheckout) -> Result<Option<Found>> {
+        before_claim(poll.lanes.iter().any(|held| poll.start > held.floor)).await;
+        let found = self.outbox.poll(poll, SCAN_MAX, self.budget.bytes()).await?;
+        let proven = self.is_proven(&poll.term, &poll.bypassed).await?;
         Ok(proven.then_some(found))
     }
 }

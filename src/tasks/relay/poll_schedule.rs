@@ -17,7 +17,7 @@ use crate::jitter::jittered;
 /// PostgreSQL a look and a mark.
 const POLL_MIN: Duration = Duration::from_micros(4500);
 /// After a look that was cut short every lane is claimed from: not every few milliseconds.
-const AFTER_BLIND_LOOK: Duration = Duration::from_millis(20);
+const AFTER_OVERFLOW: Duration = Duration::from_millis(20);
 
 /// The wait after a silence of this length.
 pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
@@ -26,16 +26,16 @@ pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
 
 /// What came of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    Nothing,
-    Something,
+pub enum PollResult {
+    Empty,
+    Found,
     /// More than a look takes in.
-    Blind,
+    Overflow,
     Failed,
 }
 
 #[derive(Debug)]
-struct Pace {
+struct Timing {
     due: Instant,
     last_found: Instant,
     failures: u32,
@@ -43,76 +43,80 @@ struct Pace {
 
 /// The watch of one process.
 #[derive(Debug)]
-pub struct Watch {
+pub struct PollSchedule {
     poll_max: Duration,
-    pace: Mutex<Pace>,
+    timing: Mutex<Timing>,
 }
 
 /// The right to take the next look.
 #[derive(Debug)]
-pub struct Turn<'a> {
+pub struct PollSlot<'a> {
     poll_max: Duration,
-    pace: MutexGuard<'a, Pace>,
+    timing: MutexGuard<'a, Timing>,
 }
 
-impl Watch {
+impl PollSchedule {
     pub fn new(poll_max: Duration) -> Self {
         let now = Instant::now();
-        let pace = Pace {
+        let timing = Timing {
             due: now,
             last_found: now,
             failures: 0,
         };
-        Watch {
+        PollSchedule {
             poll_max,
-            pace: Mutex::new(pace),
+            timing: Mutex::new(timing),
         }
     }
 
     /// The next look, if it is time for it and nobody is at it.
-    pub fn due(&self) -> Option<Turn<'_>> {
-        let pace = self.pace.try_lock().ok().filter(|pace| pace.due <= Instant::now())?;
-        Some(self.turn_of(pace))
+    pub fn due(&self) -> Option<PollSlot<'_>> {
+        let timing = self
+            .timing
+            .try_lock()
+            .ok()
+            .filter(|timing| timing.due <= Instant::now())?;
+        Some(self.slot_of(timing))
     }
 
     /// Waits until it is time for the next look, and nobody else is at it.
-    pub async fn turn(&self) -> Turn<'_> {
-        let pace = self.pace.lock().await;
-        sleep_until(pace.due.into()).await;
-        self.turn_of(pace)
+    pub async fn slot(&self) -> PollSlot<'_> {
+        let timing = self.timing.lock().await;
+        sleep_until(timing.due.into()).await;
+        self.slot_of(timing)
     }
 
-    fn turn_of<'a>(&self, pace: MutexGuard<'a, Pace>) -> Turn<'a> {
-        Turn {
+    fn slot_of<'a>(&self, timing: MutexGuard<'a, Timing>) -> PollSlot<'a> {
+        PollSlot {
             poll_max: self.poll_max,
-            pace,
+            timing,
         }
     }
 }
 
-impl Turn<'_> {
+impl PollSlot<'_> {
     /// Is this the first look that fails?
     pub fn is_first_failure(&self) -> bool {
-        self.pace.failures == 0
+        self.timing.failures == 0
     }
 
     /// The look is over; the next is somebody else's.
-    pub fn over(mut self, look: Look) {
+    pub fn over(mut self, look: PollResult) {
         let now = Instant::now();
-        if matches!(look, Look::Something | Look::Blind) {
-            self.pace.last_found = now;
+        if matches!(look, PollResult::Found | PollResult::Overflow) {
+            self.timing.last_found = now;
         }
-        self.pace.failures = if look == Look::Failed {
-            self.pace.failures + 1
+        self.timing.failures = if look == PollResult::Failed {
+            self.timing.failures + 1
         } else {
             0
         };
-        let wait = delay(now - self.pace.last_found, self.poll_max);
-        self.pace.due = now
+        let wait = delay(now - self.timing.last_found, self.poll_max);
+        self.timing.due = now
             + match look {
-                Look::Nothing | Look::Something => wait,
-                Look::Blind => wait.max(AFTER_BLIND_LOOK),
-                Look::Failed => jittered(wait.max(Duration::from_millis(100) * self.pace.failures.min(20))),
+                PollResult::Empty | PollResult::Found => wait,
+                PollResult::Overflow => wait.max(AFTER_OVERFLOW),
+                PollResult::Failed => jittered(wait.max(Duration::from_millis(100) * self.timing.failures.min(20))),
             };
     }
 }
@@ -132,29 +136,29 @@ mod tests {
     }
 
     /// How long after something was last found the next look is due, once this one is over.
-    async fn wait_after(watch: &Watch, look: Look) -> Duration {
-        watch.turn().await.over(look);
-        let pace = watch.pace.try_lock().expect("nobody is at it");
-        pace.due - pace.last_found
+    async fn wait_after(schedule: &PollSchedule, look: PollResult) -> Duration {
+        schedule.slot().await.over(look);
+        let timing = schedule.timing.try_lock().expect("nobody is at it");
+        timing.due - timing.last_found
     }
 
     #[tokio::test]
     async fn one_looks_at_a_time_and_not_before_it_is_time() {
-        let watch = Watch::new(Duration::from_secs(1));
-        let turn = watch.due().expect("the first look is due at once");
-        assert!(watch.due().is_none(), "somebody is at it");
-        turn.over(Look::Failed);
-        assert!(watch.pace.try_lock().is_ok(), "nobody is at it");
-        assert!(watch.due().is_none(), "it was just looked");
-        watch.turn().await.over(Look::Nothing);
+        let schedule = PollSchedule::new(Duration::from_secs(1));
+        let slot = schedule.due().expect("the first look is due at once");
+        assert!(schedule.due().is_none(), "somebody is at it");
+        slot.over(PollResult::Failed);
+        assert!(schedule.timing.try_lock().is_ok(), "nobody is at it");
+        assert!(schedule.due().is_none(), "it was just looked");
+        schedule.slot().await.over(PollResult::Empty);
     }
 
     #[tokio::test]
     async fn a_blind_look_and_a_failed_one_are_not_repeated_at_once() {
-        let watch = Watch::new(Duration::from_secs(1));
-        assert_eq!(wait_after(&watch, Look::Something).await, POLL_MIN);
-        assert_eq!(wait_after(&watch, Look::Blind).await, AFTER_BLIND_LOOK);
-        assert!(wait_after(&watch, Look::Failed).await > AFTER_BLIND_LOOK);
-        assert!(!watch.turn().await.is_first_failure());
+        let schedule = PollSchedule::new(Duration::from_secs(1));
+        assert_eq!(wait_after(&schedule, PollResult::Found).await, POLL_MIN);
+        assert_eq!(wait_after(&schedule, PollResult::Overflow).await, AFTER_OVERFLOW);
+        assert!(wait_after(&schedule, PollResult::Failed).await > AFTER_OVERFLOW);
+        assert!(!schedule.slot().await.is_first_failure());
     }
 }

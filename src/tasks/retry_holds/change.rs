@@ -10,7 +10,7 @@ use crate::domain::decision::{Decision, HoldFate, RowFate};
 use crate::domain::hold::{Hold, HoldPostponement, HoldRelease};
 use crate::domain::retry::Event;
 use crate::failpoint;
-use crate::lanes::{Held, Lowered, Record, Term};
+use crate::lanes::{CheckedOutLane, LoweredLane, Record, Term};
 use crate::metrics;
 use crate::tasks::relay::MARK_MARGIN;
 use crate::tasks::report::report_refusal;
@@ -54,7 +54,7 @@ impl RetryHolds {
         let Some((term, held)) = self.lane_between_batches(term, lane).await else {
             return;
         };
-        failpoint::hit("before_change").await;
+        failpoint::hit("before_hold_change").await;
         let (mut released, mut postponed) = (Vec::new(), Vec::new());
         for (change, record) in changes {
             match change {
@@ -73,16 +73,21 @@ impl RetryHolds {
     }
 
     /// False: fenced.
-    async fn postpone(&self, term: &Term, held: &Held, postponed: Vec<(HoldPostponement, Option<Record>)>) -> bool {
+    async fn postpone(
+        &self,
+        term: &Term,
+        held: &CheckedOutLane,
+        postponed: Vec<(HoldPostponement, Option<Record>)>,
+    ) -> bool {
         let (mut holds, records) = with_records(postponed);
         while !holds.is_empty() {
             // Heads of which a copy may be there are known by id, and go on to be when their records are gone.
-            let suspects = self.lanes.doubts_to_store(held.lane);
+            let maybe_sent = self.lanes.maybe_sent_of_lane_to_store(held.lane);
             let lane = (held.lane, held.epoch);
             let write = || async {
                 let written = self
                     .outbox
-                    .postpone_holds(term, lane, &holds, &records, &suspects)
+                    .postpone_holds(term, lane, &holds, &records, &maybe_sent)
                     .await?;
                 Ok(written.then_some(()))
             };
@@ -94,8 +99,8 @@ impl RetryHolds {
             match written {
                 None => return false,
                 Some(Some(())) => {
-                    self.lanes.settled_records(&records);
-                    self.lanes.suspects_stored(term.worker, suspects);
+                    self.lanes.entries_done(&records);
+                    self.lanes.maybe_sent_stored(term.worker, maybe_sent);
                     return true;
                 }
                 Some(None) => {
@@ -128,7 +133,12 @@ impl RetryHolds {
 
     /// False: fenced. Where another transaction has locked heads, their holds are postponed, and the others released without
     /// them.
-    async fn release(&self, term: &Term, held: &Held, mut released: Vec<(HoldRelease, Option<Record>)>) -> bool {
+    async fn release(
+        &self,
+        term: &Term,
+        held: &CheckedOutLane,
+        mut released: Vec<(HoldRelease, Option<Record>)>,
+    ) -> bool {
         while !released.is_empty() {
             let (holds, records) = with_records(released.clone());
             let write = || self.outbox.release_holds(term, held.lane, held.epoch, &holds, &records);
@@ -140,8 +150,8 @@ impl RetryHolds {
             match written {
                 None => return false,
                 Some(Some(lowered)) => {
-                    self.lanes.settled_records(&records);
-                    failpoint::hit("after_release").await;
+                    self.lanes.entries_done(&records);
+                    failpoint::hit("after_hold_release").await;
                     self.released(term, held.lane, lowered, &holds).await;
                     return true;
                 }
@@ -162,7 +172,12 @@ impl RetryHolds {
     }
 
     /// What became of these heads is written when they are free.
-    async fn postpone_locked(&self, term: &Term, held: &Held, waiting: Vec<(HoldRelease, Option<Record>)>) -> bool {
+    async fn postpone_locked(
+        &self,
+        term: &Term,
+        held: &CheckedOutLane,
+        waiting: Vec<(HoldRelease, Option<Record>)>,
+    ) -> bool {
         let published = waiting.iter().filter_map(|(released, _)| released.published);
         metrics::rows_published(published.clone().count());
         published.for_each(|id| self.lanes.remember_acknowledged(term.worker, held.lane, id));
@@ -176,12 +191,12 @@ impl RetryHolds {
         self.postpone(term, held, postponed.collect()).await
     }
 
-    async fn released(&self, term: &Term, lane: i16, lowered: Lowered, released: &[HoldRelease]) {
+    async fn released(&self, term: &Term, lane: i16, lowered: LoweredLane, released: &[HoldRelease]) {
         let published = released.iter().filter_map(|released| released.published);
         let count = published.clone().count();
         metrics::rows_published(count);
         metrics::rows_marked(count as u64);
-        published.for_each(|id| self.lanes.forget_unknown(lane, id));
+        published.for_each(|id| self.lanes.forget_maybe_sent_id(lane, id));
         // Unless we know which are left, assume that all are: it costs a little reading.
         let held_topics = self.outbox.held_topics(lane).await.ok();
         self.lanes.lower_floor(term, lane, lowered, held_topics);
@@ -191,7 +206,7 @@ impl RetryHolds {
         }
     }
 
-    async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<(Term, Held)> {
+    async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<(Term, CheckedOutLane)> {
         loop {
             let changed = self.lanes.changed();
             let current = self.lanes.term()?;

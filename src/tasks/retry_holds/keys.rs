@@ -150,7 +150,7 @@ impl RetryHolds {
             return Ok(self.to_write(&live, hold, decision, None));
         }
         let Some(mut row) = head else { return Ok(None) };
-        row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
+        row.possible_duplicate = self.lanes.may_have_been_sent(hold.lane, row.id);
         let record = match self.record_head(&live, &row).await {
             Ok(Some(record)) => record,
             other => {
@@ -159,7 +159,7 @@ impl RetryHolds {
             }
         };
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
-        self.lanes.remember_unknown(hold.lane, row.id);
+        self.lanes.remember_maybe_sent_id(hold.lane, row.id);
         let decision = self.send_head(&hold, &row, live.ends).await;
         self.head_answered(hold.lane, &row, &decision).await;
         Ok(self.to_write(&live, hold, decision, Some(record)))
@@ -186,7 +186,7 @@ impl RetryHolds {
 
     async fn send_head(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
-        metrics::possible_duplicates(usize::from(row.suspect));
+        metrics::possible_duplicates(usize::from(row.possible_duplicate));
         let until = self.settings.until(began, lease_end.left());
         let outcome = self.publisher.send_head(row, until).await;
         self.answered(hold, row, &outcome, began)

@@ -18,7 +18,7 @@ use crate::boottime::BootInstant;
 use crate::domain::decision::{Decision, HoldFate};
 use crate::domain::hold::{Hold, HoldRelease};
 use crate::domain::retry::Event;
-use crate::domain::row::{KEYLESS, Row};
+use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::kafka::Until;
 use crate::lanes::{Record, Term};
 use crate::metrics;
@@ -96,17 +96,17 @@ impl RetryHolds {
         let Some(term) = term.filter(|_| self.lanes.has_holds() && !self.publisher.is_paused()) else {
             return Ok(None);
         };
-        let keyless = under_way.iter().filter(|hold| hold.lane == KEYLESS).count();
+        let unordered = under_way.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
         // As many more as are under way already.
         let paused = self.outbox.paused(&term, PROBES_AT_ONCE + under_way.len()).await?;
         let is_new = |hold: &&Hold| !under_way.iter().any(|other| name(other) == name(hold));
         let due = paused.iter().filter(is_new).filter(|hold| hold.wait <= 0.0);
-        let room = PROBES_AT_ONCE.saturating_sub(under_way.len() - keyless);
+        let room = PROBES_AT_ONCE.saturating_sub(under_way.len() - unordered);
         let mut holds: Vec<Hold> = due.take(room).cloned().collect();
         let tried: Vec<Name> = under_way.iter().chain(&holds).map(name).collect();
-        let room = UNORDERED_AT_ONCE.saturating_sub(keyless);
+        let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        holds.extend(self.outbox.holds_keyless(&term, reserve, &tried, room).await?);
+        holds.extend(self.outbox.holds_unordered(&term, reserve, &tried, room).await?);
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
         Ok(Some(Due {
@@ -120,7 +120,7 @@ impl RetryHolds {
     async fn probe(&self, term: Term, hold: Hold, fixed: &mpsc::Sender<Recovered>) -> Name {
         let name = name(&hold);
         let tried = match hold.lane {
-            KEYLESS => self.probe_unordered(&term, &hold).await,
+            UNORDERED_LANE => self.probe_unordered(&term, &hold).await,
             _ => self.probe_lane(&term, &hold).await,
         };
         let written = match tried {
@@ -173,16 +173,16 @@ impl RetryHolds {
             self.change(live, hold.lane, change.into_iter().collect()).await;
             return Ok(ProbeResult::Gone);
         };
-        row.suspect = self.lanes.is_suspect_head(hold.lane, row.id);
+        row.possible_duplicate = self.lanes.may_have_been_sent(hold.lane, row.id);
         let Some(record) = self.record_head(live, &row).await? else {
             return Ok(ProbeResult::Gone);
         };
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
-        self.lanes.remember_unknown(hold.lane, row.id);
+        self.lanes.remember_maybe_sent_id(hold.lane, row.id);
         let decision = self.send_probe(hold, &row, live.ends).await;
         self.head_answered(hold.lane, &row, &decision).await;
         if let HoldFate::PostponeAll { wait, reason } = decision.hold {
-            if row.suspect || decision.row.is_certainly_not_sent() {
+            if row.possible_duplicate || decision.row.is_certainly_not_sent() {
                 // Otherwise the record stays: it is what a successor knows of the doubt.
                 self.discard_record(live, hold.lane, record).await?;
             }
@@ -199,13 +199,13 @@ impl RetryHolds {
             return Ok(());
         };
         self.outbox.mark_lanes(live, &[(lane, epoch)], &[], &[record]).await?;
-        self.lanes.settled_records(&[record]);
+        self.lanes.entries_done(&[record]);
         Ok(())
     }
 
     pub(super) async fn send_probe(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
-        metrics::possible_duplicates(usize::from(row.suspect));
+        metrics::possible_duplicates(usize::from(row.possible_duplicate));
         let Until { handed_over, answered } = self.settings.until(began, lease_end.left());
         let soon = began + PROBE_DEADLINE;
         let until = Until {
@@ -250,7 +250,7 @@ impl RetryHolds {
         }
         stream::iter(lanes)
             .for_each_concurrent(RELEASES_AT_ONCE, async |(lane, holds)| {
-                if lane == KEYLESS {
+                if lane == UNORDERED_LANE {
                     self.release_all_unordered(term, &holds).await;
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Probes of what is paused among the rows without a lane, which belong to no worker: the row that is sent is claimed like
+//! Probes of what is paused among the unordered rows, which belong to no worker: the row that is sent is claimed like
 //! any other.
 
 use std::time::Instant;
@@ -11,11 +11,11 @@ use crate::boottime::BootInstant;
 use crate::domain::decision::{Decision, HoldFate, Refusal, RowFate};
 use crate::domain::hold::Hold;
 use crate::domain::retry::Event;
-use crate::domain::row::{KEYLESS, Row};
+use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::failpoint;
-use crate::lanes::{Term, Unmarked};
+use crate::lanes::{LockedRows, Term};
 use crate::metrics;
-use crate::outbox::{Free, KeylessSettlement, Result};
+use crate::outbox::{Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::report::report_refusal;
 
 impl RetryHolds {
@@ -30,9 +30,9 @@ impl RetryHolds {
             // It could arrive after somebody else has taken the row over.
             self.decide(hold, Event::TooLate(&row), true)
         } else {
-            row.suspect |= self.lanes.is_suspect_head(KEYLESS, row.id);
+            row.possible_duplicate |= self.lanes.may_have_been_sent(UNORDERED_LANE, row.id);
             let decision = self.send_probe(hold, &row, began + self.settings.lease).await;
-            failpoint::hit("after_head").await;
+            failpoint::hit("after_head_sent").await;
             decision
         };
         let place = (claim, row.id);
@@ -79,13 +79,13 @@ impl RetryHolds {
     /// Kafka has the row, and it is marked when it is free: until then its claim lasts.
     async fn keep_claim(&self, term: &Term, claim: i64, id: i64) -> Result<()> {
         let (ids, claimed) = (vec![id], Instant::now());
-        let settled = KeylessSettlement {
+        let outcome = UnorderedOutcome {
             unmarked: &ids,
-            ..KeylessSettlement::default()
+            ..UnorderedOutcome::default()
         };
         let lease = self.settings.lease;
-        self.outbox.settle_keyless(term, claim, &settled, lease).await?;
-        let unmarked = Unmarked { claim, ids, claimed };
+        self.outbox.settle_unordered(term, claim, &outcome, lease).await?;
+        let unmarked = LockedRows { claim, ids, claimed };
         self.lanes.remember_unmarked(term.worker, unmarked);
         Ok(())
     }
@@ -97,23 +97,23 @@ impl RetryHolds {
         refusal: Option<&Refusal>,
         maybe_sent: Option<i64>,
     ) -> Result<()> {
-        let settled = KeylessSettlement {
+        let outcome = UnorderedOutcome {
             refused: refusal.map(std::slice::from_ref).unwrap_or_default(),
-            suspect: maybe_sent.as_slice(),
-            ..KeylessSettlement::default()
+            maybe_sent: maybe_sent.as_slice(),
+            ..UnorderedOutcome::default()
         };
         let lease = self.settings.lease;
-        self.outbox.settle_keyless(term, claim, &settled, lease).await?;
+        self.outbox.settle_unordered(term, claim, &outcome, lease).await?;
         refusal.into_iter().for_each(report_refusal);
         Ok(())
     }
 
     /// The oldest row that a hold keeps back, claimed like any other. `None`: it has none that is free.
     async fn claim_head(&self, term: &Term, hold: &Hold) -> Result<Option<(i64, Row)>> {
-        let free = Free {
+        let free = UnorderedFilter {
             claims_from: self.lanes.claims_from(),
             start: hold.resume_floor,
-            upto: None,
+            scan_end: None,
             most: 1,
             most_in_all: 1,
             of_hold: Some(hold),
@@ -125,7 +125,7 @@ impl RetryHolds {
             return Ok(None);
         };
         let Some(row) = claimed.rows.pop() else {
-            self.outbox.mark_keyless(term, claim, &[]).await?;
+            self.outbox.mark_unordered(term, claim, &[]).await?;
             return Ok(None);
         };
         Ok(Some((claim, row)))
@@ -135,19 +135,19 @@ impl RetryHolds {
         for hold in holds {
             if let Err(error) = self.release_unordered(term, hold, None).await {
                 metrics::database_error();
-                warn!(%error, topic = hold.topic, "cannot release rows without a key; trying again");
+                warn!(%error, topic = hold.topic, "cannot release unordered rows; trying again");
             }
         }
     }
 
     async fn release_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
-        self.outbox.release_hold_keyless(term, hold, published).await?;
+        self.outbox.release_hold_unordered(term, hold, published).await?;
         if published.is_some() {
             metrics::rows_published(1);
             metrics::rows_marked(1);
         }
-        if let Some(stored) = self.outbox.keyless(term.incarnation).await? {
-            self.lanes.keyless_read(term.worker, stored);
+        if let Some(stored) = self.outbox.unordered(term.incarnation).await? {
+            self.lanes.unordered_read(term.worker, stored);
         }
         Ok(())
     }

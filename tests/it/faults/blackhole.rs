@@ -53,7 +53,7 @@ async fn connections_gone_silent_do_not_cost_the_lease() {
     writes.stop();
     world.drained(LEASE).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_leases_lost_total"), Some(0.0));
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn a_black_hole_before_kafka_is_noticed_within_the_batch_deadline() {
     over.until_drained(&world).await;
     world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(
-        relay.metric("outboxd_terms_lost_total"),
+        relay.metric("outboxd_leases_lost_total"),
         Some(0.0),
         "PostgreSQL was there"
     );

@@ -61,7 +61,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
         );
     }
     for relay in &others {
-        assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0));
+        assert_eq!(relay.metric("outboxd_leases_lost_total"), Some(0.0));
     }
     recovered.record(history.repeats);
 }
@@ -94,14 +94,16 @@ async fn nothing_is_sent_under_a_lease_that_ended_while_the_machine_was_suspende
     std::fs::write(&suspended, b"").expect("a file");
     relay.continue_from("after_claim");
     eventually(SOON, "all that was claimed to be deferred", async || {
-        let put_off = relay.metric("outboxd_rows_deferred_total").filter(|rows| *rows > 0.0);
+        let put_off = relay
+            .metric("outboxd_rows_unacknowledged_total")
+            .filter(|rows| *rows > 0.0);
         (put_off? == relay.metric("outboxd_rows_claimed_total")?).then_some(())
     })
     .await;
     assert_eq!(world.records(&topic).await.len(), 0, "its lease was over");
     relay.continue_from("before_renew:2");
     let recovered = fault.over().until_drained(&world).await;
-    assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(1.0));
+    assert_eq!(relay.metric("outboxd_leases_lost_total"), Some(1.0));
     let history = world.history(&topic).await;
     history.assert_exact();
     recovered.record(history.repeats);
@@ -120,7 +122,7 @@ async fn a_claim_of_a_worker_whose_lanes_were_taken_meanwhile_is_refused_before_
     world.drained(SOON).await;
     asleep.continue_from("after_claim");
     eventually(SOON, "its term to end", async || {
-        (asleep.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
+        (asleep.metric("outboxd_leases_lost_total")? >= 1.0).then_some(())
     })
     .await;
     asleep.continue_from("before_renew:2");

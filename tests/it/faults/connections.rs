@@ -189,7 +189,7 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
         "given back unsent, then sent once"
     );
     assert_eq!(
-        relay.metric("outboxd_rows_deferred_total"),
+        relay.metric("outboxd_rows_unacknowledged_total"),
         Some(20.0),
         "not sent at first"
     );
@@ -205,7 +205,7 @@ async fn rows_taken_over_and_then_not_sent_stay_possible_duplicates() {
     };
     let (world, topic, relay) = claim_answered_too_late(left_by_a_worker_that_died_with_them_under_way).await;
     assert_eq!(
-        relay.metric("outboxd_rows_deferred_total"),
+        relay.metric("outboxd_rows_unacknowledged_total"),
         Some(20.0),
         "not sent at first"
     );
@@ -233,7 +233,7 @@ async fn a_refusal_written_twice_because_its_answer_was_lost_counts_once() {
     // Claims of rows without a key end with a COMMIT, too, and find nothing: there are some while lanes are new.
     let mut last = (0.0, Instant::now());
     eventually(SOON, "an end of claims of rows without a key", async || {
-        let claims = relay.metric("outboxd_claim_seconds_count{stream=\"keyless\"}")?;
+        let claims = relay.metric("outboxd_claim_seconds_count{stream=\"unordered\"}")?;
         if claims != last.0 {
             last = (claims, Instant::now());
         }

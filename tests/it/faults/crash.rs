@@ -40,7 +40,7 @@ async fn death_between_claim_and_send_makes_no_duplicate() {
 
 #[tokio::test]
 async fn death_between_claim_and_send_of_unordered_rows_makes_no_duplicate() {
-    dies_before_sending("after_claim_keyless", 0).await;
+    dies_before_sending("after_claim_unordered", 0).await;
 }
 
 /// It dies at the failpoint with rows sent and none marked; at most `in_flight` of them come again, and say so.
@@ -80,7 +80,7 @@ async fn death_between_acknowledgement_and_mark_repeats_one_batch_and_says_so() 
 
 #[tokio::test]
 async fn death_between_acknowledgement_and_mark_of_unordered_rows_repeats_one_batch_and_says_so() {
-    dies_before_marking(before_mark(), "after_publish_keyless", 0, BATCH).await;
+    dies_before_marking(before_mark(), "after_publish_unordered", 0, BATCH).await;
 }
 
 #[tokio::test]
@@ -141,8 +141,8 @@ async fn unordered_rows_of_a_dead_worker_are_not_passed_by_a_floor_that_moves_on
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
     world.fill(&topic, 20, 0).await;
-    let mut dying = world.relay().failpoint("after_claim_keyless").start();
-    dying.at_failpoint("after_claim_keyless").await;
+    let mut dying = world.relay().failpoint("after_claim_unordered").start();
+    dying.at_failpoint("after_claim_unordered").await;
     let leased = "SELECT sum(cardinality(ids)) FROM outbox.claim";
     assert_eq!(world.count(leased).await, 20);
     let successor = world.relay().start_ready().await;

@@ -31,7 +31,7 @@ async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relays[0], &relays[1]]).await;
     for relay in &relays {
-        assert!(relay.metric("outboxd_terms_lost_total") >= Some(1.0), "it noticed");
+        assert!(relay.metric("outboxd_leases_lost_total") >= Some(1.0), "it noticed");
     }
     recovered.record(history.repeats);
 }
@@ -61,7 +61,7 @@ async fn a_backend_that_crashes_begins_another_life_of_the_server_and_a_new_term
     .await;
     assert_eq!(world.text(started).await, before.0, "the postmaster lived on");
     eventually(SOON, "a new term", async || {
-        (relay.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
+        (relay.metric("outboxd_leases_lost_total")? >= 1.0).then_some(())
     })
     .await;
     world.fill(&topic, 1000, 100).await;

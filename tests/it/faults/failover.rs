@@ -66,7 +66,7 @@ async fn ids_come_again(world: &World, topic: &str, passed: i64, fault: Fault) -
 }
 
 fn assert_nothing_forgotten(relays: &[Relay]) {
-    assert_eq!(sum(relays, "outboxd_rows_forgotten_total"), 0.0);
+    assert_eq!(sum(relays, "outboxd_rescan_found_rows_total"), 0.0);
 }
 
 /// When each lane was last taken.
@@ -187,19 +187,19 @@ async fn the_loss_of_published_rows_is_reported_though_the_first_question_has_no
     let relay = failover
         .world
         .relay()
-        .failpoint("before_question:1")
+        .failpoint("before_loss_check:1")
         .start_ready()
         .await;
     failover.fill().await;
     failover.world.drained(SOON).await;
     failover.happens().await;
-    relay.at_failpoint("before_question:1").await;
+    relay.at_failpoint("before_loss_check:1").await;
     let locker = failover.world.session().await;
     locker
         .batch_execute("BEGIN; LOCK TABLE outbox.history IN ACCESS EXCLUSIVE MODE")
         .await
         .expect("locked");
-    relay.continue_from("before_question:1");
+    relay.continue_from("before_loss_check:1");
     eventually(SOON, "the first question to fail", async || {
         relay.logged("asking again").then_some(())
     })

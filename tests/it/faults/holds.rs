@@ -26,7 +26,10 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     );
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
-    let mut owner = endless_retries(&world).failpoint("after_release").start_ready().await;
+    let mut owner = endless_retries(&world)
+        .failpoint("after_hold_release")
+        .start_ready()
+        .await;
     let mut rows = vec![(Some("k"), noise(20_000))];
     rows.extend((0..50u8).map(|n| (Some("k"), vec![n])));
     let ids = world.insert(&topic, &rows).await;
@@ -34,7 +37,7 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     world.floor_passes(ids[50]).await;
 
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
-    owner.at_failpoint("after_release").await;
+    owner.at_failpoint("after_hold_release").await;
     world.held(0).await;
     owner.kill();
     let over = fault.over();
@@ -64,7 +67,7 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     // Who is stopped there does not renew: the lease must outlast it.
     let builder = endless_retries(&world).args(&["--lease", "40s"]);
-    let builder = builder.failpoint("before_store_floors").failpoint("after_release");
+    let builder = builder.failpoint("before_store_floors").failpoint("after_hold_release");
     let mut owner = builder.start_ready().await;
     let mut rows = vec![(Some("k"), noise(20_000))];
     rows.extend((0..50u8).map(|n| (Some("k"), vec![n])));
@@ -73,7 +76,7 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
     owner.at_failpoint("before_store_floors").await;
 
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
-    owner.at_failpoint("after_release").await;
+    owner.at_failpoint("after_hold_release").await;
     world
         .execute("CREATE TABLE before_store AS SELECT lease_until FROM outbox.worker")
         .await;
@@ -89,7 +92,7 @@ async fn a_floor_on_its_way_when_a_hold_is_released_is_not_stored_any_more() {
     world.drained(Duration::from_secs(90)).await;
     world.history(&topic).await.assert_sound();
     assert_eq!(
-        successor.metric("outboxd_rows_forgotten_total"),
+        successor.metric("outboxd_rescan_found_rows_total"),
         Some(0.0),
         "found from the stored floor, not by the safety net"
     );
@@ -105,8 +108,8 @@ async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_rep
     first.stop();
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
 
-    let mut owner = endless_retries(&world).failpoint("after_head").start_ready().await;
-    owner.at_failpoint("after_head").await;
+    let mut owner = endless_retries(&world).failpoint("after_head_sent").start_ready().await;
+    owner.at_failpoint("after_head_sent").await;
     assert_eq!(world.records(&topic).await.len(), 1, "the head is out");
     owner.kill();
 
@@ -129,8 +132,8 @@ async fn a_lane_whose_head_is_out_is_not_handed_over() {
     first.stop();
     let owner = endless_retries(&world).args(&["--shutdown-grace", "1s"]);
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
-    let mut owner = owner.failpoint("after_head").start_ready().await;
-    owner.at_failpoint("after_head").await;
+    let mut owner = owner.failpoint("after_head_sent").start_ready().await;
+    owner.at_failpoint("after_head_sent").await;
     owner.signal("TERM");
     owner.wait(SOON);
     let owned = "SELECT count(*) FROM outbox.lane WHERE owner IS NOT NULL";
@@ -183,7 +186,7 @@ async fn a_claim_does_not_scan_the_rows_of_a_held_key() {
     world.drained(Duration::from_secs(120)).await;
     let history = world.history(&topic).await;
     history.assert_exact();
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
 }
 
 /// A topic that refuses every key has thousands of holds in a lane, and each of its rows is looked up among them.
@@ -262,7 +265,7 @@ async fn keys_of_a_lane_that_are_due_together_are_released_together() {
     world.until("SELECT min(failures) > 1 FROM outbox.hold").await;
     let waiting = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL";
     world.until(&format!("({waiting}) = 40")).await;
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1048588").await;
     world.drained(SOON).await;
     world.history(&topic).await.assert_exact();
@@ -365,6 +368,6 @@ async fn a_scan_longer_than_the_statement_timeout_resumes_where_it_stopped() {
     world.published(last).await;
     let recovered = over.recovered();
     world.history(&missing).await.assert_exact();
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(0);
 }

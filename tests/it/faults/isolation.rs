@@ -114,7 +114,7 @@ async fn a_silent_topic_does_not_slow_the_others() {
     world.held(0).await;
     let history = world.history(&healthy).await;
     history.assert_admitted_by(&[&relay]);
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(history.repeats);
 }
 

@@ -279,14 +279,14 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     old.db.batch_execute("BEGIN").await.expect("begun");
     assert!(old.renew().await);
     expired(&world, &old).await;
-    let relay = world.relay().failpoint("before_recovery").start_ready().await;
-    relay.at_failpoint("before_recovery").await;
+    let relay = world.relay().failpoint("before_takeover").start_ready().await;
+    relay.at_failpoint("before_takeover").await;
     let taken_from_it = format!(
         "SELECT count(*) FROM outbox.lane WHERE lane >= 0 AND owner <> '{}'",
         old.id
     );
     // It takes while the renewal is under way, and again when that has committed.
-    relay.continue_from("before_recovery");
+    relay.continue_from("before_takeover");
     world.lease_is_renewed_twice().await;
     old.db.batch_execute("COMMIT").await.expect("committed");
     world.lease_is_renewed_twice().await;
@@ -321,13 +321,13 @@ async fn a_hold_written_while_its_lane_is_being_taken_is_known_to_the_new_owner(
     world
         .execute("UPDATE outbox.worker SET lease_until = clock_timestamp()")
         .await;
-    let relay = world.relay().failpoint("before_recovery").start_ready().await;
-    relay.at_failpoint("before_recovery").await;
+    let relay = world.relay().failpoint("before_takeover").start_ready().await;
+    relay.at_failpoint("before_takeover").await;
     // The take waits here, with the snapshot it has by then.
     let locks = world.session().await;
     let lock_the_taker = format!("BEGIN; SELECT FROM outbox.worker WHERE id <> '{}' FOR UPDATE", old.id);
     locks.batch_execute(&lock_the_taker).await.expect("locked");
-    relay.continue_from("before_recovery");
+    relay.continue_from("before_takeover");
     world.blocked(1).await;
     let held = world.insert(&topic, &[(Some("k"), b"held".to_vec())]).await;
     let hold = format!(
@@ -363,7 +363,7 @@ async fn lanes_that_a_worker_owns_without_knowing_it_are_not_lost() {
     eventually(SOON, "the worker to notice", async || {
         let lost = relays
             .iter()
-            .filter_map(|relay| relay.metric("outboxd_terms_lost_total"));
+            .filter_map(|relay| relay.metric("outboxd_leases_lost_total"));
         (lost.sum::<f64>() >= 1.0).then_some(())
     })
     .await;

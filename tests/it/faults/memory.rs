@@ -73,10 +73,10 @@ async fn memory_is_bounded_by_the_byte_budget_whatever_the_rows_weigh() {
     for topic in [&keyed, &unordered] {
         let history = world.history(topic).await;
         history.assert_exact();
-        assert_eq!(history.findings.published, ROWS as u64);
+        assert_eq!(history.findings.counts.published, ROWS as u64);
     }
     world.history(&light).await.assert_exact();
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(0);
 }
 

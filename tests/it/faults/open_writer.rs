@@ -44,7 +44,7 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     }
     println!("rows read per round of {ROUND}: {reads:?}");
     eventually(SOON, "the open writer to be named by its pid", async || {
-        (relay.metric("outboxd_floor_holder_pid")? > 0.0).then_some(())
+        (relay.metric("outboxd_open_writer_pid")? > 0.0).then_some(())
     })
     .await;
     assert!(relay.logged("forgetful"), "and in the log");
@@ -68,9 +68,9 @@ async fn others_flow_at_a_steady_rate_past_a_writer_left_open_and_its_rows_follo
     writer.batch_execute("COMMIT").await.expect("committed");
     let recovered = fault.over().until_drained(&world).await;
     world.history(&topic).await.assert_exact();
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     eventually(SOON, "nobody to be named any more", async || {
-        (relay.metric("outboxd_floor_holder_pid")? == 0.0).then_some(())
+        (relay.metric("outboxd_open_writer_pid")? == 0.0).then_some(())
     })
     .await;
     recovered.record(0);
@@ -128,7 +128,7 @@ async fn rows_read_stay_bounded_beside_a_forgotten_writer_while_jobs_of_a_second
     writer.batch_execute("COMMIT").await.expect("committed");
     let recovered = fault.over().until_drained(&world).await;
     world.history(&topic).await.assert_exact();
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(0);
 }
 
@@ -167,5 +167,5 @@ async fn a_claim_that_began_above_a_row_just_committed_is_discarded_and_the_key_
         place(&first) < place(&last),
         "the newer row of the key overtook the older one"
     );
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
 }

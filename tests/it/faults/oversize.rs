@@ -111,7 +111,10 @@ async fn a_message_too_large_steps_aside_and_its_key_continues() {
     }
     let history = world.history(&topic).await;
     history.assert_exact();
-    assert_eq!((history.findings.published, history.findings.dead), (3, 3));
+    assert_eq!(
+        (history.findings.counts.published, history.findings.counts.dead),
+        (3, 3)
+    );
 }
 
 #[tokio::test]
@@ -152,7 +155,7 @@ async fn with_on_dead_hold_the_key_of_a_message_too_large_waits_for_an_operator(
     world.drained(SOON).await;
     let history = world.history(&topic).await;
     history.assert_sound();
-    assert_eq!(history.findings.published, 4);
+    assert_eq!(history.findings.counts.published, 4);
 }
 
 /// Its topic is missing, so that a hold is there before anybody finds out what its head is.

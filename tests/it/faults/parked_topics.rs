@@ -46,7 +46,7 @@ async fn a_missing_topic_is_parked_and_its_rows_arrive_in_order_once_it_exists()
     world.history(&missing).await.assert_exact();
     world.history(&healthy).await.assert_exact();
     world.held(0).await;
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(0);
 }
 
@@ -60,9 +60,9 @@ async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() 
     world.unordered_floor_passes(&healthy, 11).await;
     world.drained(SOON).await;
     before.stop();
-    let relay = world.relay().failpoint("after_publish_keyless").start_ready().await;
+    let relay = world.relay().failpoint("after_publish_unordered").start_ready().await;
     world.insert(&missing, &[(None, b"parks".to_vec())]).await;
-    relay.at_failpoint("after_publish_keyless").await;
+    relay.at_failpoint("after_publish_unordered").await;
 
     world
         .execute(&format!(
@@ -77,7 +77,7 @@ async fn a_hold_that_waited_for_a_release_knows_of_what_that_release_set_free() 
         )
         .await
         .expect("as a release does");
-    relay.continue_from("after_publish_keyless");
+    relay.continue_from("after_publish_unordered");
     // A worker that claims waits as well, for the lock.
     world
         .until(
@@ -125,7 +125,7 @@ async fn a_forbidden_topic_is_parked_and_its_rows_arrive_in_order_once_writing_i
     for topic in [&healthy, &forbidden[0], &forbidden[1]] {
         world.history(topic).await.assert_admitted_by(&[&relay]);
     }
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn a_parked_topic_flows_though_the_rows_it_is_tried_with_are_refused() {
     assert_eq!(relay.metric("outboxd_rows_retried_total"), Some(2.0), "each once");
     assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(2.0));
     assert_eq!(relay.log().matches("dead letter").count(), 2);
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn a_key_released_while_its_topic_is_parked_is_found_again() {
     world.topic("orders", 1, &[]).await;
     world.drained(Duration::from_secs(60)).await;
     assert_eq!(
-        relay.metric("outboxd_rows_forgotten_total"),
+        relay.metric("outboxd_rescan_found_rows_total"),
         Some(0.0),
         "found by the release, not by the safety net"
     );

@@ -64,7 +64,7 @@ async fn a_topic_that_grows_is_noticed_and_warned_of_and_each_key_moves_once() {
     history.assert_exact();
     assert!(!relay.logged("topic parked"), "growing disturbs nobody");
     world.assert_nobody_blamed().await;
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(history.repeats);
 }
 

@@ -29,7 +29,7 @@ fn fail(mock: &Mock, errors: &[RDKafkaRespErr]) {
 
 async fn deferred(relay: &Relay, rows: f64) {
     eventually(SOON, "the rows to be deferred", async || {
-        (relay.metric("outboxd_rows_deferred_total") >= Some(rows)).then_some(())
+        (relay.metric("outboxd_rows_unacknowledged_total") >= Some(rows)).then_some(())
     })
     .await;
 }
@@ -41,7 +41,7 @@ async fn assert_arrived(world: &World, relay: &Relay, topic: &str) -> History {
     world.held(0).await;
     let history = world.history(topic).await;
     history.assert_admitted_by(&[relay]);
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     assert_eq!(relay.log().matches("outboxd starts").count(), 1, "no restart");
     history
 }
@@ -120,7 +120,7 @@ async fn an_unordered_record_that_may_have_landed_says_so_however_often_it_is_he
     deferred(&relay, 20.0).await;
     // The second time they certainly do not land. That says nothing about the first.
     fail(&mock, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS; 10_000]);
-    let before = relay.metric("outboxd_rows_deferred_total").expect("it runs");
+    let before = relay.metric("outboxd_rows_unacknowledged_total").expect("it runs");
     deferred(&relay, before + 40.0).await;
     fail(&mock, &[]);
     let history = assert_arrived(&world, &relay, &topic).await;

@@ -135,7 +135,7 @@ async fn first_of_three_is_refused(known_partitions: &[i32]) -> (Recovered, usiz
     assert_followers_wait_for_the_dead(&world, &topic, ids).await;
     let history = world.history(&topic).await;
     history.assert_admitted_by(&[&relay]);
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     (recovered, history.repeats)
 }
 
@@ -280,7 +280,7 @@ async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_e
     history.assert_exact();
     world.held(0).await;
     assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(2.0));
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(history.repeats);
 }
 

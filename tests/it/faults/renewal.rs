@@ -97,5 +97,5 @@ async fn a_worker_that_takes_its_lanes_again_cannot_mark_for_its_former_self() {
 #[tokio::test]
 async fn a_worker_that_leases_unordered_rows_again_cannot_mark_for_its_former_self() {
     let lose = "UPDATE outbox.claim SET lease_until = clock_timestamp()";
-    claims_again_what_it_lost("after_publish_keyless", 0, lose).await;
+    claims_again_what_it_lost("after_publish_unordered", 0, lose).await;
 }

@@ -53,7 +53,7 @@ async fn a_single_worker_that_is_killed_and_restarted_does_not_wait_for_its_own_
 
 #[tokio::test]
 async fn unordered_rows_of_a_killed_worker_do_not_wait_for_its_lease_when_it_is_restarted() {
-    restarted_at_once("after_publish_keyless", 0).await;
+    restarted_at_once("after_publish_unordered", 0).await;
 }
 
 /// A worker like one of another machine: what this one's kernel says of process ids proves nothing.
@@ -114,7 +114,7 @@ async fn two_live_processes_with_one_identity_leave_each_other_alone() {
     world.history(&topic).await.assert_exact();
     for relay in [&first, &second] {
         assert_eq!(
-            relay.metric("outboxd_terms_lost_total"),
+            relay.metric("outboxd_leases_lost_total"),
             Some(0.0),
             "neither was fenced"
         );

@@ -37,7 +37,7 @@ async fn a_table_locked_for_long_costs_time_but_neither_the_lease_nor_the_pool()
     let recovered = fault.over().until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
     assert_eq!(
-        relay.metric("outboxd_terms_lost_total"),
+        relay.metric("outboxd_leases_lost_total"),
         Some(0.0),
         "the lease is another table"
     );
@@ -103,13 +103,13 @@ async fn a_lock_on_one_row_without_a_key_delays_that_row_alone() {
         let args = ["--tasks", "1", "--on-published", on_published];
         let relay = world
             .relay()
-            .failpoint("after_publish_keyless:1")
+            .failpoint("after_publish_unordered:1")
             .args(&args)
             .start_ready()
             .await;
-        relay.at_failpoint("after_publish_keyless:1").await;
+        relay.at_failpoint("after_publish_unordered:1").await;
         let operator = lock_oldest(&world).await;
-        relay.continue_from("after_publish_keyless:1");
+        relay.continue_from("after_publish_unordered:1");
         all_but_the_locked_one(&world).await;
         world.fill(&topic, 300, 0).await;
         all_but_the_locked_one(&world).await;
@@ -127,7 +127,7 @@ async fn a_lock_on_one_row_without_a_key_delays_that_row_alone() {
 /// What became of the batch is more than a mark: one of its rows is too large.
 #[tokio::test]
 async fn a_lock_on_one_row_does_not_keep_a_refusal_from_being_written() {
-    for (keys, failpoint) in [(50, "after_publish:1"), (0, "after_publish_keyless:1")] {
+    for (keys, failpoint) in [(50, "after_publish:1"), (0, "after_publish_unordered:1")] {
         let world = World::new().await;
         let topic = world.topic("orders", 4, &[]).await;
         world.fill(&topic, 50, keys).await;
@@ -154,7 +154,7 @@ async fn a_refused_row_without_a_key_is_left_alone_while_it_is_locked() {
     let large = format!("INSERT INTO outbox.message (topic, payload_bytes) VALUES ('{topic}', {TOO_LARGE})");
     world.execute(&large).await;
     let args = ["--tasks", "1"];
-    let stop = "after_publish_keyless:1";
+    let stop = "after_publish_unordered:1";
     let relay = world.relay().failpoint(stop).args(&args).start_ready().await;
     relay.at_failpoint(stop).await;
     let operator = lock_oldest(&world).await;
@@ -201,10 +201,10 @@ async fn a_lock_on_the_head_of_a_hold_delays_its_key_alone() {
     world.held(1).await;
     first.stop();
     create_topic(&world.kafka, &missing, 1, &[]).await;
-    let relay = world.relay().failpoint("after_head").start_ready().await;
-    relay.at_failpoint("after_head").await;
+    let relay = world.relay().failpoint("after_head_sent").start_ready().await;
+    relay.at_failpoint("after_head_sent").await;
     let operator = lock_oldest(&world).await;
-    relay.continue_from("after_head");
+    relay.continue_from("after_head_sent");
     // Of the same lane.
     let other = world.insert(&topic, &[(Some("k"), b"2".to_vec())]).await[0];
     world.published(other).await;
@@ -231,12 +231,12 @@ async fn a_lock_on_a_held_row_that_kafka_took_at_last_does_not_send_it_again() {
     world.held(1).await;
     first.stop();
     alter_topic(&world.kafka, &topic, SMALL.0, "100000").await;
-    let relay = world.relay().failpoint("after_head").start_ready().await;
-    relay.at_failpoint("after_head").await;
+    let relay = world.relay().failpoint("after_head_sent").start_ready().await;
+    relay.at_failpoint("after_head_sent").await;
     let operator = lock_oldest(&world).await;
     let failures = "SELECT failures::bigint FROM outbox.hold";
     let before = world.count(failures).await;
-    relay.continue_from("after_head");
+    relay.continue_from("after_head_sent");
     eventually(SOON, "the hold to be put away twice", async || {
         (world.count(failures).await >= before + 2).then_some(())
     })
@@ -315,10 +315,10 @@ async fn a_lock_on_the_row_that_a_parked_topic_is_probed_with_delays_that_row_al
     world.held(1).await;
     first.stop();
     create_topic(&world.kafka, &missing, 1, &[]).await;
-    let relay = world.relay().failpoint("after_head").start_ready().await;
-    relay.at_failpoint("after_head").await;
+    let relay = world.relay().failpoint("after_head_sent").start_ready().await;
+    relay.at_failpoint("after_head_sent").await;
     let operator = lock_oldest(&world).await;
-    relay.continue_from("after_head");
+    relay.continue_from("after_head_sent");
     all_but_the_locked_one(&world).await;
     operator.batch_execute("COMMIT").await.expect("unlocked");
     world.drained(SOON).await;
@@ -331,7 +331,7 @@ async fn a_row_that_waits_for_its_mark_is_marked_before_its_lanes_are_given_back
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     world.fill(&topic, 10, 1).await;
-    let stops = ["after_publish:1", "after_publish_keyless:1"];
+    let stops = ["after_publish:1", "after_publish_unordered:1"];
     let mut first = world
         .relay()
         .failpoint(stops[0])
@@ -362,7 +362,7 @@ async fn a_row_that_waits_for_its_mark_is_marked_before_its_lanes_are_given_back
 /// Kafka has the row: the worker that takes over cannot know that, and says so.
 #[tokio::test]
 async fn a_row_that_waits_for_its_mark_is_flagged_when_its_worker_dies() {
-    for (keys, failpoint) in [(1, "after_publish:1"), (0, "after_publish_keyless:1")] {
+    for (keys, failpoint) in [(1, "after_publish:1"), (0, "after_publish_unordered:1")] {
         let world = World::new().await;
         let topic = world.topic("orders", 1, &[]).await;
         world.fill(&topic, 10, keys).await;

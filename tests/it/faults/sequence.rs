@@ -36,7 +36,7 @@ async fn ids_of_a_cache_are_published_though_higher_ones_were_before_and_floors_
     world.drained(SOON).await;
     let faulty = async |is_faulty: f64| {
         eventually(SOON, "the state of the sequence to be noticed", async || {
-            (relay.metric("outboxd_sequence_faulty")? == is_faulty).then_some(())
+            (relay.metric("outboxd_sequence_misconfigured")? == is_faulty).then_some(())
         })
         .await;
     };
@@ -77,7 +77,7 @@ async fn ids_of_a_cache_are_published_though_higher_ones_were_before_and_floors_
     floors_pass(&world, highest).await;
     let history = world.history(&topic).await;
     history.assert_exact();
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     recovered.record(history.repeats);
 }
 
@@ -127,7 +127,7 @@ async fn rows_are_published_whose_ids_come_again_after_the_sequence_was_restarte
         world.drained(SOON).await;
         let arrived = world.records(&topic).await.len();
         assert_eq!(arrived, 800 + again, "each once");
-        assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+        assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
     }
 }
 
@@ -150,5 +150,5 @@ async fn rows_are_published_whose_ids_came_again_while_no_relay_was_there() {
     let relay = world.relay().args(&["--on-published", "delete"]).start_ready().await;
     world.drained(COMES).await;
     assert!(relay.logged("the id sequence was restarted"), "it is said");
-    assert_eq!(relay.metric("outboxd_rows_forgotten_total"), Some(0.0));
+    assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
 }

@@ -98,7 +98,7 @@ impl Leaving {
         let history = self.world.history(&self.topic).await;
         // What the one that left had flagged is in no counter any more.
         history.assert_repeats_at_most(600);
-        assert_eq!(successor.metric("outboxd_rows_forgotten_total"), Some(0.0));
+        assert_eq!(successor.metric("outboxd_rescan_found_rows_total"), Some(0.0));
         (recovered, history)
     }
 }

@@ -43,11 +43,19 @@ async fn crosses_a_slow_link(world: &World, proxy: &Proxy, builder: RelayBuilder
     println!("a thousand rows after {:?}", slow.elapsed());
     tokio::time::sleep((2 * DEFAULT_LEASE).saturating_sub(slow.elapsed())).await;
     commit_heavy_rows(world, &topic).await;
-    assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0), "the lease is kept");
+    assert_eq!(
+        relay.metric("outboxd_leases_lost_total"),
+        Some(0.0),
+        "the lease is kept"
+    );
     proxy.both_ways(Link::default());
     let recovered = fault.over().until_drained(world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(relay.metric("outboxd_terms_lost_total"), Some(0.0), "the lease is kept");
+    assert_eq!(
+        relay.metric("outboxd_leases_lost_total"),
+        Some(0.0),
+        "the lease is kept"
+    );
     println!("{} repeats", history.repeats);
     recovered
 }

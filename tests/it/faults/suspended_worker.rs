@@ -149,12 +149,12 @@ async fn a_worker_paused_past_its_lease_marks_nothing_of_what_its_successor_clai
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_marks_no_unordered_row_that_its_successor_claimed() {
-    wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0, 1000).await;
+    wakes_up_before_its_successor_marks("after_publish_unordered", "after_claim_unordered", 0, 1000).await;
 }
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_marks_no_unordered_row_though_its_successor_claimed_only_some() {
-    wakes_up_before_its_successor_marks("after_publish_keyless", "after_claim_keyless", 0, 10).await;
+    wakes_up_before_its_successor_marks("after_publish_unordered", "after_claim_unordered", 0, 10).await;
 }
 
 /// It wakes up when its successor is done with the rows; then it registers anew and is as good as before.
@@ -164,7 +164,7 @@ async fn wakes_up_after_its_successor_marked(failpoint: &'static str, keys: usiz
     paused.world.drained(SOON).await;
     paused.resume_and_be_refused().await;
     share_the_lanes(&paused.world).await;
-    assert_eq!(paused.relay.metric("outboxd_terms_lost_total"), Some(1.0));
+    assert_eq!(paused.relay.metric("outboxd_leases_lost_total"), Some(1.0));
     paused.assert_repeated_once_and_flagged(&successor).await;
     drop(successor);
     paused.world.fill(&paused.topic, 100, keys).await;
@@ -179,7 +179,7 @@ async fn a_worker_paused_past_its_lease_leaves_its_successors_marks_alone_and_wo
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_leaves_marks_of_unordered_rows_alone_and_works_again() {
-    wakes_up_after_its_successor_marked("after_publish_keyless", 0).await;
+    wakes_up_after_its_successor_marked("after_publish_unordered", 0).await;
 }
 
 /// Its successor takes over while its mark is about to commit: the rows stay as marked and are not sent again.
@@ -189,9 +189,9 @@ async fn late_mark_meets_recovery(failpoint: &'static str, keys: usize) -> (Reco
     let world = &paused.world;
     world.execute(WATCH_MARKS).await;
     let late_mark = paused.late_mark().await;
-    let successor = world.relay().failpoint("before_recovery").start_ready().await;
-    successor.at_failpoint("before_recovery").await;
-    successor.continue_from("before_recovery");
+    let successor = world.relay().failpoint("before_takeover").start_ready().await;
+    successor.at_failpoint("before_takeover").await;
+    successor.continue_from("before_takeover");
     world.lease_is_renewed_twice().await;
     assert!(!successor.logged("cannot"), "what is locked is skipped, not waited for");
     late_mark.batch_execute("COMMIT").await.expect("committed");
@@ -214,7 +214,7 @@ async fn a_mark_that_commits_while_a_successor_recovers_stays_and_its_rows_are_n
 
 #[tokio::test]
 async fn a_mark_of_unordered_rows_that_commits_while_a_successor_recovers_stays() {
-    late_mark_meets_recovery("after_publish_keyless", 0).await;
+    late_mark_meets_recovery("after_publish_unordered", 0).await;
 }
 
 /// It sleeps past its lease, until a successor has relayed everything.
@@ -282,7 +282,7 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     let arrived = world.records(&topic).await.len();
     paused.signal("CONT");
     eventually(SOON, "it to have learned that its lease is over", async || {
-        (paused.metric("outboxd_terms_lost_total")? >= 1.0).then_some(())
+        (paused.metric("outboxd_leases_lost_total")? >= 1.0).then_some(())
     })
     .await;
     assert_sends_no_more(&world, &topic, &paused, arrived).await;
@@ -314,7 +314,7 @@ async fn a_worker_paused_before_it_sends_sends_nothing_when_its_lease_is_over() 
 
 #[tokio::test]
 async fn a_worker_paused_before_it_sends_unordered_rows_sends_nothing_when_their_lease_is_over() {
-    wakes_up_with_nothing_sent("after_claim_keyless", 0).await;
+    wakes_up_with_nothing_sent("after_claim_unordered", 0).await;
 }
 
 #[tokio::test]
@@ -370,9 +370,9 @@ async fn a_worker_paused_past_its_lease_postpones_no_hold() {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[("max.message.bytes", "5000")]).await;
     let often = ["--retry-backoff-min", "100ms", "--max-attempts", "1000"];
-    let paused = world.relay().args(&often).failpoint("before_change").start();
+    let paused = world.relay().args(&often).failpoint("before_hold_change").start();
     world.insert(&topic, &[(Some("bad"), noise(20_000))]).await;
-    paused.at_failpoint("before_change").await;
+    paused.at_failpoint("before_hold_change").await;
     paused.signal("STOP");
     world.until(NO_LIVE_LEASE).await;
     // Its successor has no reason to try.
@@ -383,6 +383,6 @@ async fn a_worker_paused_past_its_lease_postpones_no_hold() {
     let expired =
         "SELECT FROM outbox.lane l JOIN outbox.worker w ON w.id = l.owner WHERE w.lease_until <= clock_timestamp()";
     world.until(&format!("NOT EXISTS ({expired})")).await;
-    wakes_up_succeeded(&paused, "before_change").await;
+    wakes_up_succeeded(&paused, "before_hold_change").await;
     assert_eq!(world.text(tries).await, before);
 }

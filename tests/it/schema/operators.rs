@@ -47,7 +47,7 @@ async fn redriven_rows_flow_in_seconds_though_floors_have_passed_them() {
     assert_eq!(world.count(redriven).await, 3);
     assert_eq!(world.records(&topic).await.len(), 3);
     assert_eq!(
-        relay.metric("outboxd_rows_forgotten_total"),
+        relay.metric("outboxd_rescan_found_rows_total"),
         Some(0.0),
         "not by the safety net"
     );

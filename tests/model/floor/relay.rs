@@ -1,7 +1,7 @@
 //! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/tasks/relay.rs`, the release of `src/tasks/retry_holds/change.rs`.
 
-use outboxd::domain::floor::{Floor, Sight};
-use outboxd::domain::watermark::{Horizon, Settled, Writers};
+use outboxd::domain::floor::{Floor, ScanResult};
+use outboxd::domain::watermark::{Watermark, WatermarkTracker, Writers};
 
 use super::writer::Writer;
 use super::{Hold, State};
@@ -17,7 +17,7 @@ pub struct Relay {
     stored_floor: i64,
     epoch: u8,
     incarnation: u8,
-    horizon: Horizon,
+    tracker: WatermarkTracker,
     /// The highest id that a note was begun with.
     noted: i64,
     half_note: Option<HalfNote>,
@@ -40,7 +40,7 @@ enum HalfNote {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Batch {
     /// The horizon before the claim.
-    settled: Settled,
+    watermark: Watermark,
     /// It started at a soft floor that rests on these, and nobody has looked yet whether it may have.
     unproven: Option<Vec<i64>>,
     rows: Vec<(usize, i64)>,
@@ -116,8 +116,8 @@ impl Relay {
         self.released
     }
 
-    pub fn horizon(&self) -> &Horizon {
-        &self.horizon
+    pub fn tracker(&self) -> &WatermarkTracker {
+        &self.tracker
     }
 
     fn is_between_batches(&self) -> bool {
@@ -135,7 +135,7 @@ impl State {
             Step::ReadFirstHalf => self.read_first_half(rules),
             Step::ReadSecondHalf => self.read_second_half(rules),
             Step::Observe => self.observe(rules),
-            Step::Soften => self.soften(),
+            Step::Soften => self.bypass_old_writers(),
             Step::Claim => self.claim(rules),
             Step::Prove => self.prove(rules),
             Step::Deliver => self.deliver(),
@@ -185,38 +185,38 @@ impl State {
             HalfNote::HighestId(highest) => (highest, self.writing(rules)),
             HalfNote::Writers(writers) => (self.next_id - 1, writers),
         };
-        self.look(rules, highest, &writers);
+        self.observe_writers(rules, highest, &writers);
         true
     }
 
-    fn look(&mut self, rules: &Rules, highest: i64, writers: &Writers) {
-        self.holders_end(rules, |horizon| horizon.look(highest, writers));
+    fn observe_writers(&mut self, rules: &Rules, highest: i64, writers: &Writers) {
+        self.bypassed_end(rules, |tracker| tracker.observe(highest, writers));
     }
 
     /// Something by which the end of holders may be seen.
-    fn holders_end(&mut self, rules: &Rules, seen: impl FnOnce(&mut Horizon)) {
-        let start = self.relay.floor.start(self.horizon());
-        let before = self.horizon().settled();
-        seen(&mut self.relay.horizon);
-        let after = self.horizon().settled();
+    fn bypassed_end(&mut self, rules: &Rules, seen: impl FnOnce(&mut WatermarkTracker)) {
+        let start = self.relay.floor.start(self.tracker());
+        let before = self.tracker().watermark();
+        seen(&mut self.relay.tracker);
+        let after = self.tracker().watermark();
         if after.generation > before.generation && !rules.has(Rule::SoftFloorsFall) {
-            let unchanged = Settled {
+            let unchanged = Watermark {
                 hard: 0,
                 soft: start,
                 ..after
             };
-            self.relay.floor.advance(Sight::of_everything(unchanged));
+            self.relay.floor.advance(ScanResult::of_everything(unchanged));
         }
     }
 
     fn observe(&mut self, rules: &Rules) -> bool {
         let writers = self.writing(rules);
-        self.look(rules, self.next_id - 1, &writers);
+        self.observe_writers(rules, self.next_id - 1, &writers);
         true
     }
 
-    fn soften(&mut self) -> bool {
-        self.relay.horizon.soften();
+    fn bypass_old_writers(&mut self) -> bool {
+        self.relay.tracker.bypass_old_writers();
         true
     }
 
@@ -225,20 +225,20 @@ impl State {
     }
 
     fn claim(&mut self, rules: &Rules) -> bool {
-        let settled = self.horizon().settled();
+        let watermark = self.tracker().watermark();
         let is_held = self.is_held(rules);
-        let start = self.relay.floor.start(self.horizon());
+        let start = self.relay.floor.start(self.tracker());
         let mut rows: Vec<_> = self.pending().filter(|(_, id)| *id > start && !is_held).collect();
         rows.sort_unstable_by_key(|(_, id)| *id);
         rows.truncate(LIMIT);
-        let is_past = settled.soft <= start && settled.hard <= self.relay.floor.hard();
+        let is_past = watermark.soft <= start && watermark.hard <= self.relay.floor.hard();
         if !self.relay.is_between_batches() || (rows.is_empty() && is_past) {
             return false;
         }
         self.relay.batch = Some(Batch {
-            settled,
+            watermark,
             unproven: (start > self.relay.floor.hard() && rules.has(Rule::SoftClaimsAreProven))
-                .then(|| self.horizon().holders_below(start)),
+                .then(|| self.tracker().bypassed_below(start)),
             rows,
             next: 0,
             acked: Vec::new(),
@@ -259,7 +259,7 @@ impl State {
         let ended: Vec<i64> = holders.into_iter().filter(|holder| !is_open(holder)).collect();
         if !ended.is_empty() {
             self.relay.batch = None;
-            self.holders_end(rules, |horizon| horizon.end(&ended));
+            self.bypassed_end(rules, |tracker| tracker.end(&ended));
         }
         true
     }
@@ -329,26 +329,26 @@ impl State {
             .iter()
             .filter(|(row, _)| !batch.acked.contains(row) && hold.is_none());
         let highest_seen = batch.rows.last().map_or(0, |(_, id)| *id);
-        let sight = Sight {
-            settled: match (
+        let scan = ScanResult {
+            watermark: match (
                 rules.has(Rule::FloorWaitsForWriters),
                 rules.has(Rule::SettledBeforeTheClaim),
             ) {
-                (false, _) => Settled {
+                (false, _) => Watermark {
                     hard: highest_seen,
                     soft: highest_seen,
-                    ..batch.settled
+                    ..batch.watermark
                 },
-                (_, false) => self.horizon().settled(),
-                _ => batch.settled,
+                (_, false) => self.tracker().watermark(),
+                _ => batch.watermark,
             },
-            cut_at: (batch.rows.len() == LIMIT).then_some(highest_seen),
-            lowest_left: left
+            scanned_to: (batch.rows.len() == LIMIT).then_some(highest_seen),
+            lowest_pending: left
                 .map(|(_, id)| *id)
                 .next()
                 .filter(|_| rules.has(Rule::FloorStaysBelowTheLeft)),
         };
-        self.relay.floor.advance(sight);
+        self.relay.floor.advance(scan);
         true
     }
 

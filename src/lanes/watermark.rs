@@ -5,53 +5,53 @@ use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 use super::Lanes;
-use crate::domain::watermark::{Horizon, Settled};
-use crate::outbox::Writing;
+use crate::domain::watermark::{Watermark, WatermarkTracker};
+use crate::outbox::WriterSnapshot;
 
 impl Lanes {
     /// How many ids lie between the soft horizon and the highest id claimed: what every claim reads again.
     pub fn gap(&self) -> i64 {
-        let inner = self.lock();
-        if inner.horizon_wanted {
+        let state = self.lock();
+        if state.watermark_requested {
             return i64::MAX;
         }
-        inner.highest_seen - inner.horizon.settled().soft
+        state.highest_seen - state.tracker.watermark().soft
     }
 
     /// Floors are too far behind to look cheaply: move the horizon whatever was claimed here.
-    pub fn want_horizon(&self) {
-        self.lock().horizon_wanted = true;
+    pub fn request_watermark(&self) {
+        self.lock().watermark_requested = true;
         self.changed.notify_waiters();
     }
 
     /// Work on the horizon of this term; ignored if the term is over.
-    pub fn with_horizon(&self, worker: Uuid, change: impl FnOnce(&mut Horizon)) {
-        let mut inner = self.lock();
-        if inner.term.is_some_and(|term| term.worker == worker) {
-            change(&mut inner.horizon);
-            inner.horizon_wanted = false;
+    pub fn update_watermark(&self, worker: Uuid, change: impl FnOnce(&mut WatermarkTracker)) {
+        let mut state = self.lock();
+        if state.term.is_some_and(|term| term.worker == worker) {
+            change(&mut state.tracker);
+            state.watermark_requested = false;
         }
     }
 
     /// No floor and no look of this term was ever above this.
     pub fn highest_known(&self) -> i64 {
-        let inner = self.lock();
-        let floors = inner.lanes.values().map(|lane| lane.floor.hard());
-        let highest = floors.fold(inner.keyless.floor.hard(), i64::max);
-        highest.max(inner.horizon.highest_id())
+        let state = self.lock();
+        let floors = state.lanes.values().map(|lane| lane.floor.hard());
+        let highest = floors.fold(state.unordered.floor.hard(), i64::max);
+        highest.max(state.tracker.highest_id())
     }
 
     /// Ids are drawn like this. True: not any more from where they were, and the term is over. What has been seen of ids so far means
     /// nothing.
-    pub fn is_restarted(&self, worker: Uuid, highest_known: i64, writing: &Writing) -> bool {
-        let mut inner = self.lock();
-        if inner.term.is_none_or(|term| term.worker != worker) {
+    pub fn is_restarted(&self, worker: Uuid, highest_known: i64, writing: &WriterSnapshot) -> bool {
+        let mut state = self.lock();
+        if state.term.is_none_or(|term| term.worker != worker) {
             return false;
         }
-        let last = inner.sequence.replace(writing.sequence);
+        let last = state.sequence.replace(writing.sequence);
         let is_restarted =
             writing.highest_id < highest_known || last.is_some_and(|last| writing.sequence.is_restart_of(&last));
-        drop(inner);
+        drop(state);
         if is_restarted {
             self.floors_void.store(true, Ordering::Release);
             self.end_term(worker);
@@ -69,16 +69,16 @@ impl Lanes {
     }
 
     /// These holders have ended.
-    pub fn holders_ended(&self, worker: Uuid, ended: &[i64]) {
-        self.with_horizon(worker, |horizon| horizon.end(ended));
+    pub fn writers_ended(&self, worker: Uuid, ended: &[i64]) {
+        self.update_watermark(worker, |tracker| tracker.end(ended));
     }
 
-    pub fn settled(&self) -> Settled {
-        self.lock().horizon.settled()
+    pub fn watermark(&self) -> Watermark {
+        self.lock().tracker.watermark()
     }
 
     /// What the soft horizon rests on.
-    pub fn holders(&self) -> Vec<i64> {
-        self.lock().horizon.holders()
+    pub fn bypassed(&self) -> Vec<i64> {
+        self.lock().tracker.bypassed()
     }
 }
