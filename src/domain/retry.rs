@@ -767,7 +767,7 @@ mod tests {
     fn each_refusal_waits_longer_and_keeps_the_rows_doubt() {
         let refusal = |attempts, suspect| {
             let row = Row {
-                suspect,
+                possible_duplicate: suspect,
                 ..unordered(attempts)
             };
             POLICY.refusal(&row, "too large", 1.0)

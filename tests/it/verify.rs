@@ -304,7 +304,7 @@ async fn a_record_on_another_partition_than_its_key_is_found() {
 
 fn outboxd_partition(key: &str, count: i32) -> i32 {
     // As in the Java client's own test of `Utils.murmur2`: the relay's answer is pinned there.
-    outboxd::domain::partition::Place::of_key(key.as_bytes())
+    outboxd::domain::partition::PartitionChoice::of_key(key.as_bytes())
         .partition(count)
         .expect("it exists")
 }

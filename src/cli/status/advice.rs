@@ -133,7 +133,7 @@ mod tests {
     fn a_writer_that_stays_open_is_named_also_to_who_may_not_see_since_when() {
         let named = |age_seconds, later_transactions| {
             about_writer(&OpenWriter {
-                holder: session("billing"),
+                writer: session("billing"),
                 age_seconds,
                 later_transactions,
             })
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_transaction_left_prepared_is_ended_by_its_name() {
         let shown = about_writer(&OpenWriter {
-            holder: WriterIdentity::Prepared { gid: "o'brien".into() },
+            writer: WriterIdentity::Prepared { gid: "o'brien".into() },
             age_seconds: Some(61.0),
             later_transactions: 0,
         });

@@ -264,7 +264,7 @@ pub mod tests {
             age_seconds: 1.0,
         });
         status.open_writer = Some(OpenWriter {
-            holder,
+            writer: holder,
             age_seconds: Some(100.0),
             later_transactions: 0,
         });

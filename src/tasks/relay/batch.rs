@@ -486,7 +486,7 @@ mod tests {
             [3, 7]
         );
         let both = CheckedOutLane {
-            unknown,
+            maybe_sent_ids: unknown,
             maybe_sent: IdRanges::of_ids([1]),
             ..held(0)
         };
