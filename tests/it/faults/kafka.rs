@@ -56,7 +56,7 @@ async fn assert_recovered(world: &World, relay: &Relay, topic: &str) -> History 
     world.held(0).await;
     let history = world.history(topic).await;
     history.assert_admitted_by(&[relay]);
-    for zero in ["rows_dead", "rows_forgotten", "terms_lost"] {
+    for zero in ["rows_dead", "rescan_found_rows", "leases_lost"] {
         assert_eq!(relay.metric(&format!("outboxd_{zero}_total")), Some(0.0), "{zero}");
     }
     assert_eq!(relay.log().matches("outboxd starts").count(), 1, "no restart");
