@@ -98,7 +98,7 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
     if row.lacks_its_lane() {
         return Err(Delivery::Refused {
             reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
-                     zz_message_enters. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
+                     zz_message_before_insert. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
                      and insert its message again, in one transaction. Redriving it does not help"
                 .into(),
         });

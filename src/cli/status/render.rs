@@ -27,7 +27,7 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
     writeln!(out, "Dead      {}", backlog.dead)?;
     writeln!(
         out,
-        "CheckedOutLane      {} key(s), {} topic(s) parked, {} partition(s) paused",
+        "Held      {} key(s), {} topic(s) parked, {} partition(s) paused",
         backlog.held_keys, backlog.parked_topics, backlog.paused_partitions
     )?;
     writeln!(out)?;
