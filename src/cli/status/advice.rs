@@ -65,7 +65,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     advice
 }
 
-/// A hold as `release_hold` is told of it.
+/// The arguments of `release_hold` for a hold.
 fn hold_arguments(hold: &HoldStatus) -> String {
     let topic = literal(&hold.topic);
     match hold.unit.split_at_checked(2) {
@@ -75,7 +75,7 @@ fn hold_arguments(hold: &HoldStatus) -> String {
     }
 }
 
-/// Every writer is open for a moment; nothing is said of those.
+/// Advice about a writer that stays open. Every writer is open for a moment, so a young one gets none.
 fn about_writer(writer: &OpenWriter) -> Option<String> {
     const LONG: f64 = 60.0;
     const MANY: i64 = 1_000;
@@ -107,7 +107,7 @@ fn about_writer(writer: &OpenWriter) -> Option<String> {
     }
 }
 
-/// An SQL string that can be pasted, with escapes where the text itself may not reach the terminal raw.
+/// An SQL string literal to paste. Control characters are escaped, since they must not reach the terminal.
 fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if !text.contains(char::is_control) {

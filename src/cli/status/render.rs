@@ -9,7 +9,7 @@ use crate::outbox::status::{HoldStatus, Status};
 
 pub fn render(status: &Status, schema: &str) -> String {
     let mut out = String::new();
-    // WriterSnapshot to a String cannot fail.
+    // Writing to a String cannot fail.
     let _ = write_status(&mut out, status, schema);
     out
 }
@@ -27,7 +27,7 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
     writeln!(out, "Dead      {}", backlog.dead)?;
     writeln!(
         out,
-        "CheckedOutLane      {} key(s), {} topic(s) parked, {} partition(s) paused",
+        "Held      {} key(s), {} topic(s) parked, {} partition(s) paused",
         backlog.held_keys, backlog.parked_topics, backlog.paused_partitions
     )?;
     writeln!(out)?;
@@ -111,7 +111,7 @@ fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
     Ok(())
 }
 
-/// Whoever writes a key or a broker's message must not write to the operator's terminal.
+/// Escapes control characters: a key or a broker's message must not control the operator's terminal.
 pub fn plain(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -229,7 +229,7 @@ pub mod tests {
         assert!(text.contains("SELECT outbox.discard(ARRAY[7]) removes"), "{text}");
     }
 
-    /// A status with this text wherever somebody else chooses the text.
+    /// A status with this text wherever others choose the text.
     fn saying(text: &str, holder: WriterIdentity) -> Status {
         let mut status = quiet();
         status.workers.push(WorkerStatus {
