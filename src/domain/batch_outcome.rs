@@ -1,4 +1,4 @@
-//! What is to be written after a batch was published: the decisions about its rows, put together.
+//! What must be written after a batch was published: the decisions about its rows, combined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,20 +14,21 @@ pub struct BatchOutcome {
     pub published: Vec<i64>,
     pub refused: Vec<Refusal>,
     pub holds: Vec<NewHold>,
-    /// Not published, certainly not sent.
+    /// Rows that were certainly not sent.
     pub unsent: Vec<i64>,
-    /// Not published as far as we know, but a copy may be there: the next one must say so.
+    /// Rows that are not known to be published, but may have been sent. The next copy must be flagged.
     pub maybe_sent: Vec<i64>,
-    /// Of those, the ones that Kafka has: another transaction has locked their rows. They are marked later, and not sent again.
+    /// Those of `maybe_sent` that Kafka has, but that another transaction has locked. They are marked later, and not sent again.
     pub unmarked: Vec<i64>,
-    /// Of each topic the partitions that took nothing while others answered, and why.
+    /// The partitions that accepted nothing while others answered, by topic, and why.
     pub paused: BTreeMap<(String, Partition), String>,
-    /// Nothing got through to Kafka at all: wait for it, hold nobody.
+    /// Why nothing reached Kafka at all, if so. Everything waits for it, and nothing is held.
     pub outage: Option<String>,
 }
 
 impl BatchOutcome {
-    /// `kafka_answers`: has Kafka acknowledged anything to this process since the batch began? `jitter` is drawn for each row.
+    /// Decides about each row. `kafka_answers` says whether Kafka has acknowledged anything to this process since the batch began, and
+    /// `jitter` is drawn for each row.
     pub fn of(
         rows: &[Row],
         outcomes: &[Delivery],
@@ -42,7 +43,7 @@ impl BatchOutcome {
         };
         let mut batch = BatchOutcome::default();
         let mut held_units = BTreeSet::new();
-        // In the order of their units: whoever locks several holds of a topic does so in this order.
+        // Sorted by unit, because every statement that locks several holds of a topic does so in this order.
         let mut paused_units = BTreeMap::new();
         for (row, outcome) in rows.iter().zip(outcomes) {
             let Decision { row: fate, hold, kafka } = policy.decide(attempt, Event::Delivered(row, outcome), jitter());
@@ -52,7 +53,7 @@ impl BatchOutcome {
                     let place = (hold.lane, hold.topic.clone(), hold.unit.clone());
                     paused_units.entry(place).or_insert(hold);
                 }
-                // The first row of a key that stays is its head; one behind it waits with the rest.
+                // The first row of a key that remains is its head. Rows behind it wait with the others of the key.
                 HoldFate::Create(hold) => {
                     if held_units.insert((hold.topic.clone(), hold.unit.clone())) {
                         batch.holds.push(hold);
@@ -90,17 +91,17 @@ impl BatchOutcome {
         }
     }
 
-    /// Everything acknowledged: the common case, and one statement.
+    /// Was every row acknowledged? This is the common case, which takes one statement.
     pub fn is_clean(&self) -> bool {
         self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.maybe_sent.is_empty()
     }
 
-    /// Kafka has had these rows since an earlier batch, and they are marked later.
+    /// Notes rows that Kafka has since an earlier batch, and that are marked later.
     pub fn leave_unmarked(&mut self, ids: &[i64]) {
         ids.iter().for_each(|id| self.add(*id, RowFate::PublishedUnmarked));
     }
 
-    /// Another transaction has locked these rows: nothing can be written of them.
+    /// Takes out rows that another transaction has locked, because nothing can be written about them.
     pub fn leave_locked(&mut self, locked: &[i64], policy: &RetryPolicy) {
         let attempt = Attempt {
             sent: Sent::InBatch,
@@ -113,7 +114,7 @@ impl BatchOutcome {
         let is_locked = |refusal: &mut Refusal| locked.contains(&refusal.id);
         let refused: Vec<Refusal> = self.refused.extract_if(.., is_locked).collect();
         for refusal in refused {
-            // How long it waits was drawn when it was refused.
+            // Its wait was drawn when it was refused.
             let decision = policy.decide(attempt, Event::RefusalLocked(&refusal), 0.0);
             self.add(refusal.id, decision.row);
             if let HoldFate::Postpone { wait, .. } = decision.hold {
@@ -128,9 +129,9 @@ impl BatchOutcome {
         self.is_clean() || self.published.binary_search(&id).is_ok()
     }
 
-    /// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
+    /// Rows that are returned unpublished although this attempt or an earlier one may have left a copy.
     pub fn returned_maybe_sent(&self) -> impl Iterator<Item = i64> {
-        let refused = self.refused.iter().filter(|refusal| refusal.stays_suspect());
+        let refused = self.refused.iter().filter(|refusal| refusal.is_retried_flagged());
         let pending = self.maybe_sent.iter().filter(|id| !self.unmarked.contains(id));
         refused.map(|refusal| refusal.id).chain(pending.copied())
     }

@@ -1,16 +1,16 @@
-//! Which ids are settled, so that floors may pass them.
+//! The watermark: the highest id up to which no open transaction can still commit a row, so that floors may pass it.
 //!
-//! An id is *settled* when the transaction that drew it has committed or never will. Ids commit out of order, so neither the last id seen
-//! nor a snapshot's xmin tells which ids are. What tells is who holds the lock that every writer takes before it draws an id. A check
-//! reads the highest id drawn, *then* the writers. A writer that one check does not see and the next one does has drawn nothing up to the
-//! highest id of the first check. So each open writer is remembered together with an id below all of its own. Every id is settled that is
-//! neither above the highest id read nor above what is remembered of an open writer. The highest such id is the *watermark*.
+//! Ids commit out of order, so neither the highest id read nor a snapshot's xmin tells which ids may still be committed. The lock that
+//! every writer takes before it draws an id does. A check reads the highest id drawn, *then* the holders of that lock. A writer that is
+//! missing in one check and present in the next has drawn no id up to the highest one of the first check. So each open writer is
+//! remembered together with an id that is below all of its own. The watermark is the lowest of these ids, or the highest id drawn if no
+//! writer is open.
 //!
-//! A writer that is left open after its INSERT stops the watermark, and claims read again and again what has been published since. So
-//! there is a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is visible while
-//! they are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was still in progress in a
-//! snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends, soft floors drop to the id
-//! remembered beside it and no further, because the other bypassed writers keep what lies below.
+//! A writer that stays open after its INSERT stops the watermark, and every claim reads again what has been published since. So there is
+//! also a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is visible while they
+//! are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was still in progress in a
+//! snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends, soft floors drop to the id that is
+//! remembered with it, and no further, because all lower ids belong to other writers.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Are ids drawn one by one, each higher than the last? If not, the highest id drawn says nothing about lower ones.
+    /// Does each draw give one id, higher than the last? If not, the highest id drawn says nothing about lower ones.
     pub fn is_in_order(&self) -> bool {
         self.cache == 1 && self.increment > 0
     }
@@ -40,41 +40,41 @@ impl Sequence {
     }
 }
 
-/// How many drops of soft floors are told apart. When there are more, the oldest two count as one that was as deep as both.
-const FALLS_MAX: usize = 8;
+/// How many drops of soft floors are kept. If there are more, the oldest two become one, with the lower id of both.
+const SOFT_DROPS_MAX: usize = 8;
 
-/// Tracks which ids are settled, as far as this process knows. There is one for each incarnation of the server.
+/// Tracks the watermark as far as this process knows it. There is one tracker for each incarnation of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WatermarkTracker {
     watermark: Watermark,
-    /// The highest id drawn, as the last check read it.
+    /// The highest id drawn, as read by the last check.
     highest_id: i64,
     /// The writers of the last check, by name, except those that are known to have ended since.
     open: BTreeMap<String, OpenWriter>,
-    /// The drops of soft floors, oldest first, each of them deeper than the next.
-    falls: Vec<SoftDrop>,
+    /// The drops of soft floors, oldest first, each to a lower id than the next.
+    soft_drops: Vec<SoftDrop>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct OpenWriter {
-    /// All ids that it has drawn are above this.
+    /// It has drawn only ids above this one.
     from: i64,
     transaction: Option<i64>,
-    /// It was already open at the last [`WatermarkTracker::bypass_old_writers`].
+    /// Was it already open at the last [`WatermarkTracker::bypass_old_writers`]?
     is_old: bool,
-    /// The soft watermark bypasses it.
+    /// Does the soft watermark bypass it?
     is_bypassed: bool,
 }
 
 impl OpenWriter {
-    /// A writer that was old already is bypassed from now on. It needs a transaction id, because that is how its end is noticed.
+    /// Bypasses the writer from now on, if it is old. It needs a transaction id, by which its end is noticed.
     fn bypass_if_old(&mut self) {
         self.is_bypassed |= self.is_old && self.transaction.is_some();
         self.is_old = true;
     }
 }
 
-/// A bypassed writer has ended: soft floors of earlier generations drop to this id.
+/// The drop of soft floors after a bypassed writer has ended: those of earlier generations drop to this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SoftDrop {
     generation: u64,
@@ -84,16 +84,16 @@ struct SoftDrop {
 /// The watermark at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Watermark {
-    /// Every id up to here is settled.
+    /// No open transaction can still commit an id up to here.
     pub hard: i64,
-    /// Every id up to here is settled, except those of bypassed writers. It is never below `hard`.
+    /// No open transaction except bypassed writers can still commit an id up to here. It is never below `hard`.
     pub soft: i64,
     /// How often a bypassed writer has ended.
     pub generation: u64,
 }
 
 impl WatermarkTracker {
-    /// The highest id that is known to be drawn.
+    /// The highest id that is known to have been drawn.
     pub fn highest_id(&self) -> i64 {
         self.highest_id
     }
@@ -133,14 +133,14 @@ impl WatermarkTracker {
         self.open = writers.iter().map(open).collect();
         self.highest_id = self.highest_id.max(highest_id);
         let ended = known.iter().filter(|(name, _)| !writers.contains_key(*name));
-        self.fall(ended.map(|(_, writer)| *writer).collect());
-        self.settle();
+        self.drop_soft_floors(ended.map(|(_, writer)| *writer).collect());
+        self.advance();
     }
 
-    /// Bypasses the writers that were already open at the last call of this: they are going to stay open.
+    /// Bypasses the writers that were already open at the previous call, because they are likely to stay open.
     pub fn bypass_old_writers(&mut self) {
         self.open.values_mut().for_each(OpenWriter::bypass_if_old);
-        self.settle();
+        self.advance();
     }
 
     /// Notes that these transactions have ended.
@@ -148,39 +148,39 @@ impl WatermarkTracker {
         let has_ended = |writer: &OpenWriter| writer.transaction.is_some_and(|id| transactions.contains(&id));
         let ended = self.open.values().filter(|writer| has_ended(writer)).copied().collect();
         self.open.retain(|_, writer| !has_ended(writer));
-        self.fall(ended);
-        self.settle();
+        self.drop_soft_floors(ended);
+        self.advance();
     }
 
-    /// Drops soft floors below what the bypassed writers among these may have committed.
-    fn fall(&mut self, ended: Vec<OpenWriter>) {
+    /// Drops soft floors below the ids that bypassed writers among these may have committed.
+    fn drop_soft_floors(&mut self, ended: Vec<OpenWriter>) {
         let bypassed = ended.iter().filter(|writer| writer.is_bypassed);
         let Some(to) = bypassed.map(|writer| writer.from).min() else {
             return;
         };
         self.watermark.generation += 1;
-        self.falls.retain(|fall| fall.to < to);
-        self.falls.push(SoftDrop {
+        self.soft_drops.retain(|drop| drop.to < to);
+        self.soft_drops.push(SoftDrop {
             generation: self.watermark.generation,
             to,
         });
-        if self.falls.len() > FALLS_MAX {
-            let oldest = self.falls.remove(0);
-            self.falls[0].to = oldest.to;
+        if self.soft_drops.len() > SOFT_DROPS_MAX {
+            let oldest = self.soft_drops.remove(0);
+            self.soft_drops[0].to = oldest.to;
         }
     }
 
-    /// The id that a soft floor of this generation has dropped to since, if it was higher.
-    pub(super) fn fallen_since(&self, generation: u64) -> i64 {
-        let fall = self.falls.iter().find(|fall| fall.generation > generation);
-        fall.map_or(i64::MAX, |fall| fall.to)
+    /// The id to which a soft floor of this generation has dropped since, if it was higher.
+    pub(super) fn dropped_since(&self, generation: u64) -> i64 {
+        let drop = self.soft_drops.iter().find(|drop| drop.generation > generation);
+        drop.map_or(i64::MAX, |drop| drop.to)
     }
 
-    /// Moves the watermark to where the open writers let it.
-    fn settle(&mut self) {
-        let from = |without_holders: bool| {
+    /// Moves the watermark as far as the open writers allow.
+    fn advance(&mut self) {
+        let from = |without_bypassed: bool| {
             let open = self.open.values();
-            let counted = open.filter(|writer| !(without_holders && writer.is_bypassed));
+            let counted = open.filter(|writer| !(without_bypassed && writer.is_bypassed));
             counted.map(|writer| writer.from).fold(self.highest_id, i64::min)
         };
         let (hard, soft) = (from(false), from(true));
@@ -330,7 +330,7 @@ mod tests {
                 is_old: true,
                 is_bypassed: true,
             };
-            tracker.fall(vec![is_bypassed]);
+            tracker.drop_soft_floors(vec![is_bypassed]);
             tracker.clone()
         };
         let floor_of = |generation| {
@@ -348,7 +348,7 @@ mod tests {
         for to in 500..520 {
             assert_eq!(missed_one(&fall(to)), to, "of many falls the last are told apart");
         }
-        assert_eq!(tracker.falls.len(), FALLS_MAX);
+        assert_eq!(tracker.soft_drops.len(), SOFT_DROPS_MAX);
     }
 
     #[test]
