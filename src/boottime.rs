@@ -1,5 +1,5 @@
-//! The clock for leases, CLOCK_BOOTTIME. `Instant` stops while a virtual machine is suspended, so a worker that is resumed would rely on
-//! a lease that ended long ago.
+//! The clock for leases, CLOCK_BOOTTIME. `Instant` stops while a virtual machine is suspended, so a worker that is resumed would
+//! rely on a lease that ended long ago.
 
 use std::ops::Add;
 use std::time::Duration;

@@ -21,12 +21,12 @@ use crate::outbox;
 
 /// Carries committed rows of a PostgreSQL outbox table to Kafka.
 ///
-/// Applications INSERT into outbox.message in their own transaction. outboxd publishes the row once it commits: in
-/// order per key, from any number of replicas, losing none. A setting's environment variable is shown in brackets; every setting of
-/// `run` has one.
+/// Applications INSERT into outbox.message in their own transaction. outboxd publishes the row once it commits: in order per key,
+/// from any number of replicas, losing none. A setting's environment variable is shown in brackets; every setting of `run` has
+/// one.
 ///
-/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
-/// 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
+/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be
+/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -63,17 +63,17 @@ enum Command {
     /// --on-published delete nothing is left to compare. Memory use is small: about 250 bytes per row go to temporary files.
     /// Where none can be written, as in the image without a volume, up to about 250,000 rows are compared in memory.
     ///
-    /// Two transactions that overlap have no order. If they write rows of one key that arrive against the order of their ids, this
-    /// cannot be told from a fault, and the verdict is "undecided". If your application locks the aggregate before it writes, use
-    /// --serialized-keys.
+    /// Two transactions that overlap have no order. If they write rows of one key that arrive against the order of their ids,
+    /// this cannot be told from a fault, and the verdict is "undecided". If your application locks the aggregate before it
+    /// writes, use --serialized-keys.
     ///
     /// Exit codes: 0 every promise held, 1 one was broken, 2 it could not be told, 64 bad usage.
     Verify(Box<verify::VerifyArgs>),
     /// Remove what is finished and old, in small steps, while everything else runs
     ///
     /// It removes published rows, days of history, markers of consumers, inbox messages that are done, and expired answers of
-    /// commands. It never removes what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the background;
-    /// this command does it now, and reports how much was removed.
+    /// commands. It never removes what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the
+    /// background; this command does it now, and reports how much was removed.
     Purge(purge::PurgeArgs),
     /// Ask a running outboxd whether it is alive; for container health checks
     Healthcheck(healthcheck::HealthcheckArgs),

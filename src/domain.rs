@@ -1,4 +1,5 @@
-//! Decides what rows, floors, leases and refusals mean. It is pure: it does no I/O, uses no client library, and is given the time.
+//! Decides what rows, floors, leases and refusals mean. It is pure: it does no I/O, uses no client library, and is given the
+//! time.
 
 pub mod batch_outcome;
 pub mod decision;

@@ -1,12 +1,12 @@
 //! Named stops for tests: the process announces that it has arrived at a point, and waits there until a test lets it continue or
 //! kills it.
 //!
-//! They are compiled in only with the feature `failpoints`, which no release is built with. Without it both functions are empty and the
-//! variable is never read.
+//! They are compiled in only with the feature `failpoints`, which no release is built with. Without it both functions are empty
+//! and the variable is never read.
 //!
-//! `OUTBOXD_FAILPOINTS="name=/dir,other:7=/dir"` arms points. `name` stops every arrival, `other:7` only the seventh. On arrival the
-//! process writes `/dir/name.ready` (`/dir/other:7.ready`) and waits until `/dir/name.continue` exists. `name=panic` panics instead.
-//! A test waits for the arrival with `relay.at_failpoint(…)`, and then kills the process or lets it continue with
+//! `OUTBOXD_FAILPOINTS="name=/dir,other:7=/dir"` arms points. `name` stops every arrival, `other:7` only the seventh. On arrival
+//! the process writes `/dir/name.ready` (`/dir/other:7.ready`) and waits until `/dir/name.continue` exists. `name=panic` panics
+//! instead. A test waits for the arrival with `relay.at_failpoint(…)`, and then kills the process or lets it continue with
 //! `relay.continue_from(…)`.
 //!
 //! | point | where the process is |

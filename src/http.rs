@@ -27,8 +27,8 @@ use crate::metrics;
 
 /// A connection carries one request and is closed after this time, whether or not the request was sent and the answer read.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of open connections. Another one closes the oldest, so a client that opens many and sends nothing cannot keep out a
-/// probe.
+/// Maximum number of open connections. Another one closes the oldest, so a client that opens many and sends nothing cannot keep
+/// out a probe.
 const CONNECTIONS_MAX: usize = 64;
 /// Wait after a connection could not be accepted, for example because the process has no file descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);

@@ -1,19 +1,19 @@
 //! The only user of the Kafka client. It takes rows and returns the [`Delivery`] of each of them.
 //!
-//! There are three producers: the *main* one carries batches; a *spare* stands by, because building a producer takes half a second
-//! and every lane would wait; the *quarantine* sends single records that Kafka may refuse, so that a refusal affects no other
-//! record. Probes of paused topics and partitions have producers of their own, each for one probe at a time. A separate client looks
-//! topics up and sends nothing. We do not rely on any client to recover by itself: one that gets no answer is replaced. These rules keep
-//! a key in order through a partial failure:
+//! There are three producers: the *main* one carries batches; a *spare* stands by, because building a producer takes half a
+//! second and every lane would wait; the *quarantine* sends single records that Kafka may refuse, so that a refusal affects no
+//! other record. Probes of paused topics and partitions have producers of their own, each for one probe at a time. A separate
+//! client looks topics up and sends nothing. We do not rely on any client to recover by itself: one that gets no answer is
+//! replaced. These rules keep a key in order through a partial failure:
 //!
 //! - The partition is computed here, as the Java client would compute it.
-//! - The first record that a producer sends to a partition is sent alone and waited for: a broker accepts any first sequence number
-//!   from a producer it does not know, and would accept row 2 after it refused row 1.
+//! - The first record that a producer sends to a partition is sent alone and waited for: a broker accepts any first sequence
+//!   number from a producer it does not know, and would accept row 2 after it refused row 1.
 //! - After that the gapless guarantee holds: nothing that this producer sends behind a refused record is accepted.
-//! - An acknowledgement has an offset. One without an offset is only inferred by the client, which may be wrong while several tasks
-//!   send their first record.
-//! - A publish has a deadline inside the lease and shorter than the client's timeout: an expired record could be overtaken by the one
-//!   behind it.
+//! - An acknowledgement has an offset. One without an offset is only inferred by the client, which may be wrong while several
+//!   tasks send their first record.
+//! - A publish has a deadline inside the lease and shorter than the client's timeout: an expired record could be overtaken by the
+//!   one behind it.
 
 mod admin;
 pub mod consumer;
@@ -64,15 +64,15 @@ const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// How long the reports of purged records are waited for. They usually come at once.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Metadata of this age is good enough for a single row. Thousands of keys of one topic may be tried again together, and the brokers
-/// should not be asked for each.
+/// Metadata of this age is good enough for a single row. Thousands of keys of one topic may be tried again together, and the
+/// brokers should not be asked for each.
 const METADATA_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// How long a publish can overrun its deadline. The lease must allow for it.
 pub const OVERRUN: Duration = Duration::from_secs(2);
 
-/// How long a record may live in the client, counted from when it was handed over. It is longer than a batch and its overrun, so that
-/// their deadlines come first.
+/// How long a record may live in the client, counted from when it was handed over. It is longer than a batch and its overrun, so
+/// that their deadlines come first.
 pub fn record_lifetime(batch_deadline: Duration) -> Duration {
     batch_deadline + OVERRUN + Duration::from_millis(500)
 }
@@ -80,7 +80,8 @@ pub fn record_lifetime(batch_deadline: Duration) -> Duration {
 /// The deadlines of a publish.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deadlines {
-    /// No record is handed to the client after this: if the process is suspended, its records must have expired when the lease is over.
+    /// No record is handed to the client after this: if the process is suspended, its records must have expired when the lease is
+    /// over.
     pub handed_over: Instant,
     /// Answers are awaited until this, and for [`OVERRUN`] more.
     pub answered: Instant,
@@ -161,9 +162,10 @@ impl Publisher {
         deliveries
     }
 
-    /// Sends the batches by the main producer, and what it refuses again in quarantine. The client puts records of several tasks into one
-    /// produce batch, which fails as a whole, so a refusal by the main producer may be about the record of another task. In quarantine the
-    /// answer is about the record that was sent. Order is kept, because the gapless guarantee lets nothing behind a refused record through.
+    /// Sends the batches by the main producer, and what it refuses again in quarantine. The client puts records of several tasks
+    /// into one produce batch, which fails as a whole, so a refusal by the main producer may be about the record of another task.
+    /// In quarantine the answer is about the record that was sent. Order is kept, because the gapless guarantee lets nothing
+    /// behind a refused record through.
     async fn send_batches(
         &self,
         rows: &[Row],

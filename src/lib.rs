@@ -1,16 +1,17 @@
 //! `outboxd` carries committed rows of a PostgreSQL outbox table to Kafka.
 //!
-//! A few tasks in each process repeat one loop: check lanes out, claim their pending rows, publish them, decide what became of each
-//! row, and mark it. Other tasks renew the lease, retry what is held back, move the watermark, and remove what is old.
+//! A few tasks in each process repeat one loop: check lanes out, claim their pending rows, publish them, decide what became of
+//! each row, and mark it. Other tasks renew the lease, retry what is held back, move the watermark, and remove what is old.
 //!
 //! Start here:
 //!
-//! - *Follow a row from claim to mark:* [`tasks::relay`] claims, [`kafka`] publishes, [`domain::retry`] decides, [`outbox::mark`] marks.
+//! - *Follow a row from claim to mark:* [`tasks::relay`] claims, [`kafka`] publishes, [`domain::retry`] decides, [`outbox::mark`]
+//!   marks.
 //! - *Change what becomes of a failed row, or when it is tried again:* the match in [`domain::retry`].
 //! - *Add a command:* [`cli`].
 //!
-//! `ARCHITECTURE.md` has the bird's-eye view, each of these journeys file by file, and the invariants of every directory. The modules
-//! are listed below in reading order. Imports point from the later ones to the earlier ones only.
+//! `ARCHITECTURE.md` has the bird's-eye view, each of these journeys file by file, and the invariants of every directory. The
+//! modules are listed below in reading order. Imports point from the later ones to the earlier ones only.
 
 // Decides. It is pure.
 pub mod domain;

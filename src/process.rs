@@ -1,8 +1,8 @@
 //! Which process this is, and whether another one is proven to be gone.
 //!
-//! A name proves nothing: two processes may carry the same one. Within one machine and process id namespace, a process id with its
-//! start time is unique, and the kernel knows whether that process is alive. In Kubernetes a restarted container has a new namespace, but the UID
-//! of its pod: there the container before it has ended.
+//! A name proves nothing: two processes may carry the same one. Within one machine and process id namespace, a process id with
+//! its start time is unique, and the kernel knows whether that process is alive. In Kubernetes a restarted container has a new
+//! namespace, but the UID of its pod: there the container before it has ended.
 
 use std::fs;
 use std::path::Path;

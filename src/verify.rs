@@ -1,9 +1,10 @@
 //! The oracle: compares what the outbox says was published with what is in the topics.
 //!
-//! Rows are read from one snapshot, and topics up to their ends just after it. What was published before is in both, so no row is missing
-//! merely because it is young. A record whose row is not in the snapshot is searched for once more before it counts as a phantom. Rows and
-//! records become entries of a few words ([`entry`]), which are spilled to files by a hash of the message id ([`spill`]) and compared
-//! bucket by bucket ([`judge`]). The first copies are spilled once more, by their key, to judge their order.
+//! Rows are read from one snapshot, and topics up to their ends just after it. What was published before is in both, so no row is
+//! missing merely because it is young. A record whose row is not in the snapshot is searched for once more before it counts as a
+//! phantom. Rows and records become entries of a few words ([`entry`]), which are spilled to files by a hash of the message id
+//! ([`spill`]) and compared bucket by bucket ([`judge`]). The first copies are spilled once more, by their key, to judge their
+//! order.
 
 pub mod entry;
 pub mod findings;
@@ -111,8 +112,8 @@ fn fate(kept: &StoredRow) -> Fate {
     }
 }
 
-/// A record older than this may belong to a row that retention removed. Retention keeps every row for at least an hour, and removes none
-/// that is much younger than the oldest one kept.
+/// A record older than this may belong to a row that retention removed. Retention keeps every row for at least an hour, and
+/// removes none that is much younger than the oldest one kept.
 fn phantoms_from(windows: &[Window], since: Option<SystemTime>) -> Micros {
     let now = micros(SystemTime::now());
     let youngest_removed = now - span(RETENTION_MIN) + RETENTION_STEP;

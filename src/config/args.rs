@@ -1,5 +1,5 @@
-//! The flags and their environment variables, as clap reads them. Durations and sizes stay text, so that `config` can list a wrong one
-//! together with all other problems.
+//! The flags and their environment variables, as clap reads them. Durations and sizes stay text, so that `config` can list a
+//! wrong one together with all other problems.
 
 use std::path::PathBuf;
 

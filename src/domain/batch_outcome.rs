@@ -27,8 +27,8 @@ pub struct BatchOutcome {
 }
 
 impl BatchOutcome {
-    /// Decides about each row. `kafka_answers` says whether Kafka has acknowledged anything to this process since the batch began, and
-    /// `jitter` is drawn for each row.
+    /// Decides about each row. `kafka_answers` says whether Kafka has acknowledged anything to this process since the batch
+    /// began, and `jitter` is drawn for each row.
     pub fn of(
         rows: &[Row],
         outcomes: &[Delivery],

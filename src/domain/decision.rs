@@ -31,7 +31,8 @@ impl RowFate {
         }
     }
 
-    /// The event if this fate cannot be written because another transaction has locked the row. `None` if nothing is written about the row.
+    /// The event if this fate cannot be written because another transaction has locked the row. `None` if nothing is written
+    /// about the row.
     pub fn when_locked(&self) -> Option<Event<'_>> {
         match self {
             RowFate::Published => Some(Event::MarkLocked),

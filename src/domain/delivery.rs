@@ -11,11 +11,11 @@ pub enum Delivery {
     NotSent,
     /// There was no answer, and it may have been written. It is sent again as a possible duplicate.
     Unknown,
-    /// Kafka refused it although it was sent alone, or it cannot be sent: its partition does not exist, or its row has no lane or cannot be
-    /// read.
+    /// Kafka refused it although it was sent alone, or it cannot be sent: its partition does not exist, or its row has no lane or
+    /// cannot be read.
     Refused { reason: String },
-    /// It was not sent. Its topic has just refused another record, and this one would have to be sent alone, too, which would keep the batch
-    /// waiting.
+    /// It was not sent. Its topic has just refused another record, and this one would have to be sent alone, too, which would
+    /// keep the batch waiting.
     Deferred { reason: String },
     /// The record is fine, but its topic, or the one partition that it belongs to, cannot accept it now.
     Unavailable {

@@ -1,7 +1,8 @@
 //! Where the claims of a lane start, and how far a claim moves that start.
 //!
-//! A lane's *floor* is an id at or below which no row is pending, except for rows that a hold keeps back. It may pass an id only if no
-//! open transaction can still commit it: see [`watermark`](super::watermark). A claim that starts after that sees the row, if there is one.
+//! A lane's *floor* is an id at or below which no row is pending, except for rows that a hold keeps back. It may pass an id only
+//! if no open transaction can still commit it: see [`watermark`](super::watermark). A claim that starts after that sees the row,
+//! if there is one.
 
 use super::watermark::{Watermark, WatermarkTracker};
 
@@ -56,8 +57,9 @@ impl Floor {
         self.soft.min(tracker.dropped_since(self.generation)).max(self.hard)
     }
 
-    /// Moves the floor up to the watermark after a claim from [`Floor::start`], but neither past where the claim stopped nor past a row that
-    /// is still pending. A claim from the soft floor reads what one from the hard floor would read, so both parts may move.
+    /// Moves the floor up to the watermark after a claim from [`Floor::start`], but neither past where the claim stopped nor past
+    /// a row that is still pending. A claim from the soft floor reads what one from the hard floor would read, so both parts may
+    /// move.
     pub fn advance(&mut self, scan: ScanResult) {
         let scanned = scan.scanned_to.unwrap_or(i64::MAX);
         let done = scan.lowest_pending.map_or(i64::MAX, |id| id - 1);
@@ -115,8 +117,9 @@ mod tests {
         assert_eq!((floor.hard(), floor.start(&tracker)), (5, 5));
     }
 
-    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay checks for open writers, bypasses them, and
-    /// claims and publishes two lanes step by step. No floor may pass a committed row, and no claim that is kept may overlook one.
+    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay checks for open writers,
+    /// bypasses them, and claims and publishes two lanes step by step. No floor may pass a committed row, and no claim that is
+    /// kept may overlook one.
     #[derive(Clone, Debug)]
     enum Step {
         Draw(u8),

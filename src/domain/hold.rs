@@ -13,8 +13,8 @@ pub struct Hold {
     pub topic: String,
     /// A key, an explicit partition or a paused one. Empty for the whole topic.
     pub unit: String,
-    /// The refused row that the others of its key wait for. `None` if a topic or a partition accepts nothing; any of its rows may then be the
-    /// probe.
+    /// The refused row that the others of its key wait for. `None` if a topic or a partition accepts nothing; any of its rows may
+    /// then be the probe.
     pub head_id: Option<i64>,
     pub resume_floor: i64,
     pub failures: i32,

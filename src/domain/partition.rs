@@ -16,8 +16,8 @@ impl PartitionChoice {
         PartitionChoice::Hashed(murmur2(key))
     }
 
-    /// The partition in a topic that has `count` of them. For a key it is the one that the Java client's default partitioner chooses. `None`
-    /// if it does not exist.
+    /// The partition in a topic that has `count` of them. For a key it is the one that the Java client's default partitioner
+    /// chooses. `None` if it does not exist.
     pub fn partition(self, count: i32) -> Option<i32> {
         match self {
             PartitionChoice::Explicit(partition) => Some(partition).filter(|partition| *partition < count),

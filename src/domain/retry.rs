@@ -1,9 +1,9 @@
-//! What becomes of a row that was sent, and when it is tried again. One match, [`RetryPolicy::decide`], covers rows of batches, heads of
-//! held keys and probes, and each arm says what an operator has to do. All waits between two attempts are here, too. Time and jitter are
-//! arguments.
+//! What becomes of a row that was sent, and when it is tried again. One match, [`RetryPolicy::decide`], covers rows of batches,
+//! heads of held keys and probes, and each arm says what an operator has to do. All waits between two attempts are here, too.
+//! Time and jitter are arguments.
 //!
-//! Invariant: `attempts` rises only for [`RowFate::Refused`], which only follows from [`Delivery::Refused`]. Outages, missing answers, and
-//! topics and partitions that accept nothing cost time, but never an attempt, and never make a dead letter.
+//! Invariant: `attempts` rises only for [`RowFate::Refused`], which only follows from [`Delivery::Refused`]. Outages, missing
+//! answers, and topics and partitions that accept nothing cost time, but never an attempt, and never make a dead letter.
 
 use std::time::Duration;
 
@@ -59,8 +59,8 @@ impl<'a> Sent<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
     pub sent: Sent<'a>,
-    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a timeout is a fault of the topic.
-    /// Otherwise all of Kafka may be down.
+    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a timeout is a fault of the
+    /// topic. Otherwise all of Kafka may be down.
     pub kafka_answers: bool,
 }
 
@@ -88,8 +88,8 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after this many consecutive failures. The wait doubles up to the maximum, and jitter spreads it over its upper half,
-    /// so that rows that failed together are not retried together. Jitter is between 0 and 1.
+    /// How long to wait after this many consecutive failures. The wait doubles up to the maximum, and jitter spreads it over its
+    /// upper half, so that rows that failed together are not retried together. Jitter is between 0 and 1.
     pub fn backoff(&self, failures: u32, jitter: f64) -> Duration {
         let doubled = self
             .backoff_min
@@ -97,8 +97,8 @@ impl RetryPolicy {
         doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * jitter)
     }
 
-    /// How long to wait before the next probe of a topic or partition that has failed this many times in a row. It is short, so that rows
-    /// are published soon after the fault is fixed.
+    /// How long to wait before the next probe of a topic or partition that has failed this many times in a row. It is short, so
+    /// that rows are published soon after the fault is fixed.
     fn probe_wait(&self, failures: u32, jitter: f64) -> Duration {
         self.backoff(failures, jitter).min(PROBE_WAIT_MAX)
     }
@@ -122,7 +122,8 @@ impl RetryPolicy {
                     Sent::AsProbe(_) => HoldFate::ReleaseAll,
                 },
             ),
-            // The row was removed, redriven, discarded or done. Remedy: none is needed. A probe learned nothing, so only its own hold goes.
+            // The row was removed, redriven, discarded or done. Remedy: none is needed. A probe learned nothing, so only its own
+            // hold goes.
             Event::RowGone => Decision::new(
                 RowFate::Gone,
                 match sent {
@@ -147,7 +148,8 @@ impl RetryPolicy {
             }
             // The claim took too long. Remedy: make PostgreSQL faster; the row is sent again.
             Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
-            // Another record of the topic was refused in the same batch. Remedy: fix that record or the topic's limit; this row is sent next.
+            // Another record of the topic was refused in the same batch. Remedy: fix that record or the topic's limit; this row
+            // is sent next.
             Event::Delivered(row, Deferred { reason }) => Decision::new(
                 pending(row, false),
                 match sent {
@@ -157,7 +159,8 @@ impl RetryPolicy {
             ),
             // Kafka refused the record. Remedy: raise the topic's limit or fix the record; if it is dead, redrive or discard it.
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
-            // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or the partition.
+            // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or
+            // the partition.
             Event::Delivered(row, outcome @ Unavailable { maybe_landed, .. }) => {
                 let (hold, kafka) = self.unavailable(row, outcome, attempt, jitter);
                 let row = pending(row, *maybe_landed);
@@ -171,7 +174,8 @@ impl RetryPolicy {
         match sent {
             Sent::InBatch => HoldFate::Unchanged,
             Sent::AsHead(hold) => self.postpone(hold, LOCKED, jitter),
-            // This change also stores that the row of a lane may have been sent. The hold is released with the others of its topic and unit.
+            // This change also stores that the row of a lane may have been sent. The hold is released with the others of its
+            // topic and unit.
             Sent::AsProbe(hold) if hold.is_ordered() => self.postpone(hold, LOCKED, jitter),
             Sent::AsProbe(_) => HoldFate::ReleaseAll,
         }
@@ -204,15 +208,16 @@ impl RetryPolicy {
                 wait,
                 reason: reason.to_owned(),
             },
-            // The topic or partition accepts records again. The refusal of an ordered row is not counted here: its lane sends the row next,
-            // is refused, too, and holds the key, so it would be counted twice.
+            // The topic or partition accepts records again. The refusal of an ordered row is not counted here: its lane sends the
+            // row next, is refused, too, and holds the key, so it would be counted twice.
             Sent::AsProbe(_) if row.lane.is_some() => return Decision::new(pending(row, false), HoldFate::ReleaseAll),
             Sent::AsProbe(_) => HoldFate::ReleaseAll,
         };
         Decision::new(RowFate::Refused(refusal), hold)
     }
 
-    /// The topic or partition is held until a probe is accepted. If all of Kafka may be down, nothing is held and all publishing pauses.
+    /// The topic or partition is held until a probe is accepted. If all of Kafka may be down, nothing is held and all publishing
+    /// pauses.
     fn unavailable(&self, row: &Row, sick: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
         use Unavailability::{Paused, Transient, Unusable};
         let Delivery::Unavailable {
@@ -235,7 +240,8 @@ impl RetryPolicy {
         };
         let kafka = match (fault, attempt.sent, partition) {
             (Unusable | Paused, _, _) => KafkaFate::Unchanged,
-            // A partition that still does not answer says nothing about Kafka as a whole, which has just answered about its topic.
+            // A partition that still does not answer says nothing about Kafka as a whole, which has just answered about its
+            // topic.
             (Transient, Sent::AsProbe(_), Some(_)) => KafkaFate::Unchanged,
             (Transient, _, _) if is_outage => KafkaFate::PauseEverything { reason: reason.clone() },
             (Transient, _, None) => KafkaFate::Unchanged,

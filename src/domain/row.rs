@@ -71,13 +71,14 @@ pub struct Row {
     pub delayed: bool,
     /// A copy may have been sent before, by a worker that died or by this one without an answer.
     pub possible_duplicate: bool,
-    /// Why the row was not read completely, if so: it is larger than the limit, or PostgreSQL cannot read it. Such a row is never sent.
+    /// Why the row was not read completely, if so: it is larger than the limit, or PostgreSQL cannot read it. Such a row is never
+    /// sent.
     pub unreadable: Option<String>,
 }
 
 impl Row {
-    /// The unit of order: the rows of one key, or of one explicit partition, of one topic must stay in order. `outbox.hold.unit` has the same
-    /// format. `None` if no other row waits for this one.
+    /// The unit of order: the rows of one key, or of one explicit partition, of one topic must stay in order. `outbox.hold.unit`
+    /// has the same format. `None` if no other row waits for this one.
     pub fn unit(&self) -> Option<String> {
         match (&self.key, self.partition) {
             (Some(key), _) => Some(format!("k:{key}")),
@@ -164,8 +165,8 @@ impl RecordKey<'_> {
     }
 }
 
-/// A JSON string is sent as its text, null as a header without a value, anything else exactly as PostgreSQL spells it: numbers may have
-/// more digits there, and arrays may be nested deeper, than a parsed value can hold.
+/// A JSON string is sent as its text, null as a header without a value, anything else exactly as PostgreSQL spells it: numbers
+/// may have more digits there, and arrays may be nested deeper, than a parsed value can hold.
 fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]>)) {
     // The schema accepts objects only. Anything else has no header names.
     let Ok(headers) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(json) else {

@@ -1,21 +1,21 @@
 //! The watermark: the highest id up to which no open transaction can still commit a row, so that floors may pass it.
 //!
-//! Ids commit out of order, so neither the highest id read nor a snapshot's xmin tells which ids may still be committed. The lock that
-//! every writer takes before it draws an id does. A check reads the highest id drawn, *then* the holders of that lock. A writer that is
-//! missing in one check and present in the next has drawn no id up to the highest one of the first check. So each open writer is
-//! remembered together with an id that is below all of its own. The watermark is the lowest of these ids, or the highest id drawn if no
-//! writer is open.
+//! Ids commit out of order, so neither the highest id read nor a snapshot's xmin tells which ids may still be committed. The lock
+//! that every writer takes before it draws an id does. A check reads the highest id drawn, *then* the holders of that lock. A
+//! writer that is missing in one check and present in the next has drawn no id up to the highest one of the first check. So each
+//! open writer is remembered together with an id that is below all of its own. The watermark is the lowest of these ids, or the
+//! highest id drawn if no writer is open.
 //!
-//! A writer that stays open after its INSERT stops the watermark, and every claim reads again what has been published since. So there is
-//! also a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is visible while they
-//! are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was still in progress in a
-//! snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends, soft floors drop to the id that is
-//! remembered with it, and no further, because all lower ids belong to other writers.
+//! A writer that stays open after its INSERT stops the watermark, and every claim reads again what has been published since. So
+//! there is also a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is
+//! visible while they are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was
+//! still in progress in a snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends,
+//! soft floors drop to the id that is remembered with it, and no further, because all lower ids belong to other writers.
 
 use std::collections::BTreeMap;
 
-/// The transactions that may still commit an id already drawn: their names in `pg_locks`, which they keep when they are prepared, and
-/// their transaction ids once they have one.
+/// The transactions that may still commit an id already drawn: their names in `pg_locks`, which they keep when they are prepared,
+/// and their transaction ids once they have one.
 pub type Writers = BTreeMap<String, Option<i64>>;
 
 /// How the sequence draws ids.
@@ -107,7 +107,8 @@ impl WatermarkTracker {
         self.bypassed_below(i64::MAX)
     }
 
-    /// The bypassed transactions that must still be in progress for a claim that starts here: they may have ids at or below `start`.
+    /// The bypassed transactions that must still be in progress for a claim that starts here: they may have ids at or below
+    /// `start`.
     pub fn bypassed_below(&self, start: i64) -> Vec<i64> {
         let bypassed = self
             .open

@@ -1,4 +1,5 @@
-//! Reads topics back for `outboxd verify`: without a group and without commits, up to the end that a topic had when reading began.
+//! Reads topics back for `outboxd verify`: without a group and without commits, up to the end that a topic had when reading
+//! began.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +67,8 @@ impl Consumer {
         })
     }
 
-    /// What to read of each partition of a topic, as it is now, from the time `since` (in milliseconds) on. Empty if there is no such topic.
+    /// What to read of each partition of a topic, as it is now, from the time `since` (in milliseconds) on. Empty if there is no
+    /// such topic.
     pub fn extents(&self, topic: &str, since: Option<i64>) -> KafkaResult<Vec<Extent>> {
         let count = self.partition_count(topic)?;
         let mut extents = Vec::new();

@@ -34,8 +34,8 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         },
         // A record that was purged from the queue may have been sent, too: the client puts it back there before a retry.
         Code::PurgeQueue | Code::PurgeInflight => late(topic, partition, handed_over, overdue),
-        // The client reports these for a record that it can no longer send, the broker for the last attempt. The topic, its settings or our
-        // clock are the cause. An earlier attempt may have been written.
+        // The client reports these for a record that it can no longer send, the broker for the last attempt. The topic, its
+        // settings or our clock are the cause. An earlier attempt may have been written.
         Code::UnknownTopic
         | Code::UnknownTopicOrPartition
         | Code::InvalidTopic
@@ -54,8 +54,8 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         | Code::NetworkException => transient(topic, partition, &code.to_string(), handed_over),
         // The client did not take the record: its partition count differs from ours for a moment, or it has a fatal error.
         _ if !handed_over => Delivery::NotSent,
-        // These are fatal errors, their consequences, and codes of newer brokers. The record may have been written. The caller checks whether
-        // the producer has a fatal error.
+        // These are fatal errors, their consequences, and codes of newer brokers. The record may have been written. The caller
+        // checks whether the producer has a fatal error.
         _ => Delivery::Unknown,
     }
 }
@@ -69,7 +69,8 @@ fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Delivery {
     }
 }
 
-/// The partition cannot accept the record now. Leaders, replicas and answers belong to one partition, so the topic's others may work.
+/// The partition cannot accept the record now. Leaders, replicas and answers belong to one partition, so the topic's others may
+/// work.
 pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Delivery {
     Delivery::Unavailable {
         fault: Unavailability::Transient,
@@ -79,8 +80,8 @@ pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bo
     }
 }
 
-/// The record was purged, never answered, or not even taken. If our own deadline passed, the partition did not answer. Otherwise another
-/// record was the cause.
+/// The record was purged, never answered, or not even taken. If our own deadline passed, the partition did not answer. Otherwise
+/// another record was the cause.
 fn late(topic: &str, partition: Partition, maybe_landed: bool, overdue: bool) -> Delivery {
     match (overdue, maybe_landed) {
         (true, true) => transient(topic, partition, "no answer before the deadline", maybe_landed),

@@ -35,8 +35,9 @@ fn note_error(reason: &str) {
     *last = Some((Instant::now(), reason.to_owned()));
 }
 
-/// Logs the client library's messages at debug level: connection errors repeat during an outage, and the publisher warns once that
-/// Kafka does not answer. Failures of TLS or SASL are warned about once for each outage, since they do not pass without a fix.
+/// Logs the client library's messages at debug level: connection errors repeat during an outage, and the publisher warns once
+/// that Kafka does not answer. Failures of TLS or SASL are warned about once for each outage, since they do not pass without a
+/// fix.
 pub struct LogContext;
 
 impl ClientContext for LogContext {

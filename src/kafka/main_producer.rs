@@ -45,7 +45,8 @@ impl MainProducer {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for the reports of what was sent together. False if the deadline passed; then records without an answer have been purged.
+    /// Waits for the reports of what was sent together. False if the deadline passed; then records without an answer have been
+    /// purged.
     pub async fn finish(&self, producer: &Arc<Producer>, sent: &SentRecords, deadline: Instant) -> bool {
         if sent.all_reported_by(deadline, || producer.is_fatal()).await {
             return true;
@@ -71,8 +72,8 @@ impl MainProducer {
         fatal
     }
 
-    /// Replaces a producer that has a fatal error. It is purged a little later, because other tasks may wait for reports that only a purge
-    /// brings.
+    /// Replaces a producer that has a fatal error. It is purged a little later, because other tasks may wait for reports that
+    /// only a purge brings.
     pub fn replace_if_fatal(&self, producer: &Arc<Producer>) {
         if !producer.is_fatal() {
             return;

@@ -64,9 +64,9 @@ impl<'a> PartitionBatches<'a> {
         batch.rows.push(index);
     }
 
-    /// Sends a whole partition batch at once if the producer knows the partition and the topic's limit allows it. Otherwise it sends as many
-    /// records as is safe, waits for them, and sends the next ones. A partition gets nothing more after a record that was not acknowledged,
-    /// and rows that were not sent are not among the deliveries.
+    /// Sends a whole partition batch at once if the producer knows the partition and the topic's limit allows it. Otherwise it
+    /// sends as many records as is safe, waits for them, and sends the next ones. A partition gets nothing more after a record
+    /// that was not acknowledged, and rows that were not sent are not among the deliveries.
     pub async fn send(
         mut self,
         main: &MainProducer,

@@ -1,5 +1,5 @@
-//! Partitions that accepted nothing recently, while others answered. Nothing is sent to them: one batch has waited until its deadline
-//! for an answer, and the batches of other lanes must not wait as long, one after the other.
+//! Partitions that accepted nothing recently, while others answered. Nothing is sent to them: one batch has waited until its
+//! deadline for an answer, and the batches of other lanes must not wait as long, one after the other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

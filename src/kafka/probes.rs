@@ -1,5 +1,5 @@
-//! Probes of paused topics and partitions. Each uses a producer of its own: a probe without an answer is purged, and a purge would
-//! affect all other records of the same producer.
+//! Probes of paused topics and partitions. Each uses a producer of its own: a probe without an answer is purged, and a purge
+//! would affect all other records of the same producer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
-/// A producer that has had no answer for this long may never get one, and is replaced. It is not shorter because a new one needs time to
-/// connect.
+/// A producer that has had no answer for this long may never get one, and is replaced. It is not shorter because a new one needs
+/// time to connect.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// A producer that no probe uses at the moment, and since when it has had no answer.

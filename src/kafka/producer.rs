@@ -23,8 +23,8 @@ const KNOWN_FOR: Duration = Duration::from_secs(600);
 
 const METADATA_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long one wait for reports lasts. The binding spins through the last millisecond of each wait. Its own polling thread waits for
-/// 100 ms at a time, and would cost an idle process 1 % of a core for every producer.
+/// How long one wait for reports lasts. The binding spins through the last millisecond of each wait. Its own polling thread waits
+/// for 100 ms at a time, and would cost an idle process 1 % of a core for every producer.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Passes delivery reports on.
@@ -46,8 +46,8 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let code = match result {
-            // No broker acknowledged it. The client infers the acknowledgement because a later record was accepted, but a broker that does
-            // not know the producer accepts the later record without this one.
+            // No broker acknowledged it. The client infers the acknowledgement because a later record was accepted, but a broker
+            // that does not know the producer accepts the later record without this one.
             Ok(message) if message.offset() < 0 => Code::Unknown,
             Ok(_) => Code::NoError,
             Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
@@ -116,10 +116,10 @@ impl Producer {
         &self.client
     }
 
-    /// Hands records to the client; `picked` has the indexes of their rows and their partitions. A record that cannot be queued is reported
-    /// at once, and so are the records behind it for the same partition, because nothing may overtake it. No record is handed over after
-    /// the deadline, except for one if the process is suspended just after the check: the client counts a record's lifetime from here on,
-    /// the lease does not.
+    /// Hands records to the client; `picked` has the indexes of their rows and their partitions. A record that cannot be queued
+    /// is reported at once, and so are the records behind it for the same partition, because nothing may overtake it. No record
+    /// is handed over after the deadline, except for one if the process is suspended just after the check: the client counts a
+    /// record's lifetime from here on, the lease does not.
     pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<SentRecords> {
         let (number, sent) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
@@ -160,7 +160,8 @@ impl Producer {
         sent
     }
 
-    /// Asks the brokers about a topic that has partitions which this client does not know yet. Otherwise it would ask in up to a minute.
+    /// Asks the brokers about a topic that has partitions which this client does not know yet. Otherwise it would ask in up to a
+    /// minute.
     fn refresh_metadata(self: &Arc<Self>, topic: &str) {
         let (producer, topic) = (self.clone(), topic.to_owned());
         tokio::task::spawn_blocking(move || {
@@ -223,8 +224,8 @@ impl Producer {
     }
 }
 
-/// Polls for reports on a separate thread until nothing else uses the client. The client is also closed there, because that waits for
-/// threads and sockets.
+/// Polls for reports on a separate thread until nothing else uses the client. The client is also closed there, because that waits
+/// for threads and sockets.
 fn serve_reports(client: Arc<BaseProducer<Context>>) -> KafkaResult<()> {
     let thread = std::thread::Builder::new().name("reports".to_owned());
     let served = thread.spawn(move || {

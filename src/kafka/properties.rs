@@ -109,8 +109,8 @@ pub fn consumer_problem(config: &ClientConfig, own: &[(String, String)]) -> Opti
     problem::<BaseConsumer>(config, own)
 }
 
-/// Creates a client and drops it, because it reads some settings, such as certificates and the SASL mechanism, only when it is created.
-/// Nothing needs checking if all settings are ours.
+/// Creates a client and drops it, because it reads some settings, such as certificates and the SASL mechanism, only when it is
+/// created. Nothing needs checking if all settings are ours.
 fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     let error = match config.create_native_config() {
         Err(error) => error,
@@ -177,8 +177,8 @@ pub fn client_config(
             (bytes / 1024).clamp(128 * 1024, 2_000_000).to_string(),
         )
         .set("socket.keepalive.enable", "true")
-        // The client reconnects to a broker that gives no answer for longer than any send may take. With the defaults, up to a minute,
-        // publishing would still stop long after a network that dropped packets works again.
+        // The client reconnects to a broker that gives no answer for longer than any send may take. With the defaults, up to a
+        // minute, publishing would still stop long after a network that dropped packets works again.
         .set("socket.timeout.ms", &longest_send)
         .set("socket.connection.setup.timeout.ms", &longest_send)
         .set("api.version.request.timeout.ms", &longest_send)

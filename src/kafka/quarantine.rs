@@ -1,5 +1,5 @@
-//! Sends single records by a separate producer, because Kafka may refuse them. A refusal there affects no other record, and is certain to
-//! be about the record that was sent.
+//! Sends single records by a separate producer, because Kafka may refuse them. A refusal there affects no other record, and is
+//! certain to be about the record that was sent.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +19,12 @@ use crate::metrics;
 
 /// A record with less time than this left for its answer is not sent: a missing answer would say nothing about the producer.
 const ANSWER_TIME_MIN: Duration = Duration::from_millis(200);
-/// How long to wait for the first single record of a topic before the others are sent. It is short, because a partition that gives no
-/// answer must not use up the time of the others.
+/// How long to wait for the first single record of a topic before the others are sent. It is short, because a partition that
+/// gives no answer must not use up the time of the others.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// The producer is replaced after this many records that were not acknowledged. The client raises its epoch with each refused record, and
-/// after 32,767 it starts at 0 again. A broker would then take a new record for one that it already has, and acknowledge it.
+/// The producer is replaced after this many records that were not acknowledged. The client raises its epoch with each refused
+/// record, and after 32,767 it starts at 0 again. A broker would then take a new record for one that it already has, and
+/// acknowledge it.
 pub(super) const FAILURES_MAX: u32 = 1000;
 
 /// Locked by the task that sends to a partition.
@@ -62,8 +63,8 @@ impl Quarantine {
         futures_util::future::join_all(sends).await.concat()
     }
 
-    /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes a while,
-    /// and the batch would wait for them all. So after one refusal, keyed rows that have not been sent yet are deferred.
+    /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes
+    /// a while, and the batch would wait for them all. So after one refusal, keyed rows that have not been sent yet are deferred.
     async fn send_topic(
         &self,
         rows: &[Row],
@@ -122,7 +123,8 @@ impl Quarantine {
         );
         let overdue = !sent.all_reported_by(deadlines.answered, || false).await;
         if overdue {
-            // From here on other tasks get another producer. Records that they have handed to this one get some time for their answers.
+            // From here on other tasks get another producer. Records that they have handed to this one get some time for their
+            // answers.
             producer.retire();
             if producer.in_flight() > 1 {
                 tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
@@ -150,8 +152,8 @@ impl Quarantine {
         locks.entry((topic.to_owned(), partition)).or_default().clone()
     }
 
-    /// The producer. It is replaced after a fatal error, because it refuses every record then; after a record without an answer, because it
-    /// may never get an answer again; and after many failures, because its epochs would start again.
+    /// The producer. It is replaced after a fatal error, because it refuses every record then; after a record without an answer,
+    /// because it may never get an answer again; and after many failures, because its epochs would start again.
     async fn producer(&self) -> Arc<Producer> {
         // The lock is kept while a new one is built, so that all waiting tasks get the same one.
         let mut producer = self.producer.lock().await;

@@ -15,8 +15,9 @@ const UNREPORTED: i32 = i32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub code: Code,
-    /// The client had taken the record, and may have sent it. It cannot tell whether the record was written: it assumes that a broker which
-    /// no longer leads the partition has written nothing, but that broker may have written the record before it stepped down.
+    /// The client had taken the record, and may have sent it. It cannot tell whether the record was written: it assumes that a
+    /// broker which no longer leads the partition has written nothing, but that broker may have written the record before it
+    /// stepped down.
     pub handed_over: bool,
 }
 
@@ -62,8 +63,8 @@ impl SentRecords {
         last
     }
 
-    /// Waits for all reports. False if the deadline passed, or if a failure was reported and `is_fatal` says that the other reports will not
-    /// come without a purge.
+    /// Waits for all reports. False if the deadline passed, or if a failure was reported and `is_fatal` says that the other
+    /// reports will not come without a purge.
     pub async fn all_reported_by(&self, deadline: Instant, is_fatal: impl Fn() -> bool) -> bool {
         loop {
             if self.left.load(Ordering::Acquire) == 0 {

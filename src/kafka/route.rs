@@ -79,7 +79,8 @@ impl<'a> KnownTopics<'a> {
                 stopped.insert((&row.topic, unit));
             }
             routes.push(match route {
-                // The later row could overtake an earlier one that another producer sends. It is sent once the earlier one is done.
+                // The later row could overtake an earlier one that another producer sends. It is sent once the earlier one is
+                // done.
                 Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
                 // This row is going to be the head of a hold, so the earlier rows of its key must have been sent.
                 Err(_) if row.unreadable.is_some() && earlier_of_unit(rows, index).next().is_some() => None,

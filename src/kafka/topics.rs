@@ -19,8 +19,8 @@ const FRESH_FOR: Duration = Duration::from_secs(60);
 /// A limit inferred from refusals expires, since it may have been raised.
 const NARROW_FOR: Duration = Duration::from_secs(600);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// A client that gets no answer for this long may never get one again: a broker that is just starting can answer that it knows the topic
-/// but no brokers, and librdkafka 2.12 then forgets all brokers for good. A new client recovers.
+/// A client that gets no answer for this long may never get one again: a broker that is just starting can answer that it knows
+/// the topic but no brokers, and librdkafka 2.12 then forgets all brokers for good. A new client recovers.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// In a long outage the client is replaced less often. If connecting takes long, it would never connect otherwise.
 const SILENCE_TIMEOUT_MAX: Duration = Duration::from_secs(10);

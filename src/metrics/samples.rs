@@ -14,8 +14,8 @@ use super::{
 };
 use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
-/// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series. It is dropped as a whole when
-/// another worker takes over sampling, since its figures would contradict the last ones of this worker.
+/// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series. It is dropped as a
+/// whole when another worker takes over sampling, since its figures would contradict the last ones of this worker.
 struct Sampled {
     recorder: PrometheusRecorder,
     /// The operations that have series of their own, and the states sampled of each.
@@ -79,8 +79,8 @@ pub fn backlog(sample: &Sample) {
     });
 }
 
-/// How many operations have series of their own: the first ones sampled. All others are counted together, since a client that puts an id
-/// into its operations would create series without end.
+/// How many operations have series of their own: the first ones sampled. All others are counted together, since a client that
+/// puts an id into its operations would create series without end.
 pub const OPERATIONS_MAX: usize = 20;
 
 pub fn commands(counted: &[Commands]) {

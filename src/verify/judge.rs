@@ -60,8 +60,8 @@ impl Judge {
         }
     }
 
-    /// Compares rows with records. Passes the first copy of every row of a unit to `first`, and returns the records without a row, which may
-    /// have been inserted since the snapshot.
+    /// Compares rows with records. Passes the first copy of every row of a unit to `first`, and returns the records without a
+    /// row, which may have been inserted since the snapshot.
     pub fn compare(
         &mut self,
         mut expected: Vec<Expected>,
@@ -253,8 +253,8 @@ impl Judge {
         worst
     }
 
-    /// Two transactions that do not overlap draw ids in the order in which they commit. The table shows that two did overlap if the row with
-    /// the lower id was written after the other one had been published.
+    /// Two transactions that do not overlap draw ids in the order in which they commit. The table shows that two did overlap if
+    /// the row with the lower id was written after the other one had been published.
     fn weigh(&self, late: &First, early: &First) -> Inversion {
         if self.circumstances.serialized_keys {
             return Inversion::Wrong;

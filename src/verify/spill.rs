@@ -1,5 +1,5 @@
-//! Entries, distributed over buckets by a hash. The buckets are files, so that a comparison needs only one of them in memory at a time.
-//! Where no file can be written, as in the image without a volume, a small number of entries is kept in memory.
+//! Entries, distributed over buckets by a hash. The buckets are files, so that a comparison needs only one of them in memory at a
+//! time. Where no file can be written, as in the image without a volume, a small number of entries is kept in memory.
 
 use std::fs::{File, OpenOptions, remove_file};
 use std::io::{self, BufReader, BufWriter, Cursor, Read, Seek, Write};
@@ -34,8 +34,8 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Chooses files in `folder`, or memory if the folder is not writable and this many rows and records fit. Otherwise returns what is
-    /// needed.
+    /// Chooses files in `folder`, or memory if the folder is not writable and this many rows and records fit. Otherwise returns
+    /// what is needed.
     pub fn choose(folder: &Path, rows: u64, records: u64) -> Result<Self, String> {
         let Err(error) = nameless(folder) else {
             return Ok(Storage::Files(folder.to_owned()));
