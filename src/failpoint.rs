@@ -19,7 +19,7 @@
 //! | `before_hold_change` | A hold is about to be changed. |
 //! | `after_hold_release` | A hold has been released; the floor in memory has not been lowered yet. |
 //! | `before_renew` | The lease is about to be renewed. |
-//! | `before_takeover` | Another worker was seen to have expired; its lanes have not been taken yet. |
+//! | `before_takeover` | The lease of another worker has expired; its lanes have not been taken yet. |
 //! | `before_soft_claim` | Lanes are about to be claimed from above their floors. |
 //! | `before_store_floors` | Floors have been read and are not stored yet. |
 //! | `before_loss_check` | The server is about to be asked whether it has lost published rows. |
