@@ -58,7 +58,7 @@ mod tests {
         let clock = Clock::default();
         let database = SystemTime::now() - Duration::from_secs(7200);
         clock.set(database);
-        let drift = clock.now().duration_since(database).expect("it goes on");
+        let drift = clock.now().duration_since(database).expect("it continues");
         assert!(drift < Duration::from_secs(60), "{drift:?}");
         assert!(clock.age(database - Duration::from_secs(100)) >= Duration::from_secs(100));
     }

@@ -162,10 +162,10 @@ impl Publisher {
         deliveries
     }
 
-    /// Sends the batches by the main producer, and what it refuses again in quarantine. The client puts records of several tasks
-    /// into one produce batch, which fails as a whole, so a refusal by the main producer may be about the record of another task.
-    /// In quarantine the answer is about the record that was sent. Order is kept, because the gapless guarantee lets nothing
-    /// behind a refused record through.
+    /// Sends the batches by the main producer, and then each record that it refused in quarantine. The client puts records of
+    /// several tasks into one produce batch, which fails as a whole, so a refusal by the main producer may be about the record of
+    /// another task. In quarantine the answer is about the record that was sent. Order is kept, because the gapless guarantee
+    /// lets nothing behind a refused record through.
     async fn send_batches(
         &self,
         rows: &[Row],
@@ -270,7 +270,7 @@ impl Publisher {
         }
         info!(
             seconds = since.elapsed().as_secs(),
-            "Kafka answers again; publishing goes on"
+            "Kafka answers again; publishing continues"
         );
         metrics::publisher_paused(false);
         self.paused.send_replace(false);

@@ -205,7 +205,7 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Out of order",
             &findings.out_of_order,
-            "Was the row delayed or redriven? Then it joined the line when it was due. Otherwise report it.",
+            "Was the row delayed or redriven? Then it was sent when it was due. Otherwise report it.",
         ),
         (
             "May overlap",
@@ -230,8 +230,8 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
     ]
 }
 
-fn line(out: &mut String, name: &str, count: u64, rest: &str) -> std::fmt::Result {
-    writeln!(out, "{}", format!("{name:<16} {count:>12}  {rest}").trim_end())
+fn line(out: &mut String, name: &str, count: u64, note: &str) -> std::fmt::Result {
+    writeln!(out, "{}", format!("{name:<16} {count:>12}  {note}").trim_end())
 }
 
 fn write_offenders(out: &mut String, name: &str, finding: &Finding, advice: &str) -> std::fmt::Result {

@@ -142,9 +142,9 @@ impl RetryPolicy {
                 )
             }
             // Kafka did not answer, or the record was not sent. Remedy: none is needed, because the row is sent again.
-            Event::Delivered(row, outcome @ (NotSent | Unknown)) => {
+            Event::Delivered(row, delivery @ (NotSent | Unknown)) => {
                 let hold = self.not_answered(sent, NO_ANSWER, jitter);
-                Decision::new(pending(row, *outcome == Unknown), hold)
+                Decision::new(pending(row, *delivery == Unknown), hold)
             }
             // The claim took too long. Remedy: make PostgreSQL faster; the row is sent again.
             Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
@@ -161,8 +161,8 @@ impl RetryPolicy {
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
             // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or
             // the partition.
-            Event::Delivered(row, outcome @ Unavailable { maybe_landed, .. }) => {
-                let (hold, kafka) = self.unavailable(row, outcome, attempt, jitter);
+            Event::Delivered(row, delivery @ Unavailable { maybe_landed, .. }) => {
+                let (hold, kafka) = self.unavailable(row, delivery, attempt, jitter);
                 let row = pending(row, *maybe_landed);
                 Decision { row, hold, kafka }
             }
@@ -218,14 +218,14 @@ impl RetryPolicy {
 
     /// The topic or partition is held until a probe is accepted. If all of Kafka may be down, nothing is held and all publishing
     /// pauses.
-    fn unavailable(&self, row: &Row, sick: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
+    fn unavailable(&self, row: &Row, delivery: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
         use Unavailability::{Paused, Transient, Unusable};
         let Delivery::Unavailable {
             fault,
             partition,
             reason,
             ..
-        } = sick
+        } = delivery
         else {
             return (HoldFate::Unchanged, KafkaFate::Unchanged);
         };
@@ -359,11 +359,11 @@ mod tests {
         }
     }
 
-    fn sick(fault: Unavailability, partition: Option<Partition>) -> Delivery {
+    fn unavailable(fault: Unavailability, partition: Option<Partition>) -> Delivery {
         Delivery::Unavailable {
             fault,
             partition,
-            reason: "sick".to_owned(),
+            reason: "unavailable".to_owned(),
             maybe_landed: fault == Unavailability::Transient,
         }
     }
@@ -502,10 +502,10 @@ mod tests {
             "maybe sent, all again in 2s",
             "maybe sent, all again in 2s",
         ),
-        ("put off", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
-        ("put off", HEAD, None, "pending, again in 2s", ""),
+        ("deferred", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
+        ("deferred", HEAD, None, "pending, again in 2s", ""),
         (
-            "put off",
+            "deferred",
             TOPIC,
             None,
             "pending, all again in 2s",
@@ -674,15 +674,15 @@ mod tests {
             policy.on_dead = OnDead::Hold;
         }
         let reason = "why".to_owned();
-        let outcome = match what {
+        let delivery = match what {
             "unsent" => Delivery::NotSent,
             "unknown" => Delivery::Unknown,
-            "put off" => Delivery::Deferred { reason },
+            "deferred" => Delivery::Deferred { reason },
             "refused" | "dead" | "dead, on-dead hold" => Delivery::Refused { reason },
-            "topic unusable" => sick(Unavailability::Unusable, None),
-            "topic silent" => sick(Unavailability::Transient, None),
-            "partition silent" => sick(Unavailability::Transient, Some(THIRD)),
-            "partition paused" => sick(Unavailability::Paused, Some(THIRD)),
+            "topic unusable" => unavailable(Unavailability::Unusable, None),
+            "topic silent" => unavailable(Unavailability::Transient, None),
+            "partition silent" => unavailable(Unavailability::Transient, Some(THIRD)),
+            "partition paused" => unavailable(Unavailability::Paused, Some(THIRD)),
             _ => Delivery::Acked,
         };
         let locked = Refusal {
@@ -694,7 +694,7 @@ mod tests {
             "mark locked" => Event::MarkLocked,
             "refusal locked" => Event::RefusalLocked(&locked),
             "too late" => Event::TooLate(&row),
-            _ => Event::Delivered(&row, &outcome),
+            _ => Event::Delivered(&row, &delivery),
         };
         let hold = match how {
             HEAD => hold("k:k", Some(1), is_ordered),
@@ -739,9 +739,9 @@ mod tests {
                 sent,
                 kafka_answers: true,
             };
-            let fate = |outcome| POLICY.decide(attempt, Event::Delivered(&row, &outcome), 0.5).row;
-            for outcome in [Delivery::NotSent, sick(Unavailability::Unusable, None)] {
-                let fate = fate(outcome);
+            let fate = |delivery| POLICY.decide(attempt, Event::Delivered(&row, &delivery), 0.5).row;
+            for delivery in [Delivery::NotSent, unavailable(Unavailability::Unusable, None)] {
+                let fate = fate(delivery);
                 assert_eq!(fate, RowFate::Pending { maybe_sent: true });
                 assert!(!fate.is_certainly_not_sent());
             }
@@ -771,10 +771,10 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_waits_longer_and_keeps_the_rows_doubt() {
-        let refusal = |attempts, suspect| {
+    fn each_refusal_waits_longer_and_keeps_the_flag_of_the_row() {
+        let refusal = |attempts, flagged| {
             let row = Row {
-                possible_duplicate: suspect,
+                possible_duplicate: flagged,
                 ..unordered(attempts)
             };
             POLICY.refusal(&row, "too large", 1.0)

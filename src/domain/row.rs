@@ -209,7 +209,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_row_with_a_key_or_a_partition_stands_in_line() {
+    fn a_row_with_a_key_or_a_partition_needs_a_lane() {
         for (lane, key, partition, lost) in [
             (Some(0), Some("k"), None, false),
             (Some(0), None, Some(1), false),
@@ -228,9 +228,9 @@ pub(crate) mod tests {
     }
 
     fn headers_of(row: &Row) -> Vec<(String, Option<Vec<u8>>)> {
-        let mut seen = Vec::new();
-        row.each_header(|name, value| seen.push((name.to_owned(), value.map(<[u8]>::to_vec))));
-        seen
+        let mut headers = Vec::new();
+        row.each_header(|name, value| headers.push((name.to_owned(), value.map(<[u8]>::to_vec))));
+        headers
     }
 
     #[test]
@@ -272,10 +272,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_a_suspect_row_says_it_may_be_a_repeat() {
-        let mut suspect = row(1);
-        suspect.possible_duplicate = true;
-        assert!(headers_of(&suspect).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
+    fn only_a_row_that_may_have_been_sent_says_it_may_be_a_repeat() {
+        let mut flagged = row(1);
+        flagged.possible_duplicate = true;
+        assert!(headers_of(&flagged).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
         assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
     }
 

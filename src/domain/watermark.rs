@@ -10,7 +10,7 @@
 //! there is also a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is
 //! visible while they are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was
 //! still in progress in a snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends,
-//! soft floors drop to the id that is remembered with it, and no further, because all lower ids belong to other writers.
+//! soft floors drop to the id that is remembered with it, and no further, because it has drawn no lower one.
 
 use std::collections::BTreeMap;
 
@@ -212,13 +212,13 @@ mod tests {
     }
 
     /// Bypasses every writer that is open now.
-    fn bypass_if_old(tracker: &mut WatermarkTracker) {
+    fn bypass_all(tracker: &mut WatermarkTracker) {
         tracker.bypass_old_writers();
         tracker.bypass_old_writers();
     }
 
     #[test]
-    fn nothing_is_settled_that_an_open_writer_may_have_drawn() {
+    fn the_watermark_passes_no_id_that_an_open_writer_may_have_drawn() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a", "b"]));
         assert_eq!(hard(&tracker), 0, "nothing is known of either");
@@ -229,7 +229,7 @@ mod tests {
         tracker.observe(130, &writers(&["c", "d"]));
         assert_eq!(hard(&tracker), 100, "c has not ended");
         tracker.observe(140, &writers(&["d"]));
-        assert_eq!(hard(&tracker), 120, "d came after that look");
+        assert_eq!(hard(&tracker), 120, "d came after that check");
     }
 
     #[test]
@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn without_writers_a_look_settles_at_once() {
+    fn without_writers_a_check_moves_the_watermark_at_once() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(7, &Writers::new());
         assert_eq!(tracker.watermark(), watermark(7, 7, 0));
     }
 
     #[test]
-    fn the_soft_horizon_moves_past_a_holder_until_it_ends_and_then_the_hard_one_follows() {
+    fn the_soft_watermark_bypasses_a_writer_until_it_ends_and_then_the_hard_one_follows() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
         tracker.bypass_old_writers();
@@ -271,19 +271,19 @@ mod tests {
     fn beside_a_job() -> WatermarkTracker {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(200, &writers(&["a"]));
         tracker.observe(210, &writers(&["a", "job"]));
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(300, &writers(&["a", "job"]));
         tracker
     }
 
     #[test]
-    fn when_one_holder_ends_soft_floors_fall_to_what_came_before_it_and_others_keep_that() {
-        let seen_by_proof = |tracker: &mut WatermarkTracker| tracker.end(&[i64::from(b'j')]);
-        let seen_by_a_look = |tracker: &mut WatermarkTracker| tracker.observe(300, &writers(&["a"]));
-        for job_ends in [seen_by_proof, seen_by_a_look] {
+    fn when_one_bypassed_writer_ends_soft_floors_drop_below_its_ids_and_no_further() {
+        let noticed_by_claim = |tracker: &mut WatermarkTracker| tracker.end(&[i64::from(b'j')]);
+        let noticed_by_check = |tracker: &mut WatermarkTracker| tracker.observe(300, &writers(&["a"]));
+        for job_ends in [noticed_by_claim, noticed_by_check] {
             let mut tracker = beside_a_job();
             assert_eq!(tracker.watermark(), watermark(0, 300, 0));
             let mut floor = Floor::at(0);
@@ -293,28 +293,28 @@ mod tests {
             assert_eq!(
                 tracker.watermark(),
                 watermark(0, 300, 1),
-                "what the job has drawn is settled"
+                "no one else may commit what the job has drawn"
             );
             assert_eq!(floor.start(&tracker), 200);
             assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
             floor.advance(ScanResult::of_everything(tracker.watermark()));
-            assert_eq!((floor.hard(), floor.start(&tracker)), (0, 300), "and is seen now");
+            assert_eq!((floor.hard(), floor.start(&tracker)), (0, 300), "and is read now");
         }
     }
 
     #[test]
-    fn when_the_oldest_holder_ends_the_hard_horizon_comes_up_to_the_next() {
+    fn when_the_oldest_writer_ends_the_hard_watermark_moves_up_to_the_next() {
         let mut tracker = beside_a_job();
         tracker.end(&[i64::from(b'a')]);
         assert_eq!(tracker.watermark(), watermark(200, 300, 1));
         tracker.end(&[i64::from(b'a')]);
-        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "it is heard once");
+        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "it counts once");
         tracker.end(&[i64::from(b'j')]);
         assert_eq!(tracker.watermark(), watermark(300, 300, 2));
     }
 
     #[test]
-    fn a_claim_relies_on_those_holders_alone_that_may_have_lower_ids() {
+    fn a_claim_relies_on_those_bypassed_writers_alone_that_may_have_lower_ids() {
         let tracker = beside_a_job();
         assert!(tracker.bypassed_below(0).is_empty());
         assert_eq!(tracker.bypassed_below(200), [i64::from(b'a')]);
@@ -322,9 +322,9 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_falls_as_deep_as_the_deepest_fall_it_has_missed() {
+    fn a_floor_drops_to_the_lowest_of_the_drops_it_has_missed() {
         let mut tracker = WatermarkTracker::default();
-        let mut fall = |to| {
+        let mut drop_to = |to| {
             let is_bypassed = OpenWriter {
                 from: to,
                 transaction: Some(1),
@@ -340,23 +340,23 @@ mod tests {
             floor
         };
         let floor = floor_of(1);
-        assert_eq!(floor.start(&fall(10)), 1000, "it is of that generation already");
-        assert_eq!(floor.start(&fall(300)), 300);
-        assert_eq!(floor.start(&fall(400)), 300);
-        assert_eq!(floor.start(&fall(200)), 200);
-        assert_eq!(floor.start(&fall(1)), 5, "not below the hard floor");
+        assert_eq!(floor.start(&drop_to(10)), 1000, "it is of that generation already");
+        assert_eq!(floor.start(&drop_to(300)), 300);
+        assert_eq!(floor.start(&drop_to(400)), 300);
+        assert_eq!(floor.start(&drop_to(200)), 200);
+        assert_eq!(floor.start(&drop_to(1)), 5, "not below the hard floor");
         let missed_one = |tracker: &WatermarkTracker| floor_of(tracker.watermark().generation - 1).start(tracker);
         for to in 500..520 {
-            assert_eq!(missed_one(&fall(to)), to, "of many falls the last are told apart");
+            assert_eq!(missed_one(&drop_to(to)), to, "of many drops the last are told apart");
         }
         assert_eq!(tracker.soft_drops.len(), SOFT_DROPS_MAX);
     }
 
     #[test]
-    fn who_came_a_moment_ago_does_not_become_a_holder_beside_one_that_stays() {
+    fn a_young_writer_is_not_bypassed_beside_an_old_one() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(200, &writers(&["a", "b"]));
         tracker.bypass_old_writers();
         assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
@@ -369,11 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_without_a_transaction_id_becomes_a_holder() {
+    fn no_writer_without_a_transaction_id_is_bypassed() {
         let mut tracker = WatermarkTracker::default();
         let copying = Writers::from([("copy".to_owned(), None)]);
         tracker.observe(100, &copying);
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(200, &copying);
         assert!(tracker.bypassed().is_empty());
         assert_eq!(tracker.watermark().soft, 0);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_did_not_take_for_a_passing_reason_blames_nobody() {
+    fn what_the_client_did_not_take_for_a_passing_reason_is_no_refusal() {
         assert_eq!(of(Code::PurgeQueue, false), Delivery::NotSent);
         assert_eq!(of(Code::UnknownPartition, false), Delivery::NotSent);
         assert_eq!(of(Code::Fatal, false), Delivery::NotSent);

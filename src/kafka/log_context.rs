@@ -79,7 +79,7 @@ mod tests {
         let (last, now) = (Mutex::new(None), Instant::now());
         assert!(is_news(&last, now));
         assert!(!is_news(&last, now + OUTAGE_ENDS_AFTER));
-        assert!(!is_news(&last, now + 2 * OUTAGE_ENDS_AFTER), "it goes on");
+        assert!(!is_news(&last, now + 2 * OUTAGE_ENDS_AFTER), "it continues");
         assert!(is_news(&last, now + 3 * OUTAGE_ENDS_AFTER + Duration::from_millis(1)));
     }
 }

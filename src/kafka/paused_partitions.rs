@@ -27,7 +27,7 @@ impl PausedPartitions {
         if partitions.insert(partition, (now, reason.to_owned())).is_none() {
             warn!(
                 topic,
-                partition, reason, "partition paused: it is tried again by itself; other partitions go on"
+                partition, reason, "partition paused: it is tried again by itself; other partitions continue"
             );
         }
     }

@@ -54,7 +54,7 @@ impl<'a> KnownTopics<'a> {
         match (&row.unreadable, &self.topics[topic]) {
             (Some(reason), _) => Err(Delivery::Refused { reason: reason.clone() }),
             (None, Ok(known)) => route_in(known, row).and_then(|route| unless_paused(route, self.paused.get(topic))),
-            (None, Err(sick)) => Err(sick.clone()),
+            (None, Err(delivery)) => Err(delivery.clone()),
         }
     }
 
@@ -98,9 +98,9 @@ impl<'a> KnownTopics<'a> {
 fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
     if row.lacks_its_lane() {
         return Err(Delivery::Refused {
-            reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
-                     zz_message_enters. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
-                     and insert its message again, in one transaction. Redriving it does not help"
+            reason: "it has a key or a partition but no lane, so its order is unknown: it was inserted without the trigger \
+                     zz_message_before_insert. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete \
+                     the row and insert its message again, in one transaction. Redriving it does not help"
                 .into(),
         });
     }

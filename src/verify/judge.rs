@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_all_awry_is_judged_in_bounded_time_and_stays_undecided() {
+    fn a_unit_that_is_all_out_of_order_is_judged_in_bounded_time_and_stays_undecided() {
         let rows: Vec<Expected> = (0..20_000)
             .map(|id| Expected {
                 unit: Some(1),

@@ -10,7 +10,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     let mut advice = Vec::new();
     let live = status.workers.iter().filter(|w| w.lease_left_seconds > 0.0).count();
     if live == 0 {
-        advice.push("No relay is running: start `outboxd run`, or look at why its pods do not.".to_owned());
+        advice.push("No relay is running: start `outboxd run`, or find out why its pods do not.".to_owned());
     } else if status.free_lanes > 0 {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
@@ -25,7 +25,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     if let Some((hold, partition)) = status.holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
         advice.push(format!(
             "Partition {} of topic {} takes nothing ({}): see to its leader and its in-sync replicas; it is tried again by itself, and \
-             rows of the topic's other partitions go on.",
+             rows of the topic's other partitions are published.",
             partition.number,
             plain(&hold.topic),
             plain(&hold.reason)
