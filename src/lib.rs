@@ -5,8 +5,8 @@
 //!
 //! Start here:
 //!
-//! - *Follow a row from claim to mark:* [`tasks::relay`] claims, [`kafka`] publishes, [`domain::retry`] decides, [`outbox::mark`]
-//!   marks.
+//! - *Follow a row from claim to mark:* [`tasks::relay`] runs the loop, [`kafka`] publishes, [`domain::retry`] decides, and
+//!   [`outbox`] claims and marks.
 //! - *Change what becomes of a failed row, or when it is tried again:* the match in [`domain::retry`].
 //! - *Add a command:* [`cli`].
 //!
