@@ -264,7 +264,7 @@ pub mod tests {
             age_seconds: 1.0,
         });
         status.open_writer = Some(OpenWriter {
-            writer: writer,
+            writer,
             age_seconds: Some(100.0),
             later_transactions: 0,
         });
