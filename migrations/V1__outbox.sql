@@ -317,7 +317,7 @@ CREATE TABLE outbox.worker (
     -- The incarnation of the server in which its rows of outbox.in_flight are complete. They are committed asynchronously, so a
     -- crash may lose the last of them.
     incarnation      timestamptz NOT NULL,
-    -- None of its rows of outbox.in_flight has a lower id: nobody has to read past all that were deleted since the vacuum horizon.
+    -- None of its rows of outbox.in_flight has a lower id, so that reading them skips all that were deleted since the vacuum horizon.
     in_flight_from   bigint NOT NULL DEFAULT 0,
 
     -- The identity of the process. With it a successor can prove that the process is gone, and need not wait for its lease.
@@ -358,8 +358,8 @@ GRANT SELECT, UPDATE ON outbox.lane TO outbox_relay;
 
 -- ── Rows in flight ─────────────────────────────────────────────────────────────────────────────
 
--- What a worker has in flight is written down batch by batch, so that after its death the worker that takes its lanes flags
--- exactly those rows as possible duplicates.
+-- A worker records what it has in flight batch by batch. If it dies, the worker that takes its lanes flags exactly those rows as
+-- possible duplicates.
 
 -- One row per batch of ordered rows: for each lane the lowest and the highest id of what is sent, in more than one range where
 -- rows lie far apart. Inserted before anything of the batch is handed to Kafka, deleted by its mark, and never updated: a row
@@ -373,22 +373,22 @@ CREATE TABLE outbox.in_flight (
     last_ids   bigint[] NOT NULL
 );
 
--- One row per batch of unordered rows, never updated either. While its lease lasts nobody else may claim the rows it names.
+-- One row per batch of unordered rows, never updated either. While its lease lasts no other worker may claim the rows it names.
 -- After that it says that any of them may have been sent: a worker that claims one removes it from here and flags it. Rows are
 -- claimed by this table and not by a lease in each row: that update found no room on its page and wrote to every index, which
--- cost more than all the rest of a row's life.
+-- cost more than everything else that is written for a row.
 CREATE TABLE outbox.claim (
-    -- The fencing token. Drawn in the order of commits, because claims are made one at a time: nobody has to read below the
-    -- lowest id seen, where deleted claims lie for as long as an open transaction pins the vacuum horizon.
+    -- The fencing token. Drawn in the order of commits, because claims are made one at a time. So a worker need not read below the
+    -- lowest id it has read, where deleted claims remain for as long as an open transaction pins the vacuum horizon.
     id           bigint GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
-    -- '-infinity': returned, with rows that may have been sent.
+    -- '-infinity' once the claim is returned with rows that may have been sent.
     lease_until  timestamptz NOT NULL,
-    -- Of outbox.worker; NULL: of no worker any more.
+    -- The id in outbox.worker, or NULL once it belongs to no worker.
     worker       uuid,
     ids          bigint[] NOT NULL,
-    -- Those of them that an earlier claim may have sent.
+    -- The ids among these that an earlier claim may have sent.
     maybe_sent     bigint[] NOT NULL DEFAULT '{}',
-    -- A NULL among them would make `NOT IN` exclude every row.
+    -- A NULL in the array would make `NOT IN` exclude every row.
     CONSTRAINT claim_names_rows CHECK (cardinality(ids) > 0 AND array_position(ids, NULL) IS NULL)
 );
 
@@ -403,7 +403,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.claim TO outbox_relay;
 
 -- ── Holds ──────────────────────────────────────────────────────────────────────────────────────
 
--- What a floor may pass although it is unpublished: the rows of one key (unit 'k:' || key), of one explicit partition
+-- The unpublished rows that a floor may pass: those of one key (unit 'k:' || key), of one explicit partition
 -- ('p:' || partition), of one paused partition ('s:3/12') or of a whole topic ('') in one lane.
 --
 -- A partition without a leader, or with too few replicas in sync, is paused and keeps back its own rows alone. 's:3/12' is

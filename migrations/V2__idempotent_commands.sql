@@ -106,7 +106,7 @@ WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze
 -- What has not succeeded, among millions of rows that have: attempts under way by the end of their lock, failures by their time.
 -- Not by status: the calls that end an attempt ask for that, and the planner would prefer so small an index to the primary key,
 -- and read every claim that ended lately.
-CREATE INDEX idempotency_request_unsettled ON outbox.idempotency_request (locked_until, updated_at)
+CREATE INDEX idempotency_request_unsucceeded ON outbox.idempotency_request (locked_until, updated_at)
     WHERE locked_until IS NOT NULL OR failure_code IS NOT NULL;
 -- For the purge, without the rows that it never takes: they would stay at the old end of the index, and every step would read them.
 CREATE INDEX idempotency_request_purgeable ON outbox.idempotency_request (expires_at) WHERE completed_at IS NOT NULL;
@@ -187,7 +187,7 @@ GRANT EXECUTE ON FUNCTION outbox.idempotency_name TO outbox_operator;
 CREATE TYPE outbox.idempotency_answer AS (
     kind             text,
     granted          boolean,
-    -- Set only where granted: nobody else may end that attempt.
+    -- Set only if the attempt is granted: the token that is needed to end it.
     attempt          integer,
     result_type      text,
     result_id        text,
@@ -251,8 +251,8 @@ RETURN outbox.is_name(scope) AND outbox.is_name(key)
     AND outbox.is_lock_span(lock_for) AND outbox.is_expiry_span(expires_in, lock_for)
     AND (claimed_by IS NULL OR octet_length(claimed_by) <= 255);
 
--- Grants the next attempt, or returns NULL if another session was faster: the attempt that was seen must still be the last one, in
--- the same state and under the same lock. Of two sessions that saw it, the second waits for the first and finds it changed.
+-- Grants the next attempt, or returns NULL if another session was faster: the attempt that was read must still be the last one, in
+-- the same state and under the same lock. Of two sessions that have read it, the second waits for the first and finds it changed.
 CREATE FUNCTION outbox.idempotency_grant_again(
     seen outbox.idempotency_request, lock_for interval, claimed_by text, expires_in interval
 ) RETURNS integer
@@ -606,10 +606,10 @@ REVOKE ALL ON FUNCTION outbox.idempotency_refuse, outbox.idempotency_is_answer, 
 GRANT EXECUTE ON FUNCTION outbox.idempotency_succeed, outbox.idempotency_fail, outbox.idempotency_heartbeat
     TO outbox_producer, outbox_operator;
 
--- ── Commands that nobody ends ──────────────────────────────────────────────────────────────────
+-- ── Commands that were not ended ──────────────────────────────────────────────────────────────────
 
 -- What to do about a command that is stale, or that may be retried and has expired; NULL for any other. Only the application's own
--- tables can tell whether its effect exists, so the caller finds out: true, false, or NULL where nobody can know.
+-- tables can tell whether its effect exists, so the caller finds out: true, false, or NULL if it cannot be known.
 CREATE FUNCTION outbox.idempotency_classify(
     request outbox.idempotency_request, effect_exists boolean, attempts_max integer DEFAULT 5,
     at timestamptz DEFAULT clock_timestamp()
@@ -656,8 +656,8 @@ BEGIN
         HINT = 'Look again at outbox.idempotency_expired: only what it shows may be abandoned.';
 END $$;
 
--- Ends an expired command that nobody will retry: failed for good with the code abandoned, and so purged in time. True where that
--- is new. Only for the attempt that was seen: a client that comes back at this moment has its next attempt.
+-- Ends an expired command that no client will retry: failed for good with the code abandoned, and so purged in time. True if that
+-- is new. It ends only the attempt that the caller has read: a client that returns at this moment gets its next attempt.
 CREATE FUNCTION outbox.idempotency_abandon(scope text, key text, attempt integer, reason text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -681,9 +681,9 @@ BEGIN
     RETURN false;
 END $$;
 
--- Ends commands whose lock ran out so long ago, for good and with the code orphaned. Nobody knows what became of them, so none of
--- them runs again by itself. Called by the relay's maintenance, where that is switched on. Returns how many; skips rows that
--- another session is ending.
+-- Ends commands whose lock ran out this long ago, for good and with the code orphaned. It is unknown what became of them, so none of
+-- them runs again by itself. The relay's maintenance calls it if that is configured. Returns how many; skips rows that another
+-- session is ending.
 CREATE FUNCTION outbox.idempotency_end_orphaned(older_than interval, most integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -707,7 +707,7 @@ END $$;
 
 -- Removes what has its answer and is expired, an hour after its end at the earliest: once it is gone its key starts again at
 -- attempt 1, and a process that ran that attempt before should be gone as well. A command that is under way, stale or to be
--- retried stays, however old: nobody knows what became of it.
+-- retried stays, however old, because it is unknown what became of it.
 CREATE FUNCTION outbox.purge_idempotency(most integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

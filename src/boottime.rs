@@ -1,5 +1,5 @@
-//! The clock that leases are counted by: CLOCK_BOOTTIME. `Instant` stops while a virtual machine is suspended, and a worker that wakes up
-//! would believe in a lease that ended long ago. A leaf.
+//! The clock for leases, CLOCK_BOOTTIME. `Instant` stops while a virtual machine is suspended, so a worker that is resumed would
+//! rely on a lease that ended long ago.
 
 use std::ops::Add;
 use std::time::Duration;
@@ -17,12 +17,12 @@ impl BootInstant {
         BootInstant(Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
     }
 
-    /// How long it is from `earlier` to this moment; nothing where this one came first.
+    /// The time from `earlier` to this moment, or zero if this one came first.
     pub fn saturating_since(self, earlier: BootInstant) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// How long it is until this moment; nothing where it has passed.
+    /// The time until this moment, or zero if it has passed.
     pub fn left(self) -> Duration {
         self.saturating_since(BootInstant::now())
     }
@@ -34,7 +34,7 @@ impl BootInstant {
 
 #[cfg(target_os = "linux")]
 const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
-/// Elsewhere, where nobody runs it in production, the monotonic clock has to do.
+/// Other systems are for development only, where the monotonic clock is good enough.
 #[cfg(not(target_os = "linux"))]
 const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
 

@@ -1,4 +1,4 @@
-//! The command line: one file a subcommand.
+//! The command line: one file for each subcommand.
 
 mod healthcheck;
 mod migrate;
@@ -21,18 +21,19 @@ use crate::outbox;
 
 /// Carries committed rows of a PostgreSQL outbox table to Kafka.
 ///
-/// Applications INSERT into outbox.message in their own transaction; outboxd publishes the row once it commits: in
-/// order per key, at any number of replicas, losing none. What has an environment twin shows it in brackets, as every setting of `run` does.
+/// Applications INSERT into outbox.message in their own transaction. outboxd publishes the row once it commits: in order per key,
+/// from any number of replicas, losing none. A setting's environment variable is shown in brackets; every setting of `run` has
+/// one.
 ///
-/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be reached, 70 a bug,
-/// 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
+/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be
+/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// How logs look
+    /// Format of logs
     #[arg(long, env = "OUTBOXD_LOG_FORMAT", value_enum, default_value = "auto", global = true)]
     log_format: LogFormat,
 
@@ -58,25 +59,27 @@ enum Command {
     Status(status::StatusArgs),
     /// Compare the outbox with the topics: is anything missing, repeated, out of order?
     ///
-    /// It only reads, and may run beside the relay. Rows that wait, and rows that retention has removed, are not judged; with
-    /// --on-published delete nothing is left to compare. Memory stays small: about 250 bytes a row go to temporary files.
+    /// It only reads, and may run beside the relay. Pending rows, and rows that retention has removed, are not compared; with
+    /// --on-published delete nothing is left to compare. Memory use is small: about 250 bytes per row go to temporary files.
     /// Where none can be written, as in the image without a volume, up to about 250,000 rows are compared in memory.
     ///
-    /// Two transactions that overlap have no order: that rows of a key arrived against their ids cannot be told from a fault,
-    /// and the verdict is "undecided". If your application locks the aggregate before it writes, say --serialized-keys.
+    /// Two transactions that overlap have no order. If they write rows of one key that arrive against the order of their ids,
+    /// this cannot be told from a fault, and the verdict is "undecided". If your application locks the aggregate before it
+    /// writes, use --serialized-keys.
     ///
     /// Exit codes: 0 every promise held, 1 one was broken, 2 it could not be told, 64 bad usage.
     Verify(Box<verify::VerifyArgs>),
-    /// Remove what is finished and old, in small steps, beside everything else
+    /// Remove what is finished and old, in small steps, while everything else runs
     ///
-    /// Published rows, days of history, markers of consumers, inbox messages that are done, expired answers of commands. Never
-    /// what is pending, dead, unfinished, stale or poison. `outboxd run` does so in the background; this does it now, and says how much.
+    /// It removes published rows, days of history, markers of consumers, inbox messages that are done, and expired answers of
+    /// commands. It never removes what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the
+    /// background; this command does it now, and reports how much was removed.
     Purge(purge::PurgeArgs),
     /// Ask a running outboxd whether it is alive; for container health checks
     Healthcheck(healthcheck::HealthcheckArgs),
 }
 
-/// Why a command ended badly. Each kind has its exit code.
+/// Why a command failed. Each kind has its exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{0}")]
@@ -122,20 +125,20 @@ impl Failure {
     }
 }
 
-/// Parses the arguments, runs the command, says what went wrong.
+/// Parses the arguments, runs the command, and reports a failure.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors.
+            // Help and version come as an error, too, and are none.
             let code = if error.use_stderr() { 64 } else { 0 };
-            // Nothing to do about a closed terminal.
+            // If the terminal is closed, there is nowhere to report that.
             let _ = error.print();
             return ExitCode::from(code);
         }
     };
     init_logs(&cli);
-    memory::keep_little();
+    memory::limit_heaps();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -144,7 +147,7 @@ pub fn main() -> ExitCode {
         }
     };
     let done = runtime.block_on(dispatch(cli.command));
-    // Blocking look-ups of the Kafka client may still wait for a broker; the process need not.
+    // Blocking lookups of the Kafka client may still wait for a broker. The process does not wait for them.
     runtime.shutdown_background();
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -166,7 +169,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
     }
 }
 
-/// A filter takes any single word for the name of a module, of which nothing would ever be logged.
+/// Refuses a word that is no level: the filter would take it for the name of a module, and nothing would ever be logged.
 fn log_filter(text: &str) -> Result<String, String> {
     let is_word = text.chars().all(char::is_alphanumeric);
     let is_level = text.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();

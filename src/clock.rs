@@ -1,4 +1,4 @@
-//! The database's clock, carried on by our monotonic one: ages and record timestamps go by it. A leaf.
+//! The database's clock, extrapolated by our monotonic one. Ages and record timestamps are taken from it.
 //!
 //! A worker's own wall clock may be hours off. Kafka refuses records from the future, and deletes those older than the
 //! topic's retention as soon as it has acknowledged them.
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[derive(Debug)]
 pub struct Clock {
     started: Instant,
-    /// What it showed when we started, in microseconds since 1970; our own clock until the database has told.
+    /// The database's time at our start, in microseconds since 1970. It is our own time until the database's was read.
     then_us: AtomicI64,
 }
 
@@ -23,7 +23,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// The database's clock was read at about this moment.
+    /// Notes the database's time, which was read just now.
     pub fn set(&self, now: SystemTime) {
         let since = self.started.elapsed().as_micros() as i64;
         self.then_us.store(micros(now) - since, Ordering::Relaxed);
@@ -34,12 +34,12 @@ impl Clock {
         UNIX_EPOCH + then + self.started.elapsed()
     }
 
-    /// The same as Kafka counts it.
+    /// The time as Kafka counts it, in milliseconds since 1970.
     pub fn now_ms(&self) -> i64 {
         micros(self.now()) / 1000
     }
 
-    /// How old something is that the database has stamped.
+    /// The age of something that has a timestamp of the database.
     pub fn age(&self, stamped: SystemTime) -> Duration {
         self.now().duration_since(stamped).unwrap_or_default()
     }
@@ -58,7 +58,7 @@ mod tests {
         let clock = Clock::default();
         let database = SystemTime::now() - Duration::from_secs(7200);
         clock.set(database);
-        let drift = clock.now().duration_since(database).expect("it goes on");
+        let drift = clock.now().duration_since(database).expect("it continues");
         assert!(drift < Duration::from_secs(60), "{drift:?}");
         assert!(clock.age(database - Duration::from_secs(100)) >= Duration::from_secs(100));
     }

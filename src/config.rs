@@ -1,4 +1,4 @@
-//! Flags, their environment twins, and what they become. Every problem is found before a port opens.
+//! Flags and their environment variables, checked. Every problem with them is found before a port opens.
 
 mod args;
 mod check;
@@ -13,18 +13,18 @@ use crate::domain::retention::Retention;
 use crate::domain::retry::RetryPolicy;
 use crate::kafka::{ClientConfig, OVERRUN, properties};
 use crate::outbox::{Database, OnPublished, Pooler};
-use crate::process::Identity;
+use crate::process::{Identity, host_name};
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
 use crate::tasks::relay::{self, MARK_MARGIN};
 
-/// What is wrong with the settings, each with what to do.
+/// What is wrong with the settings: one sentence for each problem, which says what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration has {} problem(s):\n{}", .0.len(), .0.iter().map(|p| format!("  - {p}")).collect::<Vec<_>>().join("\n"))]
 pub struct Problems(pub Vec<String>);
 
 impl Problems {
-    /// Both, or what is wrong with either.
+    /// Both values, or the problems of both.
     pub fn of_both<A, B>(one: Result<A, Problems>, other: Result<B, Problems>) -> Result<(A, B), Problems> {
         match (one, other) {
             (Ok(one), Ok(other)) => Ok((one, other)),
@@ -37,7 +37,7 @@ impl Problems {
     }
 }
 
-/// Settings that hold together.
+/// Settings that are valid, each and all together.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub database: Database,
@@ -46,7 +46,7 @@ pub struct Config {
     pub migrate: bool,
     pub on_published: OnPublished,
     pub relay: relay::Settings,
-    /// A larger message is not read, and becomes a dead letter.
+    /// A larger message is not read and becomes a dead letter.
     pub message_bytes_max: usize,
     pub maintenance: maintenance::Settings,
     pub lease: LeaseSettings,
@@ -55,7 +55,7 @@ pub struct Config {
     pub http_listen: SocketAddr,
 }
 
-/// The schema lets the headers alone be as large.
+/// The schema allows headers this large, payload aside.
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
 
 impl DatabaseArgs {
@@ -64,7 +64,7 @@ impl DatabaseArgs {
         self.validated(Check::default())
     }
 
-    /// The same, for a migration.
+    /// The database and schema for a migration, or every problem with them.
     pub fn validate_to_migrate(&self) -> Result<(Database, String), Problems> {
         let mut check = Check::default();
         self.check_migration(&mut check);
@@ -164,7 +164,7 @@ impl RetentionArgs {
 }
 
 impl RunArgs {
-    /// Settings that hold together, or every problem at once.
+    /// The checked settings, or every problem with them.
     pub fn validate(&self) -> Result<Config, Problems> {
         let mut check = Check::default();
         let database = self.database.checked(&mut check);
@@ -227,7 +227,7 @@ impl RunArgs {
         }
     }
 
-    /// No more than may be in memory at once.
+    /// A message must not be larger than what may be in memory at once.
     fn message_bytes_max(&self, check: &mut Check, in_flight: usize) -> usize {
         let Some(value) = &self.max_message_bytes else {
             return in_flight;
@@ -259,12 +259,12 @@ impl RunArgs {
     }
 }
 
-/// A send must be over, and its mark written, before the lease can pass to somebody else.
+/// A send must be over, and its mark written, before another worker can take the lease.
 fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
     check.ensure(deadline >= Duration::from_millis(500), || {
         "--batch-deadline must be at least 500ms".to_owned()
     });
-    // A renewal may come a fifth of the lease late and still leave enough.
+    // The lease is longer by a quarter, so that a renewal may be a fifth of it late.
     let needed = (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25);
     check.ensure(lease >= needed, || {
         format!(
@@ -272,14 +272,6 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
              lease has passed on; it must be at least {needed:?}"
         )
     });
-}
-
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .ok()
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "outboxd".to_owned())
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Decides: what rows, floors, leases and refusals mean. Pure: no I/O, no client library, no clock that it was not given.
+//! Decides what rows, floors, leases and refusals mean. It is pure: it does no I/O, uses no client library, and is given the
+//! time.
 
 pub mod batch_outcome;
 pub mod decision;

@@ -1,21 +1,40 @@
-//! Named stops for tests: a process announces that it has arrived and waits to be let go, or killed.
+//! Named stops for tests: the process announces that it has arrived at a point, and waits there until a test lets it continue or
+//! kills it.
 //!
-//! Compiled in only with the feature `failpoints`; without it both functions are empty and nobody reads the variable.
-//! `OUTBOXD_FAILPOINTS="name=/dir,other:7=/dir"` arms them: `name` stops whoever arrives, `other:7` the seventh
-//! to arrive and nobody else. On arrival the file `/dir/name.ready` appears, and the process waits until `/dir/name.continue`
-//! does. `name=panic` panics there.
+//! They are compiled in only with the feature `failpoints`, which no release is built with. Without it both functions are empty
+//! and the variable is never read.
+//!
+//! `OUTBOXD_FAILPOINTS="name=/dir,other:7=/dir"` arms points. `name` stops every arrival, `other:7` only the seventh. On arrival
+//! the process writes `/dir/name.ready` (`/dir/other:7.ready`) and waits until `/dir/name.continue` exists. `name=panic` panics
+//! instead. A test waits for the arrival with `relay.at_failpoint(…)`, and then kills the process or lets it continue with
+//! `relay.continue_from(…)`.
+//!
+//! | point | where the process is |
+//! |---|---|
+//! | `after_claim`, `after_claim_unordered` | A batch is claimed; nothing of it has been sent. |
+//! | `before_produce` | A record is about to be handed to the Kafka client. |
+//! | `delivery_report` | Kafka has answered for a record; the relay has not yet received the report. |
+//! | `after_publish`, `after_publish_unordered` | All records of a batch are answered for; none is marked. |
+//! | `after_head_sent` | The head of a hold has been sent; the hold is unchanged. |
+//! | `before_hold_change` | A hold is about to be changed. |
+//! | `after_hold_release` | A hold has been released; the floor in memory has not been lowered yet. |
+//! | `before_renew` | The lease is about to be renewed. |
+//! | `before_takeover` | The lease of another worker has expired; its lanes have not been taken yet. |
+//! | `before_soft_claim` | Lanes are about to be claimed from above their floors. |
+//! | `before_store_floors` | Floors have been read and are not stored yet. |
+//! | `before_loss_check` | The server is about to be asked whether it has lost published rows. |
 
 #[cfg(feature = "failpoints")]
 pub use armed::{hit, hit_blocking};
 
-/// Stop here if the test asks for it.
+/// Stops here if a test has armed this point.
 #[cfg(not(feature = "failpoints"))]
 #[inline]
 pub fn hit(_name: &str) -> std::future::Ready<()> {
     std::future::ready(())
 }
 
-/// The same where nobody can await.
+/// Stops here, too, from code that is not async. It blocks the thread.
 #[cfg(not(feature = "failpoints"))]
 #[inline]
 pub fn hit_blocking(_name: &str) {}
@@ -27,9 +46,9 @@ mod armed {
     use std::sync::{LazyLock, Mutex, PoisonError};
     use std::time::Duration;
 
-    const LOOK: Duration = Duration::from_millis(5);
+    const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-    /// Points, numbered or not, and the folder of each.
+    /// The armed points, with their numbers if they have one, and the folder of each.
     static ARMED: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
         let armed = std::env::var("OUTBOXD_FAILPOINTS").unwrap_or_default();
         let points = armed.split(',').filter_map(|point| point.split_once('='));
@@ -41,18 +60,18 @@ mod armed {
     pub async fn hit(name: &str) {
         let Some(go) = arrive(name) else { return };
         while !go.exists() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
     pub fn hit_blocking(name: &str) {
         let Some(go) = arrive(name) else { return };
         while !go.exists() {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
-    /// Announces the arrival where a test asked for a stop; answers the file to wait for.
+    /// Announces the arrival if the point is armed, and returns the file to wait for.
     fn arrive(name: &str) -> Option<PathBuf> {
         if ARMED.is_empty() {
             return None;

@@ -1,25 +1,25 @@
-//! How the process is doing, as the probes of `http` tell it. A leaf.
+//! The health of the process, which `http` reports.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Loops that must turn. Each does so at least once per statement timeout, even while the database is away.
+/// The loops that are watched. Each completes a round at least once per statement timeout, even while the database is down.
 #[derive(Clone, Copy, Debug)]
 pub enum Loop {
     Lease,
     Relay,
 }
 
-/// Longer than any turn of a healthy loop.
+/// Longer than any round of a healthy loop.
 const STUCK_AFTER: Duration = Duration::from_secs(90);
 
-/// What the probes say.
+/// What the probes report.
 #[derive(Debug)]
 pub struct Health {
     verified: AtomicBool,
     draining: AtomicBool,
     started: Instant,
-    /// When each loop last turned, in seconds since the start.
+    /// When each loop last completed a round, in seconds since the start.
     turned: [AtomicU64; 2],
 }
 
@@ -39,16 +39,16 @@ impl Health {
         self.turned[which as usize].store(self.started.elapsed().as_secs(), Ordering::Relaxed);
     }
 
-    /// Does a loop that should turn stand still?
+    /// Has a loop that should be running not completed a round for too long?
     pub fn is_stuck(&self) -> bool {
-        // Before the schema is verified, and after a stop was asked for, the loops do not run.
+        // The loops do not run before the schema is verified, nor after a stop was requested.
         let running = self.is_verified() && !self.is_draining();
         let now = self.started.elapsed().as_secs();
         let silent = |turned: &AtomicU64| now.saturating_sub(turned.load(Ordering::Relaxed)) > STUCK_AFTER.as_secs();
         running && self.turned.iter().any(silent)
     }
 
-    /// The schema is there and ours to use. It stays so while PostgreSQL or Kafka are away: a restart would not help.
+    /// The schema exists and may be used. This stays true while PostgreSQL or Kafka are down, since a restart would not help.
     pub fn verified(&self) {
         self.turned(Loop::Lease);
         self.turned(Loop::Relay);

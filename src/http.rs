@@ -1,4 +1,4 @@
-//! `/metrics`, `/livez`, `/readyz`: answered, and asked for.
+//! `/metrics`, `/livez` and `/readyz`: the server, and the client of `outboxd healthcheck`.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -25,11 +25,12 @@ use tokio_util::task::TaskTracker;
 use crate::health::Health;
 use crate::metrics;
 
-/// A connection carries one request, and lasts no longer than this: time to send the request and to read the answer.
+/// A connection carries one request and is closed after this time, whether or not the request was sent and the answer read.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most connections at once. One more closes the oldest: who opens many and sends nothing does not keep a probe out.
+/// Maximum number of open connections. Another one closes the oldest, so a client that opens many and sends nothing cannot keep
+/// out a probe.
 const CONNECTIONS_MAX: usize = 64;
-/// Wait after a connection could not be accepted, as when the process has no file descriptor left.
+/// Wait after a connection could not be accepted, for example because the process has no file descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
@@ -69,7 +70,7 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: Promethe
     answers.wait().await;
 }
 
-/// Answers one request, unless it or its reader is too slow. `stop` closes a connection that has sent none.
+/// Answers one request, unless it or its reader is too slow. After `stop`, a connection that has sent no request is closed.
 async fn answer(stream: tokio::net::TcpStream, routes: Router, stop: CancellationToken) {
     let connection = http1::Builder::new()
         .keep_alive(false)
@@ -82,7 +83,7 @@ async fn answer(stream: tokio::net::TcpStream, routes: Router, stop: Cancellatio
         }
         connection.await
     };
-    // Whoever asked has hung up, or is cut off: nobody is left to tell.
+    // On an error or a timeout the connection is closed, and there is no client left to report it to.
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, answered).await;
 }
 
@@ -110,11 +111,11 @@ async fn ready(State(shared): State<Shared>) -> (StatusCode, &'static str) {
     (StatusCode::OK, "ready\n")
 }
 
-/// The whole answer of a daemon, its head included. Waits for it without yielding: nothing for a daemon itself to call.
-pub fn ask(address: &str, path: &str, patience: Duration) -> io::Result<String> {
-    let mut stream = connect(address, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    // At once: who answers the first half and hangs up would break the pipe for the second.
+/// The whole answer of a daemon, headers included. It blocks the thread, so async code must not call it.
+pub fn ask(address: &str, path: &str, timeout: Duration) -> io::Result<String> {
+    let mut stream = connect(address, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    // One write: a server that answers the first half and hangs up would make the write of the second half fail.
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
@@ -122,11 +123,11 @@ pub fn ask(address: &str, path: &str, patience: Duration) -> io::Result<String> 
     Ok(answer)
 }
 
-/// A name may stand for several addresses, of which the daemon listens on one.
-fn connect(address: &str, patience: Duration) -> io::Result<TcpStream> {
+/// A name may resolve to several addresses, and the daemon may listen on only one of them.
+fn connect(address: &str, timeout: Duration) -> io::Result<TcpStream> {
     let mut connected: io::Result<TcpStream> = Err(io::ErrorKind::AddrNotAvailable.into());
     for address in address.to_socket_addrs()? {
-        connected = connected.or_else(|_| TcpStream::connect_timeout(&address, patience));
+        connected = connected.or_else(|_| TcpStream::connect_timeout(&address, timeout));
     }
     connected
 }

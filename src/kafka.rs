@@ -1,19 +1,19 @@
-//! The only user of the Kafka client. It takes rows and answers what became of each of them.
+//! The only user of the Kafka client. It takes rows and returns the [`Delivery`] of each of them.
 //!
-//! There are three producers: the *main* one carries batches; a *spare* stands by, because building a producer takes half a second
-//! and every lane would wait; the *quarantine* sends single records that Kafka may refuse, so that a refusal affects no other
-//! record. Probes of paused topics and partitions have producers of their own, each for one probe at a time. A separate client looks
-//! topics up and sends nothing. No client is relied on to recover by itself: one that gives no answer is replaced. These rules keep a
-//! key in order through a partial failure:
+//! There are three producers: the *main* one carries batches; a *spare* stands by, because building a producer takes half a
+//! second and every lane would wait; the *quarantine* sends single records that Kafka may refuse, so that a refusal affects no
+//! other record. Probes of paused topics and partitions have producers of their own, each for one probe at a time. A separate
+//! client looks topics up and sends nothing. We do not rely on any client to recover by itself: one that gets no answer is
+//! replaced. These rules keep a key in order through a partial failure:
 //!
 //! - The partition is computed here, as the Java client would compute it.
-//! - The first record that a producer sends to a partition is sent alone and waited for: a broker accepts any first sequence number
-//!   from a producer it does not know, and would accept row 2 after it refused row 1.
-//! - After that the gapless guarantee holds: behind a refused record nothing of that producer gets through.
-//! - An acknowledgement has an offset. One without an offset is the client's own conclusion, which may be wrong while several tasks
-//!   send their first record.
-//! - A publish has a deadline inside the lease and shorter than the client's timeout: an expired record could be overtaken by the one
-//!   behind it.
+//! - The first record that a producer sends to a partition is sent alone and waited for: a broker accepts any first sequence
+//!   number from a producer it does not know, and would accept row 2 after it refused row 1.
+//! - After that the gapless guarantee holds: nothing that this producer sends behind a refused record is accepted.
+//! - An acknowledgement has an offset. One without an offset is only inferred by the client, which may be wrong while several
+//!   tasks send their first record.
+//! - A publish has a deadline inside the lease and shorter than the client's timeout: an expired record could be overtaken by the
+//!   one behind it.
 
 mod admin;
 pub mod consumer;
@@ -64,25 +64,26 @@ const ANSWERS_AFTER_FATAL: Duration = Duration::from_millis(250);
 /// How long the reports of purged records are waited for. They usually come at once.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Metadata of this age is good enough for a single row. Thousands of keys of one topic may be tried again together, and the brokers
-/// should not be asked for each.
+/// Metadata of this age is good enough for a single row. Thousands of keys of one topic may be tried again together, and the
+/// brokers should not be asked for each.
 const METADATA_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// How long a publish can overrun its deadline. The lease must allow for it.
 pub const OVERRUN: Duration = Duration::from_secs(2);
 
-/// How long a record may live in the client, counted from when it was handed over. It is longer than a batch and its overrun, so that
-/// their deadlines come first.
+/// How long a record may live in the client, counted from when it was handed over. It is longer than a batch and its overrun, so
+/// that their deadlines come first.
 pub fn record_lifetime(batch_deadline: Duration) -> Duration {
     batch_deadline + OVERRUN + Duration::from_millis(500)
 }
 
 /// The deadlines of a publish.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Until {
-    /// No record is handed to the client later: if the process is suspended, its records must have expired when the lease is over.
+pub struct Deadlines {
+    /// No record is handed to the client after this: if the process is suspended, its records must have expired when the lease is
+    /// over.
     pub handed_over: Instant,
-    /// Answers are awaited until then, and for [`OVERRUN`] more.
+    /// Answers are awaited until this, and for [`OVERRUN`] more.
     pub answered: Instant,
 }
 
@@ -92,14 +93,13 @@ pub struct Publisher {
     probes: Probes,
     topics: Topics,
     paused_partitions: PausedPartitions,
-    /// Does Kafka not answer at all?
+    /// Is publishing paused because Kafka does not answer at all?
     paused: watch::Sender<bool>,
     last_ack: Arc<LastAck>,
 }
 
 impl Publisher {
-    /// Connects lazily: an unreachable Kafka is found by the first batch.
-    /// Records are stamped by `clock`.
+    /// Connects lazily: the first batch finds out that Kafka is unreachable. Record timestamps are read from `clock`.
     pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
         let last_ack = Arc::new(LastAck::new());
         let gapless = ProducerSettings {
@@ -138,12 +138,12 @@ impl Publisher {
         self.last_ack.is_since(then)
     }
 
-    /// Publishes rows, which must be in row order, and answers what became of each.
-    pub async fn publish(&self, rows: &[Row], until: Until) -> Vec<Delivery> {
-        let mut outcomes = vec![Delivery::NotSent; rows.len()];
-        let mut known = KnownTopics::of(rows, &self.topics, until.answered).await;
+    /// Publishes rows, which must be in row order, and returns the delivery of each.
+    pub async fn publish(&self, rows: &[Row], deadlines: Deadlines) -> Vec<Delivery> {
+        let mut deliveries = vec![Delivery::NotSent; rows.len()];
+        let mut known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
         known.skip_paused(&self.paused_partitions);
-        let routes = known.routes(rows, &mut outcomes);
+        let routes = known.routes(rows, &mut deliveries);
         let mut batches = PartitionBatches::new(rows);
         let mut alone = Vec::new();
         for (index, route) in routes.iter().enumerate() {
@@ -153,35 +153,36 @@ impl Publisher {
                 Some(route) => batches.push(index, route.partition, &self.topics),
             }
         }
-        let sent = self.send_batches(rows, batches, &routes, until);
-        let quarantined = self.quarantine.send_each(rows, &alone, until);
+        let sent = self.send_batches(rows, batches, &routes, deadlines);
+        let quarantined = self.quarantine.send_each(rows, &alone, deadlines);
         let (sent, quarantined) = tokio::join!(sent, quarantined);
-        for (index, outcome) in sent.into_iter().chain(quarantined) {
-            outcomes[index] = outcome;
+        for (index, delivery) in sent.into_iter().chain(quarantined) {
+            deliveries[index] = delivery;
         }
-        outcomes
+        deliveries
     }
 
-    /// The client puts records of several tasks into one produce batch, which fails as a whole: a refusal by the main producer may be
-    /// meant for the record of another task. In quarantine the answer is about this one. Order holds, since the gapless guarantee let
-    /// nothing behind it through.
+    /// Sends the batches by the main producer, and then each record that it refused in quarantine. The client puts records of
+    /// several tasks into one produce batch, which fails as a whole, so a refusal by the main producer may be about the record of
+    /// another task. In quarantine the answer is about the record that was sent. Order is kept, because the gapless guarantee
+    /// lets nothing behind a refused record through.
     async fn send_batches(
         &self,
         rows: &[Row],
         batches: PartitionBatches<'_>,
         routes: &[Option<Route>],
-        until: Until,
+        deadlines: Deadlines,
     ) -> Vec<(usize, Delivery)> {
-        let mut outcomes = batches.send(&self.main, &self.topics, &self.last_ack, until).await;
-        let refused: Vec<_> = outcomes
-            .extract_if(.., |(_, outcome)| matches!(outcome, Delivery::Refused { .. }))
+        let mut deliveries = batches.send(&self.main, &self.topics, &self.last_ack, deadlines).await;
+        let refused: Vec<_> = deliveries
+            .extract_if(.., |(_, delivery)| matches!(delivery, Delivery::Refused { .. }))
             .collect();
         if refused.is_empty() {
-            return outcomes;
+            return deliveries;
         }
-        let acked: HashSet<usize> = outcomes
+        let acked: HashSet<usize> = deliveries
             .iter()
-            .filter(|(_, outcome)| *outcome == Delivery::Acked)
+            .filter(|(_, delivery)| *delivery == Delivery::Acked)
             .map(|(index, _)| *index)
             .collect();
         let alone: Vec<_> = refused
@@ -189,62 +190,62 @@ impl Publisher {
             .filter(|(index, _)| earlier_of_unit(rows, *index).all(|earlier| acked.contains(&earlier)))
             .filter_map(|(index, _)| Some((*index, routes[*index]?.partition)))
             .collect();
-        outcomes.extend(self.quarantine.send_each(rows, &alone, until).await);
-        outcomes
+        deliveries.extend(self.quarantine.send_each(rows, &alone, deadlines).await);
+        deliveries
     }
 
     /// Sends one row alone, in quarantine, with fresh metadata of its topic.
-    pub async fn send_head(&self, row: &Row, until: Until) -> Delivery {
-        match self.route_one(row, until, true).await {
-            Ok(partition) => self.quarantine.send(row, partition, until).await,
-            Err(outcome) => outcome,
+    pub async fn send_head(&self, row: &Row, deadlines: Deadlines) -> Delivery {
+        match self.route_one(row, deadlines, true).await {
+            Ok(partition) => self.quarantine.send(row, partition, deadlines).await,
+            Err(delivery) => delivery,
         }
     }
 
     /// Sends one row of a paused topic or partition, by a producer that carries nothing else meanwhile.
-    pub async fn probe(&self, row: &Row, until: Until) -> Delivery {
-        let partition = match self.route_one(row, until, false).await {
+    pub async fn probe(&self, row: &Row, deadlines: Deadlines) -> Delivery {
+        let partition = match self.route_one(row, deadlines, false).await {
             Ok(partition) => partition,
-            Err(outcome) => return outcome,
+            Err(delivery) => return delivery,
         };
-        let outcome = if self.topics.has_leader(&row.topic, partition.number) {
-            self.probes.send(row, partition, until).await
+        let delivery = if self.topics.has_leader(&row.topic, partition.number) {
+            self.probes.send(row, partition, deadlines).await
         } else {
             delivery::transient(&row.topic, partition, "it has no leader", false)
         };
-        match &outcome {
+        match &delivery {
             Delivery::Unavailable { reason, .. } => self.pause_partition(&row.topic, partition, reason),
             Delivery::Acked | Delivery::Refused { .. } => {
                 self.paused_partitions.resume(&row.topic, partition.number);
             }
             _ => {}
         }
-        outcome
+        delivery
     }
 
-    /// Nothing is paused any more: the producers of probes are not needed.
+    /// Drops the producers of probes. They are not needed once nothing is paused.
     pub fn end_probes(&self) {
         self.probes.end();
     }
 
-    /// The partition accepted nothing while others answered: nothing is sent there until it accepts a probe.
+    /// The partition accepted nothing while others answered. Nothing is sent to it until it accepts a probe.
     pub fn pause_partition(&self, topic: &str, partition: Partition, reason: &str) {
         self.paused_partitions
             .pause(topic, partition.number, reason, Instant::now());
     }
 
-    /// Where a row goes by fresh metadata of its topic, or why it is not to be sent now.
-    async fn route_one(&self, row: &Row, until: Until, skip_paused: bool) -> Result<Partition, Delivery> {
+    /// The partition of a row by fresh metadata of its topic, or why the row must not be sent now.
+    async fn route_one(&self, row: &Row, deadlines: Deadlines, skip_paused: bool) -> Result<Partition, Delivery> {
         self.topics.expire(&row.topic, METADATA_AGE_MAX);
         let rows = std::slice::from_ref(row);
-        let mut known = KnownTopics::of(rows, &self.topics, until.answered).await;
+        let mut known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
         if skip_paused {
             known.skip_paused(&self.paused_partitions);
         }
         known.route(row).map(|route| route.partition)
     }
 
-    /// Kafka does not answer: all tasks wait until it answers again.
+    /// Makes all tasks wait, because Kafka does not answer, until it answers again.
     pub fn pause(self: &Arc<Self>, reason: &str, topic: &str) {
         if self.paused.send_replace(true) {
             return;
@@ -269,7 +270,7 @@ impl Publisher {
         }
         info!(
             seconds = since.elapsed().as_secs(),
-            "Kafka answers again; publishing goes on"
+            "Kafka answers again; publishing continues"
         );
         metrics::publisher_paused(false);
         self.paused.send_replace(false);

@@ -1,34 +1,52 @@
 //! `outboxd` carries committed rows of a PostgreSQL outbox table to Kafka.
 //!
-//! The loop is [`relay`]: claim a batch, publish it, mark what was acknowledged. Around it:
-//! [`lanes`] decides which keyed rows are ours, [`domain::floor`] where a claim starts to look, [`domain::retry`]
-//! what becomes of a failed row, [`wakeup`] when to look at all, [`tasks::maintenance`] what is removed;
-//! [`tasks::retry_holds`] tries again what is held back. [`outbox`] is the only module that speaks SQL, [`kafka`] the only one that
-//! sends to Kafka, and they do not know each other. [`domain`] is pure.
-//! [`verify`] compares afterwards what was committed with what a [`kafka::consumer`] finds.
+//! A few tasks in each process repeat one loop: check lanes out, claim their pending rows, publish them, decide what became of
+//! each row, and mark it. Other tasks renew the lease, retry what is held back, move the watermark, and remove what is old.
 //!
-//! `ARCHITECTURE.md` is the map; read the modules in the order below.
+//! Start here:
+//!
+//! - *Follow a row from claim to mark:* [`tasks::relay`] runs the loop, [`kafka`] publishes, [`domain::retry`] decides, and
+//!   [`outbox`] claims and marks.
+//! - *Change what becomes of a failed row, or when it is tried again:* the match in [`domain::retry`].
+//! - *Add a command:* [`cli`].
+//!
+//! `ARCHITECTURE.md` has the bird's-eye view, each of these journeys file by file, and the invariants of every directory. The
+//! modules are listed below in reading order. Imports point from the later ones to the earlier ones only.
 
+// Decides. It is pure.
 pub mod domain;
-pub mod tasks;
 
+// Leaves: one small service each.
 pub mod boottime;
 pub mod clock;
+pub mod failpoint;
+pub mod health;
 pub mod jitter;
+pub mod memory;
+pub mod metrics;
+pub mod process;
+
+// Remembers what this process owns.
 pub mod lanes;
 
+// Speak to the servers: SQL is in one, the Kafka client in the other.
 pub mod kafka;
 pub mod outbox;
 
-pub mod health;
-pub mod http;
-pub mod metrics;
+// Loops.
+pub mod tasks;
 
+// Compares what was committed with what arrived.
 pub mod verify;
 
-pub mod cli;
+// Answers probes and scrapes.
+pub mod http;
+
+// Checks the settings.
 pub mod config;
+
+// Starts the tasks and stops them.
 pub mod daemon;
-pub mod failpoint;
-pub mod memory;
-pub mod process;
+
+// Parses the command line and runs a subcommand.
+pub mod cli;

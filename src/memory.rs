@@ -1,9 +1,12 @@
-//! How the C library keeps the memory that is freed. A leaf.
+//! Settings of the C library's allocator.
 
-/// Call it before the first thread starts. Left to itself the allocator keeps a heap for each of the dozen threads here, the Kafka
-/// client's among them, and a record is made by one and freed by another: every heap grows to what is in flight at most. Nor does it give
-/// the buffers of whole requests back at once any more after it has seen a few of them, and they come to lie between what stays.
-pub fn keep_little() {
+/// Makes the allocator return freed memory to the system. Must be called before the first thread starts.
+///
+/// By default the allocator keeps an arena for each thread, and there are a dozen here, those of the Kafka client included. A
+/// record is allocated by one thread and freed by another, so every arena would grow to the maximum that is in flight. The
+/// allocator also raises its mmap threshold when large buffers are freed: later request buffers would be placed on the heap and
+/// fragment it.
+pub fn limit_heaps() {
     #[cfg(target_env = "gnu")]
     // SAFETY: settings of the allocator, which takes any number and no pointer.
     unsafe {

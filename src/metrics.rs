@@ -1,4 +1,4 @@
-//! Every metric, once: name, kind, help, and the function that records it. A leaf anyone may call.
+//! The list of all metrics. Each has its name, kind, help and recording function in one place.
 
 mod samples;
 
@@ -10,7 +10,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use crate::domain::retention::Table;
 pub use samples::{OPERATIONS_MAX, backlog, commands, counted, inbox, not_sampled};
 
-/// Which way a batch went: the only label that is not a plain state.
+/// The value of the label `stream`: whether a batch was of keyed rows, which are ordered, or of unordered rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     Ordered,
@@ -34,11 +34,11 @@ enum Kind {
     /// One series for each consumer that the database counts by name, and one for all others.
     CounterByConsumer,
     Gauge,
-    /// A gauge that is moved up and down, not set.
+    /// A gauge that is changed by a difference, not set.
     GaugeByChange,
-    /// Of the whole outbox, sampled by one worker: no other has it.
+    /// A gauge of the whole outbox. Only the worker that samples it exports it.
     SampledGauge,
-    /// One series for each way a batch can go.
+    /// One series for each [`Stream`].
     Histogram,
 }
 
@@ -49,7 +49,7 @@ struct Metric {
 }
 
 impl Metric {
-    /// Names say their unit.
+    /// The unit, which is the last word of the name.
     fn unit(&self) -> Unit {
         match self.name.rsplit('_').next() {
             Some("seconds") => Unit::Seconds,
@@ -59,15 +59,15 @@ impl Metric {
     }
 }
 
-/// The consumer of duplicates that the database does not count by name.
+/// The label of all consumers that the database does not count by name.
 const OTHER_CONSUMERS: &str = "other";
 
-/// Makes of each line a constant with the metric's name, its entry in the list of all, and the function that records it.
+/// Makes three things of each entry: a constant with the metric's name, its place in `METRICS`, and the function that records it.
 macro_rules! metrics {
     ($($vis:vis fn $record:ident($($params:tt)*) => $kind:ident $constant:ident $name:literal, $help:literal;)*) => {
         $(pub const $constant: &str = $name;)*
 
-        /// The whole list: a test scrapes and finds every one of them.
+        /// All metrics. A test scrapes a worker and expects every one of them.
         const METRICS: &[Metric] = &[$(Metric { name: $constant, kind: Kind::$kind, help: $help }),*];
 
         $(
@@ -79,7 +79,7 @@ macro_rules! metrics {
     };
 }
 
-/// How a kind of metric is recorded.
+/// Records one metric, by its kind.
 macro_rules! record {
     (Counter $name:literal,) => { counter!($name).increment(1) };
     (Counter $name:literal, $count:ident: $type:ty) => { counter!($name).increment(amount($count)) };
@@ -101,7 +101,7 @@ macro_rules! record {
     ($kind:ident $name:literal, $value:ident: $type:ty) => { gauge!($name).set($value as f64) };
 }
 
-/// Counts are never negative; should one be, it counts nothing.
+/// What to add to a counter. Counts are never negative; if one were, it would count as 0.
 fn amount(count: impl TryInto<u64>) -> u64 {
     count.try_into().unwrap_or(0)
 }
@@ -114,79 +114,79 @@ metrics! {
     pub fn rows_marked(count: u64) => Counter ROWS_MARKED "outboxd_rows_marked_total",
         "Rows marked as published in PostgreSQL.";
     fn rows_retried(count: usize) => Counter ROWS_RETRIED "outboxd_rows_retried_total",
-        "Rows Kafka refused that will be tried again.";
+        "Rows that Kafka refused and that will be tried again.";
     pub fn rows_unacknowledged(count: usize) => Counter ROWS_UNACKNOWLEDGED "outboxd_rows_unacknowledged_total",
-        "Rows not published for no fault of theirs; no attempt counted.";
+        "Rows returned unpublished through no fault of their own; no attempt was counted.";
     fn rows_dead(count: usize) => Counter ROWS_DEAD "outboxd_rows_dead_total",
-        "Rows given up after their last attempt.";
+        "Rows that became dead letters after their last attempt.";
     pub fn rows_fenced(count: usize) => Counter ROWS_FENCED "outboxd_rows_fenced_total",
-        "Marks refused because the lease had gone to another worker.";
+        "Rows not marked because another worker had taken the lease.";
     pub fn rows_recovered(count: usize) => Counter ROWS_RECOVERED "outboxd_rows_recovered_total",
         "Unordered rows taken over from an expired lease.";
     pub fn possible_duplicates(count: usize) => Counter POSSIBLE_DUPLICATES "outboxd_possible_duplicates_total",
-        "Records sent that may repeat an earlier copy; each carries a header saying so.";
+        "Records sent that may repeat an earlier copy; each says so in a header.";
     pub fn rescan_found_rows(count: i64) => Counter RESCAN_FOUND_ROWS "outboxd_rescan_found_rows_total",
-        "Rows only the safety net found. Anything but 0 is a bug: please report it.";
+        "Rows that only the periodic rescan found. Anything but 0 is a bug: please report it.";
     pub fn published_rows_lost(count: usize) => Counter PUBLISHED_ROWS_LOST "outboxd_published_rows_lost_total",
         "Rows in Kafka that PostgreSQL has lost, in a failover or in a crash with asynchronous commits.";
     pub fn rows_purged(table: Table, count: i64) => CounterByTable ROWS_PURGED "outboxd_rows_purged_total",
         "Rows removed by retention.";
     fn consumer_duplicates(consumer: String, count: u64) => CounterByConsumer CONSUMER_DUPLICATES "outboxd_consumer_duplicates_total",
-        "Messages consumers met again and ignored, since PostgreSQL last crashed or failed over; 32 consumers by name.";
+        "Messages that consumers received again and ignored, since PostgreSQL last crashed or failed over; 32 consumers by name.";
     fn consumer_conflicts(count: u64) => Counter CONSUMER_CONFLICTS "outboxd_consumer_conflicts_total",
-        "Message ids consumers met again with another payload, since PostgreSQL last crashed or failed over.";
+        "Message ids that consumers received again with another payload, since PostgreSQL last crashed or failed over.";
     fn inbox_takeovers(count: u64) => Counter INBOX_TAKEOVERS "outboxd_inbox_takeovers_total",
         "Inbox messages claimed again because a lease ran out, since PostgreSQL last crashed or failed over.";
     pub fn lanes_recovered(count: usize) => Counter LANES_RECOVERED "outboxd_lanes_recovered_total",
         "Lanes taken over from a worker that died.";
     pub fn leases_lost() => Counter LEASES_LOST "outboxd_leases_lost_total",
-        "Times this worker lost its lease and registered anew.";
+        "Times that this worker lost its lease and registered again.";
     pub fn producer_rebuilt() => Counter PRODUCER_REBUILDS "outboxd_producer_rebuilds_total",
-        "Times a Kafka producer was replaced: after a fatal error, no answer, or a thousand refusals of single records.";
+        "Times that a Kafka producer was replaced: after a fatal error, without an answer, or after 1,000 refused single records.";
     pub fn admin_client_rebuilt() => Counter ADMIN_CLIENT_REBUILDS "outboxd_admin_client_rebuilds_total",
-        "Times the Kafka client that looks topics up was replaced because it heard nothing.";
+        "Times that the Kafka client for topic lookups was replaced because it got no answer.";
     pub fn database_error() => Counter DATABASE_ERRORS "outboxd_database_errors_total",
-        "Statements that failed.";
+        "Failed SQL statements.";
     pub fn lanes_owned(count: usize) => Gauge LANES_OWNED "outboxd_lanes_owned",
         "Lanes this worker owns.";
     pub fn workers_live(count: usize) => Gauge WORKERS_LIVE "outboxd_workers_live",
         "Workers with a live lease.";
     pub fn publisher_paused(is_paused: bool) => Gauge PUBLISHER_PAUSED "outboxd_publisher_paused",
-        "1 while Kafka does not answer and publishing waits.";
+        "1 while publishing is paused because Kafka does not answer.";
     fn in_flight_rows(change: f64) => GaugeByChange IN_FLIGHT_ROWS "outboxd_in_flight_rows",
         "Rows being published now.";
     fn in_flight_bytes(change: f64) => GaugeByChange IN_FLIGHT_BYTES "outboxd_in_flight_bytes",
         "Bytes being published now.";
     pub fn floor_age(age: Duration) => Gauge FLOOR_AGE_SECONDS "outboxd_floor_age_seconds",
-        "How long the scan floor has waited for an open transaction.";
+        "How long scan floors have waited for an open transaction.";
     pub fn open_writer(pid: i32) => Gauge OPEN_WRITER_PID "outboxd_open_writer_pid",
-        "Backend of the transaction that the scan floor waits for; 0 where there is none, or it is prepared.";
+        "Backend of the transaction that scan floors wait for; 0 if there is none, or if it is prepared.";
     pub fn sequence_misconfigured(is_faulty: bool) => Gauge SEQUENCE_MISCONFIGURED "outboxd_sequence_misconfigured",
-        "1 while the id sequence has a cache or counts down: scan floors stand still, and rows have no order.";
+        "1 while the id sequence has a cache or counts down: scan floors do not move, and rows have no order.";
     fn backlog_sampled(is_sampled: bool) => Gauge BACKLOG_SAMPLED "outboxd_backlog_sampled",
-        "1 where this worker samples the backlog gauges below; unknown is not zero.";
+        "1 if this worker samples the gauges of the whole outbox, such as outboxd_backlog_rows; others do not export them.";
     fn backlog_rows(count: i64) => SampledGauge BACKLOG_ROWS "outboxd_backlog_rows",
         "Pending rows, counted up to a bound.";
     fn backlog_capped(is_capped: bool) => SampledGauge BACKLOG_CAPPED "outboxd_backlog_capped",
-        "1 when there are more pending rows than were counted.";
+        "1 if there are more pending rows than were counted.";
     fn oldest_pending(seconds: f64) => SampledGauge OLDEST_PENDING_SECONDS "outboxd_oldest_pending_seconds",
         "Age of the oldest pending row.";
     fn delayed_rows(count: i64) => SampledGauge DELAYED_ROWS "outboxd_delayed_rows",
-        "Rows whose time has not come.";
+        "Delayed rows that are not due yet.";
     fn dead_rows(count: i64) => SampledGauge DEAD_ROWS "outboxd_dead_rows",
         "Dead letters waiting for a decision.";
     fn held_keys(count: i64) => SampledGauge HELD_KEYS "outboxd_held_keys",
         "Keys held back behind a refused row.";
     fn parked_topics(count: i64) => SampledGauge PARKED_TOPICS "outboxd_parked_topics",
-        "Topics that take nothing now.";
+        "Topics that accept nothing now.";
     fn paused_partitions(count: i64) => SampledGauge PAUSED_PARTITIONS "outboxd_paused_partitions",
-        "Partitions that take nothing now, of topics whose other partitions do.";
+        "Partitions that accept nothing now, of topics whose other partitions do.";
     fn inbox_unfinished(count: i64) => SampledGauge INBOX_UNFINISHED_ROWS "outboxd_inbox_unfinished_rows",
-        "Inbox messages not yet done, counted up to a bound.";
+        "Inbox messages that are not done, counted up to a bound.";
     fn inbox_poison(count: i64) => SampledGauge INBOX_POISON_ROWS "outboxd_inbox_poison_rows",
-        "Inbox messages that failed their last attempt and wait for a person.";
+        "Inbox messages that failed their last attempt and wait for an operator.";
     fn vacuum_horizon_age(transactions: i64) => SampledGauge VACUUM_HORIZON_AGE_TRANSACTIONS "outboxd_vacuum_horizon_age_transactions",
-        "How far back the oldest snapshot pins the vacuum horizon.";
+        "Age in transactions of the oldest snapshot, which pins the vacuum horizon.";
     fn dead_tuples(count: i64) => SampledGauge DEAD_TUPLES "outboxd_dead_tuples",
         "Dead tuples in outbox.message.";
     pub fn claim_took(stream: Stream, took: Duration) => Histogram CLAIM_SECONDS "outboxd_claim_seconds",
@@ -196,9 +196,9 @@ metrics! {
     pub fn mark_took(stream: Stream, took: Duration) => Histogram MARK_SECONDS "outboxd_mark_seconds",
         "Time to mark a batch.";
     pub fn end_to_end(stream: Stream, age: Duration) => Histogram END_TO_END_SECONDS "outboxd_end_to_end_seconds",
-        "Time from INSERT to mark, by the database's clock; one sample per batch: its oldest row.";
+        "Time from INSERT to mark of the oldest row of each batch, by the database's clock.";
     fn commands_in_state(operation: String, state: String, count: i64) => SampledGauge COMMANDS "outboxd_commands",
-        "Idempotent commands that have not succeeded, by operation and state; the busiest operations by name.";
+        "Idempotent commands that have not succeeded, by operation and state; 20 operations by name.";
     fn commands_granted(count: u64) => Counter COMMANDS_GRANTED "outboxd_commands_granted_total",
         "Attempts of idempotent commands that were granted.";
     fn command_replays(count: u64) => Counter COMMAND_REPLAYS "outboxd_command_replays_total",
@@ -206,9 +206,9 @@ metrics! {
     fn command_conflicts(count: u64) => Counter COMMAND_CONFLICTS "outboxd_command_conflicts_total",
         "Claims refused because their key was used for another request.";
     fn command_takeovers(count: u64) => Counter COMMAND_TAKEOVERS "outboxd_command_takeovers_total",
-        "Attempts of idempotent commands granted over one whose lock had run out.";
+        "Attempts of idempotent commands that were granted because the lock of the previous attempt had run out.";
     pub fn commands_orphaned(count: i64) => Counter COMMANDS_ORPHANED "outboxd_commands_orphaned_total",
-        "Commands nobody ended that this worker has failed for good.";
+        "Idempotent commands that no caller ended and that this worker failed for good.";
 }
 
 const BUCKETS: &[f64] = &[
@@ -251,14 +251,14 @@ fn register(metric: &Metric) {
         Kind::Histogram => {
             describe_histogram!(name, unit, help);
             for stream in [Stream::Ordered, Stream::Unordered] {
-                // Registers the series; a histogram without samples shows nothing otherwise.
+                // Registers the series. Without it a histogram is not exported before its first sample.
                 drop(histogram!(name, "stream" => stream.label()));
             }
         }
     }
 }
 
-/// What a scrape is answered with.
+/// The answer to a scrape.
 pub fn render(handle: &PrometheusHandle) -> String {
     handle.run_upkeep();
     let mut text = handle.render();
@@ -271,7 +271,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     METRICS.iter().map(|metric| metric.name)
 }
 
-/// The names of those that only the worker that samples shows.
+/// The names of the metrics that only the worker that samples exports.
 pub fn sampled() -> impl Iterator<Item = &'static str> {
     sampled_gauges().map(|metric| metric.name)
 }

@@ -1,8 +1,8 @@
-//! Which process this is, and whether another one is proven to be gone. A leaf.
+//! Which process this is, and whether another one is proven to be gone.
 //!
-//! A name proves nothing: two processes may carry the same one. Within one machine and process id namespace, a process id with its
-//! start time is unique, and the kernel knows whether it lives. In Kubernetes a restarted container has a new namespace, but the UID
-//! of its pod: there the container before it has ended.
+//! A name proves nothing: two processes may carry the same one. Within one machine and process id namespace, a process id with
+//! its start time is unique, and the kernel knows whether that process is alive. In Kubernetes a restarted container has a new
+//! namespace, but the UID of its pod: there the container before it has ended.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// `None`: this system does not tell.
+    /// `None` where the system has no `/proc`.
     pub fn of_this_process(pod_uid: Option<String>) -> Option<Self> {
         let pid = i64::from(std::process::id());
         Some(Identity {
@@ -28,13 +28,22 @@ impl Identity {
         })
     }
 
-    /// Is that process proven to be gone? Beyond this, its database sessions must be gone, too: see `outbox::Predecessor`.
+    /// Is that process proven to be gone? Its database sessions must have ended, too: see `outbox::Predecessor`.
     pub fn proves_gone(&self, other: &Identity) -> bool {
         if self.machine == other.machine {
             return start_of(other.pid) != Some(other.started);
         }
         self.pod_uid.is_some() && self.pod_uid == other.pod_uid
     }
+}
+
+/// The host name, which is the worker's name unless it was given another.
+pub fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "outboxd".to_owned())
 }
 
 fn machine() -> Option<String> {
@@ -44,7 +53,7 @@ fn machine() -> Option<String> {
     Some(format!("{} {} {}", host.trim(), boot.trim(), namespace.display()))
 }
 
-/// When the process started; `None`: there is none, or it has ended and waits to be reaped.
+/// When the process started. `None` if there is no such process, or if it has ended and waits to be reaped.
 fn start_of(pid: i64) -> Option<i64> {
     started_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }

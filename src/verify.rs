@@ -1,9 +1,10 @@
-//! The oracle: what the outbox says was published against what is in the topics.
+//! The oracle: compares what the outbox says was published with what is in the topics.
 //!
-//! Rows are read at one moment; topics up to where they ended just after it. Whatever was published by then is in both, so
-//! nothing is missing merely because it is young; a record whose row came later is looked up once more before it is called a
-//! phantom. Rows and records become entries of a few words ([`entry`]), are spilled to files by a hash of the message id
-//! ([`spill`]) and compared heap by heap ([`judge`]); first copies are spilled again by their line, to judge the order.
+//! Rows are read from one snapshot, and topics up to their ends just after it. What was published before is in both, so no row is
+//! missing merely because it is young. A record whose row is not in the snapshot is searched for once more before it counts as a
+//! phantom. Rows and records become entries of a few words ([`entry`]), which are spilled to files by a hash of the message id
+//! ([`spill`]) and compared bucket by bucket ([`judge`]). The first copies are spilled once more, by their key, to judge their
+//! order.
 
 pub mod entry;
 pub mod findings;
@@ -26,20 +27,20 @@ use crate::outbox::{self, Database};
 use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
 use findings::Findings;
 use judge::{Circumstances, Judge, Partition, SLACK, Topic};
-use spill::{HEAPS, Spill, Storage};
+use spill::{BUCKETS, Spill, Storage};
 
-/// Retention walks the table in steps: near the oldest row it may have taken younger ones.
+/// Retention removes rows in steps, so it may have removed rows that are younger by this than the oldest one kept.
 const RETENTION_STEP: Micros = span(Duration::from_secs(300));
 
 pub struct Settings {
     pub database: Database,
     pub schema: String,
     pub kafka: ClientConfig,
-    /// None: all that rows name.
+    /// The topics to compare, or `None` for all that rows name.
     pub topics: Option<Vec<String>>,
     pub since: Option<SystemTime>,
     pub serialized_keys: bool,
-    /// Where temporary files go.
+    /// The directory of temporary files.
     pub temp_dir: PathBuf,
 }
 
@@ -58,7 +59,7 @@ pub enum Error {
     Broken(#[from] tokio::task::JoinError),
 }
 
-/// Compares everything; `bar` shows how far it is.
+/// Compares everything; `bar` shows the progress.
 pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
     let snapshot = Snapshot::open(&settings.database, &settings.schema).await?;
     let windows = snapshot.windows(settings.topics.as_deref(), settings.since).await?;
@@ -95,7 +96,7 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
     Ok(findings)
 }
 
-/// Kafka's client blocks.
+/// Runs `work` on a thread that may block, since the Kafka client does.
 async fn on_thread<T: Send + 'static>(
     mut reading: Reading,
     work: fn(&mut Reading) -> Result<T, Error>,
@@ -111,8 +112,8 @@ fn fate(kept: &StoredRow) -> Fate {
     }
 }
 
-/// A record older than this may belong to a row that retention removed: retention keeps every row for an hour at least,
-/// and takes none younger than the oldest it leaves.
+/// A record older than this may belong to a row that retention removed. Retention keeps every row for at least an hour, and
+/// removes none that is much younger than the oldest one kept.
 fn phantoms_from(windows: &[Window], since: Option<SystemTime>) -> Micros {
     let now = micros(SystemTime::now());
     let youngest_removed = now - span(RETENTION_MIN) + RETENTION_STEP;
@@ -132,34 +133,34 @@ async fn compare(
     arrived: &mut Spill<Arrived>,
     mut firsts: Spill<First>,
 ) -> Result<Findings, Error> {
-    for heap in 0..HEAPS {
+    for bucket in 0..BUCKETS {
         let mut spilled = Ok(());
-        let mut strangers = judge.compare(expected.heap(heap)?, arrived.heap(heap)?, |first| {
+        let mut unmatched = judge.compare(expected.bucket(bucket)?, arrived.bucket(bucket)?, |first| {
             if spilled.is_ok() {
                 spilled = firsts.push(&first);
             }
         });
         spilled?;
-        if !strangers.is_empty() {
-            let messages: Vec<Uuid> = strangers.iter().map(|record| record.message_id).collect();
+        if !unmatched.is_empty() {
+            let messages: Vec<Uuid> = unmatched.iter().map(|record| record.message_id).collect();
             let known = snapshot.known(&messages).await?;
-            strangers.retain(|record| !known.contains(&record.message_id));
-            judge.phantoms(&strangers);
+            unmatched.retain(|record| !known.contains(&record.message_id));
+            judge.phantoms(&unmatched);
         }
     }
-    for heap in 0..HEAPS {
-        judge.order(firsts.heap(heap)?);
+    for bucket in 0..BUCKETS {
+        judge.order(firsts.bucket(bucket)?);
     }
     Ok(judge.findings)
 }
 
-/// The topics, being read.
+/// The topics and how far they have been read.
 struct Reading {
     consumer: Consumer,
     names: Vec<String>,
     since: Option<i64>,
     extents: Vec<Vec<Extent>>,
-    /// Per topic and partition, when the first record read was written.
+    /// Per topic and partition, the time of the first record that was read.
     first: Vec<Vec<Option<Micros>>>,
     /// Per topic, how many records were read.
     read: Vec<u64>,
@@ -177,7 +178,7 @@ impl Reading {
             extents: Vec::new(),
             first: Vec::new(),
             read: vec![0; names.len()],
-            // Until it is known how much there is.
+            // Replaced once it is known how much there is to read.
             arrived: Spill::new(&Storage::Memory)?,
             foreign: 0,
             bar: bar.clone(),
@@ -185,7 +186,7 @@ impl Reading {
         })
     }
 
-    /// How far the topics go: asked right after the snapshot, so that little is in them which is not in the table.
+    /// Asks where the topics end. This comes right after the snapshot, so that few records have rows that are not in it.
     fn measure(&mut self) -> Result<(), Error> {
         for name in &self.names {
             let extents = self.consumer.extents(name, self.since)?;
@@ -197,7 +198,7 @@ impl Reading {
         Ok(())
     }
 
-    /// How many records there are to read, at most.
+    /// The maximum number of records to read.
     fn records(&self) -> u64 {
         let extents = self.extents.iter().flatten();
         extents.map(|extent| (extent.to - extent.from) as u64).sum()
@@ -234,7 +235,7 @@ impl Reading {
                     .zip(&self.first[place])
                     .map(|(e, f)| self.partition(e, *f))
                     .collect(),
-                // Where we may not ask, holes speak for it.
+                // If we may not ask, missing offsets suggest compaction.
                 compacted: consumer::is_compacted(kafka, name).await.unwrap_or(has_holes),
             });
         }
@@ -243,17 +244,17 @@ impl Reading {
 
     fn partition(&self, extent: &Extent, first: Option<Micros>) -> Partition {
         let asked = self.since.map(|since| since * 1000);
-        // Kafka removed what was before, or all there was.
+        // Kafka has removed the records before `low`, or all of them.
         let cut = (extent.low > 0 && extent.from == extent.low).then(|| first.unwrap_or(Micros::MAX));
         Partition {
             begins: cut.max(asked),
-            // Where offsets do not begin at 0 there were records before.
+            // If offsets do not begin at 0, there were earlier records.
             first: if extent.from > 0 { Some(Micros::MIN) } else { first },
         }
     }
 }
 
-/// `None`: the record is not ours.
+/// The entry of a record. `None` if it was not published from an outbox.
 fn arrived(topic: u32, timestamp: Micros, record: &Record<'_>) -> Option<Arrived> {
     let id = record.headers().find(|(name, _)| *name == MESSAGE_ID)?.1?;
     Some(Arrived {

@@ -23,7 +23,7 @@ pub struct HealthcheckArgs {
 const PATIENCE: Duration = Duration::from_secs(3);
 
 pub fn healthcheck(args: &HealthcheckArgs) -> Result<(), Failure> {
-    // "Listen on all addresses" is reached through loopback.
+    // A daemon that listens on all addresses is reached through loopback.
     let address = args
         .http_listen
         .replace("0.0.0.0", "127.0.0.1")

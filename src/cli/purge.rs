@@ -1,4 +1,4 @@
-//! `outboxd purge`: retention by hand, now and to its end.
+//! `outboxd purge`: applies retention now, until nothing is left to remove.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub struct PurgeArgs {
     #[command(flatten)]
     retention: RetentionArgs,
 
-    /// Most rows removed in one step
+    /// Maximum number of rows removed in one step
     #[arg(
         long,
         env = "OUTBOXD_PURGE_BATCH_ROWS",
@@ -30,24 +30,24 @@ pub struct PurgeArgs {
     )]
     purge_batch_rows: i32,
 
-    /// Count what would go, and remove nothing
+    /// Count what would be removed, and remove nothing
     #[arg(long, env = "OUTBOXD_DRY_RUN")]
     dry_run: bool,
 
-    /// For programs: one JSON object
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
 
 const BAR: &str = "{prefix:<19} {bar:40.green} {pos}/{len} rows";
 
-/// The count walks the whole outbox, which may be large; a step never takes long.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// The count reads the whole outbox, which may be large. A step never takes long.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
     let ((database, schema), retention) = Problems::of_both(args.database.validate(), args.retention.validate())?;
-    let pool = pool(&database, 1, PATIENCE)?;
-    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
+    let pool = pool(&database, 1, STATEMENT_TIMEOUT)?;
+    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, STATEMENT_TIMEOUT);
     outbox.verify_schema().await?;
     let started = Instant::now();
     let purged = if args.dry_run {
@@ -63,18 +63,18 @@ pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Step by step until nothing is left.
-async fn remove(outbox: &Outbox, retention: Retention, most: i32) -> Result<PurgeResult, Failure> {
+/// Removes step by step until nothing is left.
+async fn remove(outbox: &Outbox, retention: Retention, limit: i32) -> Result<PurgeResult, Failure> {
     let bar = bar(0, BAR);
     if !bar.is_hidden() {
-        // Only to be shown: it walks the whole outbox.
+        // The count is needed for the progress bar alone, and it reads the whole outbox.
         let old = outbox.purgeable(retention).await?;
         bar.set_length(old.rows.iter().map(|(_, rows)| rows.unsigned_abs()).sum());
     }
     let mut rows = Vec::new();
     for table in Table::ALL {
         bar.set_prefix(table.name());
-        rows.push((table, remove_of(outbox, table, retention, most, &bar).await?));
+        rows.push((table, remove_of(outbox, table, retention, limit, &bar).await?));
     }
     let history = outbox.history_expire(retention.published).await?;
     bar.finish_and_clear();
@@ -85,13 +85,13 @@ async fn remove_of(
     outbox: &Outbox,
     table: Table,
     retention: Retention,
-    most: i32,
+    limit: i32,
     bar: &ProgressBar,
 ) -> Result<i64, Failure> {
     let mut purge = Purge::of(table);
     let mut total = 0;
     loop {
-        let (rows, finished) = outbox.purge(&mut purge, most, retention).await?;
+        let (rows, finished) = outbox.purge(&mut purge, limit, retention).await?;
         total += rows;
         bar.inc(rows.unsigned_abs());
         if finished {

@@ -13,7 +13,7 @@ pub async fn run(args: &RunArgs) -> Result<(), Failure> {
     Ok(daemon::run(config, signals.stop.clone(), signals.now.clone()).await?)
 }
 
-/// The first SIGTERM or SIGINT drains, the second exits at once.
+/// The first SIGTERM or SIGINT starts draining, the second exits at once.
 struct Signals {
     stop: CancellationToken,
     now: CancellationToken,

@@ -17,18 +17,18 @@ pub struct StatusArgs {
     #[command(flatten)]
     database: DatabaseArgs,
 
-    /// For programs: one JSON object
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
 
-/// An operator waits no longer than this for one answer.
-const PATIENCE: Duration = Duration::from_secs(25);
+/// An operator should not wait longer than this for an answer.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(25);
 
 pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let (database, schema) = args.database.validate()?;
-    let pool = pool(&database, 1, PATIENCE)?;
-    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, PATIENCE);
+    let pool = pool(&database, 1, STATEMENT_TIMEOUT)?;
+    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, STATEMENT_TIMEOUT);
     outbox.verify_schema().await?;
     let status = outbox.status().await?;
     if args.json {

@@ -28,19 +28,19 @@ pub struct VerifyArgs {
     #[arg(long = "topic", value_name = "TOPIC")]
     topics: Vec<String>,
 
-    /// Only what was published since: 2h, 7days, or 2026-01-31T12:00:00Z
+    /// Only what was published since, e.g. 2h, 7days or 2026-01-31T12:00:00Z
     #[arg(long, value_name = "DURATION|TIMESTAMP")]
     since: Option<String>,
 
-    /// No two transactions of one key ever overlap, and no row is delayed: rows of a key must arrive in the order of ids
+    /// No two transactions of one key ever overlap and no row is delayed, so rows of a key must arrive in the order of ids
     #[arg(long)]
     serialized_keys: bool,
 
-    /// Where temporary files go, about 250 bytes a row [default: $TMPDIR, else /tmp]
+    /// Directory for temporary files, about 250 bytes per row [default: $TMPDIR, else /tmp]
     #[arg(long, env = "OUTBOXD_TEMP_DIR", value_name = "DIR")]
     temp_dir: Option<PathBuf>,
 
-    /// For programs: one JSON object
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
@@ -83,12 +83,12 @@ pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     }
 }
 
-/// For the look at the schema; the rows may take as long as they like.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// For the check of the schema. Reading the rows has no timeout.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
-    let pool = pool(&settings.database, 1, PATIENCE)?;
-    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, PATIENCE);
+    let pool = pool(&settings.database, 1, STATEMENT_TIMEOUT)?;
+    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, STATEMENT_TIMEOUT);
     outbox.verify_schema().await?;
     verify::verify(settings, bar).await
 }
@@ -133,7 +133,7 @@ fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {
 
 fn render(report: &Report, schema: &str) -> String {
     let mut out = String::new();
-    // WriterSnapshot to a String cannot fail.
+    // Writing to a String cannot fail.
     let _ = write_report(&mut out, report, schema);
     out
 }
@@ -189,7 +189,7 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     Ok(())
 }
 
-/// Each finding with what to do about it.
+/// Each finding and what to do about it.
 fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] {
     [
         (
@@ -205,7 +205,7 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Out of order",
             &findings.out_of_order,
-            "Was the row delayed or redriven? Then it joined the line when it was due. Otherwise report it.",
+            "Was the row delayed or redriven? Then it was sent when it was due. Otherwise report it.",
         ),
         (
             "May overlap",
@@ -230,8 +230,8 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
     ]
 }
 
-fn line(out: &mut String, name: &str, count: u64, rest: &str) -> std::fmt::Result {
-    writeln!(out, "{}", format!("{name:<16} {count:>12}  {rest}").trim_end())
+fn line(out: &mut String, name: &str, count: u64, note: &str) -> std::fmt::Result {
+    writeln!(out, "{}", format!("{name:<16} {count:>12}  {note}").trim_end())
 }
 
 fn write_offenders(out: &mut String, name: &str, finding: &Finding, advice: &str) -> std::fmt::Result {

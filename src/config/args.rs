@@ -1,4 +1,5 @@
-//! The flags and their environment twins, as clap reads them. Durations and sizes stay text: a wrong one is listed with the others.
+//! The flags and their environment variables, as clap reads them. Durations and sizes stay text, so that `config` can list a
+//! wrong one together with all other problems.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::domain::retry::OnDead;
 use crate::outbox::{OnPublished, Pooler};
 
-/// How to reach the database. Shared by every subcommand.
+/// How to reach the database. Every subcommand but `healthcheck` has these flags.
 #[derive(Args, Clone, Debug)]
 pub struct DatabaseArgs {
     /// PostgreSQL connection string, e.g. postgres://relay:secret@db:5432/app?sslmode=verify-full
@@ -18,7 +19,7 @@ pub struct DatabaseArgs {
     #[arg(long, env = "OUTBOXD_DATABASE_TLS_CA", value_name = "FILE")]
     pub database_tls_ca: Option<PathBuf>,
 
-    /// What stands between outboxd and PostgreSQL
+    /// The connection pooler between outboxd and PostgreSQL
     #[arg(long, env = "OUTBOXD_DATABASE_POOLER", value_enum, default_value = "none")]
     pub database_pooler: Pooler,
 
@@ -27,14 +28,14 @@ pub struct DatabaseArgs {
     pub schema: String,
 }
 
-/// How to reach Kafka.
+/// How to reach Kafka. `run` and `verify` have these flags.
 #[derive(Args, Clone, Debug)]
 pub struct KafkaArgs {
     /// Kafka brokers, comma-separated host:port
     #[arg(long, env = "OUTBOXD_KAFKA_BROKERS", value_name = "LIST")]
     pub kafka_brokers: Option<String>,
 
-    /// Any librdkafka property as name=value; repeat the flag, or write one a line in the variable
+    /// Any librdkafka property as name=value; repeat the flag, or write one per line in the variable
     #[arg(
         long = "kafka-property",
         env = "OUTBOXD_KAFKA_PROPERTIES",
@@ -45,10 +46,10 @@ pub struct KafkaArgs {
     pub kafka_properties: Vec<String>,
 }
 
-/// How long what is finished stays. Shared by `run` and `purge`.
+/// How long finished rows are kept. `run` and `purge` have these flags.
 #[derive(Args, Clone, Debug)]
 pub struct RetentionArgs {
-    /// How long published rows (keep) or days of history (archive) stay
+    /// How long published rows (keep) or days of history (archive) are kept
     #[arg(long, env = "OUTBOXD_RETENTION", default_value = "7days", value_name = "DURATION")]
     pub retention: String,
 
@@ -61,7 +62,7 @@ pub struct RetentionArgs {
     )]
     pub processed_retention: String,
 
-    /// How long inbox messages stay once they are done, and are known when they come again
+    /// How long inbox messages are kept once they are done, and recognized when they are delivered again
     #[arg(
         long,
         env = "OUTBOXD_INBOX_RETENTION",
@@ -91,7 +92,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub retention: RetentionArgs,
 
-    /// Fail idempotent commands for good whose lock ran out so long ago and that nobody ended [default: never]
+    /// Fail idempotent commands for good that no caller ended and whose lock ran out this long ago [default: never]
     #[arg(long, env = "OUTBOXD_END_ORPHANED_COMMANDS_AFTER", value_name = "DURATION")]
     pub end_orphaned_commands_after: Option<String>,
 
@@ -117,7 +118,7 @@ pub struct RunArgs {
     )]
     pub retry_backoff_max: String,
 
-    /// What a dead letter does to its key: let it go on, or hold it until an operator decides
+    /// What a dead letter does to its key: let it continue, or hold it until an operator decides
     #[arg(long, env = "OUTBOXD_ON_DEAD", value_enum, default_value = "continue")]
     pub on_dead: OnDead,
 
@@ -125,11 +126,11 @@ pub struct RunArgs {
     #[arg(long, env = "OUTBOXD_TASKS", default_value = "3", value_name = "N")]
     pub tasks: String,
 
-    /// Most rows in one batch
+    /// Maximum number of rows in one batch
     #[arg(long, env = "OUTBOXD_BATCH_ROWS", default_value = "2000", value_name = "N")]
     pub batch_rows: String,
 
-    /// Most bytes of rows in memory, over all tasks; the Kafka client copies what is under way
+    /// Maximum size of the rows in memory, over all tasks; the Kafka client copies what is in flight
     #[arg(
         long,
         env = "OUTBOXD_MAX_IN_FLIGHT_BYTES",
@@ -146,11 +147,11 @@ pub struct RunArgs {
     #[arg(long, env = "OUTBOXD_BATCH_DEADLINE", default_value = "5s", value_name = "DURATION")]
     pub batch_deadline: String,
 
-    /// How long a worker that died keeps its rows from the others
+    /// How long the rows of a worker that died are kept from the others
     #[arg(long, env = "OUTBOXD_LEASE", default_value = "15s", value_name = "DURATION")]
     pub lease: String,
 
-    /// Longest wait between two looks for new rows when idle
+    /// Longest wait between two polls for new rows when idle
     #[arg(
         long,
         env = "OUTBOXD_POLL_INTERVAL_MAX",
@@ -182,7 +183,7 @@ pub struct RunArgs {
     pub pod_uid: Option<String>,
 }
 
-/// How logs look.
+/// The format of logs.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum LogFormat {
     /// Readable in a terminal, JSON otherwise

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Problems;
 use crate::domain::retention::RETENTION_MIN;
 
-/// Longer than anybody means, and far from where sums of durations overflow.
+/// Longer than any setting needs, and short enough that sums of durations do not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// Collects problems instead of stopping at the first.
@@ -27,7 +27,7 @@ impl Check {
         duration.min(DURATION_MAX)
     }
 
-    /// How old something is before maintenance touches it.
+    /// The age at which maintenance removes something.
     pub fn age(&mut self, flag: &str, value: &str) -> Duration {
         let age = self.duration(flag, value);
         self.ensure(age >= RETENTION_MIN, || format!("{flag} must be at least 1h"));
@@ -77,7 +77,7 @@ impl Check {
         self.0.extend(problems);
     }
 
-    /// The value, unless there was a problem. Without a value there was one.
+    /// The value, unless there was a problem. If there is no value, there was one.
     pub fn finish<T>(self, value: Option<T>) -> Result<T, Problems> {
         match value {
             Some(value) if self.0.is_empty() => Ok(value),

@@ -1,4 +1,4 @@
-//! What is to be written after a batch was published: the decisions about its rows, put together.
+//! What must be written after a batch was published: the decisions about its rows, combined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,45 +14,46 @@ pub struct BatchOutcome {
     pub published: Vec<i64>,
     pub refused: Vec<Refusal>,
     pub holds: Vec<NewHold>,
-    /// Not published, certainly not sent.
+    /// Rows that were certainly not sent.
     pub unsent: Vec<i64>,
-    /// Not published as far as we know, but a copy may be there: the next one must say so.
+    /// Rows that are not known to be published, but may have been sent. The next copy must be flagged.
     pub maybe_sent: Vec<i64>,
-    /// Of those, the ones that Kafka has: another transaction has locked their rows. They are marked later, and not sent again.
+    /// Those of `maybe_sent` that Kafka has, but that another transaction has locked. They are marked later, and not sent again.
     pub unmarked: Vec<i64>,
-    /// Of each topic the partitions that took nothing while others answered, and why.
+    /// The partitions that accepted nothing while others answered, by topic, and why.
     pub paused: BTreeMap<(String, Partition), String>,
-    /// Nothing got through to Kafka at all: wait for it, hold nobody.
+    /// Why nothing reached Kafka at all, if so. Everything waits for it, and nothing is held.
     pub outage: Option<String>,
 }
 
 impl BatchOutcome {
-    /// `kafka_answers`: has Kafka acknowledged anything to this process since the batch began? `jitter` is drawn for each row.
+    /// Decides about each row. `kafka_answers` says whether Kafka has acknowledged anything to this process since the batch
+    /// began, and `jitter` is drawn for each row.
     pub fn of(
         rows: &[Row],
-        outcomes: &[Delivery],
+        deliveries: &[Delivery],
         kafka_answers: bool,
         policy: &RetryPolicy,
         mut jitter: impl FnMut() -> f64,
     ) -> Self {
-        debug_assert_eq!(rows.len(), outcomes.len());
+        debug_assert_eq!(rows.len(), deliveries.len());
         let attempt = Attempt {
             sent: Sent::InBatch,
-            kafka_answers: kafka_answers || outcomes.contains(&Delivery::Acked),
+            kafka_answers: kafka_answers || deliveries.contains(&Delivery::Acked),
         };
         let mut batch = BatchOutcome::default();
         let mut held_units = BTreeSet::new();
-        // In the order of their units: whoever locks several holds of a topic does so in this order.
+        // Sorted by unit, because every statement that locks several holds of a topic does so in this order.
         let mut paused_units = BTreeMap::new();
-        for (row, outcome) in rows.iter().zip(outcomes) {
-            let Decision { row: fate, hold, kafka } = policy.decide(attempt, Event::Delivered(row, outcome), jitter());
+        for (row, delivery) in rows.iter().zip(deliveries) {
+            let Decision { row: fate, hold, kafka } = policy.decide(attempt, Event::Delivered(row, delivery), jitter());
             batch.add(row.id, fate);
             match hold {
                 HoldFate::Create(hold) if hold.head_id.is_none() => {
                     let place = (hold.lane, hold.topic.clone(), hold.unit.clone());
                     paused_units.entry(place).or_insert(hold);
                 }
-                // The first row of a key that stays is its head; one behind it waits with the rest.
+                // The first row of a key that remains is its head. Rows behind it wait with the others of the key.
                 HoldFate::Create(hold) => {
                     if held_units.insert((hold.topic.clone(), hold.unit.clone())) {
                         batch.holds.push(hold);
@@ -90,17 +91,17 @@ impl BatchOutcome {
         }
     }
 
-    /// Everything acknowledged: the common case, and one statement.
+    /// Was every row acknowledged? This is the common case, which takes one statement.
     pub fn is_clean(&self) -> bool {
         self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.maybe_sent.is_empty()
     }
 
-    /// Kafka has had these rows since an earlier batch, and they are marked later.
+    /// Notes rows that Kafka has since an earlier batch, and that are marked later.
     pub fn leave_unmarked(&mut self, ids: &[i64]) {
         ids.iter().for_each(|id| self.add(*id, RowFate::PublishedUnmarked));
     }
 
-    /// Another transaction has locked these rows: nothing can be written of them.
+    /// Takes out rows that another transaction has locked, because nothing can be written about them.
     pub fn leave_locked(&mut self, locked: &[i64], policy: &RetryPolicy) {
         let attempt = Attempt {
             sent: Sent::InBatch,
@@ -113,7 +114,7 @@ impl BatchOutcome {
         let is_locked = |refusal: &mut Refusal| locked.contains(&refusal.id);
         let refused: Vec<Refusal> = self.refused.extract_if(.., is_locked).collect();
         for refusal in refused {
-            // How long it waits was drawn when it was refused.
+            // Its wait was drawn when it was refused.
             let decision = policy.decide(attempt, Event::RefusalLocked(&refusal), 0.0);
             self.add(refusal.id, decision.row);
             if let HoldFate::Postpone { wait, .. } = decision.hold {
@@ -128,9 +129,9 @@ impl BatchOutcome {
         self.is_clean() || self.published.binary_search(&id).is_ok()
     }
 
-    /// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
+    /// Rows that are returned unpublished although this attempt or an earlier one may have left a copy.
     pub fn returned_maybe_sent(&self) -> impl Iterator<Item = i64> {
-        let refused = self.refused.iter().filter(|refusal| refusal.stays_suspect());
+        let refused = self.refused.iter().filter(|refusal| refusal.is_retried_flagged());
         let pending = self.maybe_sent.iter().filter(|id| !self.unmarked.contains(id));
         refused.map(|refusal| refusal.id).chain(pending.copied())
     }
@@ -176,8 +177,8 @@ mod tests {
         }
     }
 
-    fn judge(rows: &[Row], outcomes: &[Delivery], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
-        BatchOutcome::of(rows, outcomes, kafka_answers, policy, || 0.5)
+    fn judge(rows: &[Row], deliveries: &[Delivery], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
+        BatchOutcome::of(rows, deliveries, kafka_answers, policy, || 0.5)
     }
 
     fn refused() -> Delivery {
@@ -213,7 +214,7 @@ mod tests {
         assert!(!batch.is_clean() && !batch.has_published(2) && batch.has_published(5));
     }
 
-    fn put_off() -> Delivery {
+    fn deferred() -> Delivery {
         Delivery::Deferred {
             reason: "another was refused".into(),
         }
@@ -234,8 +235,8 @@ mod tests {
         Partition { number, of: 4 }
     }
 
-    /// The row's partition is sick, not the topic.
-    fn partition_sick(row: &Row, fault: Unavailability) -> Delivery {
+    /// The row's partition is unavailable, not the topic.
+    fn partition_unavailable(row: &Row, fault: Unavailability) -> Delivery {
         Delivery::Unavailable {
             fault,
             partition: Some(partition_of(row)),
@@ -250,19 +251,19 @@ mod tests {
         let batch = judge(&rows, &[Delivery::Acked], false, &POLICY);
         assert!(batch.is_clean());
         assert_eq!(batch.published, [1]);
-        for outcome in [refused(), put_off(), Delivery::NotSent, Delivery::Unknown, slow()] {
-            assert!(!judge(&rows, &[outcome], true, &POLICY).is_clean());
+        for delivery in [refused(), deferred(), Delivery::NotSent, Delivery::Unknown, slow()] {
+            assert!(!judge(&rows, &[delivery], true, &POLICY).is_clean());
         }
     }
 
     #[test]
-    fn a_row_put_off_holds_its_key_untried_and_may_be_sent_at_once() {
+    fn a_deferred_row_holds_its_key_untried_and_may_be_sent_at_once() {
         let rows = [
             row(1, Some(0), "t", Some("a"), 0),
             row(2, Some(0), "t", Some("a"), 0),
             row(3, None, "t", None, 0),
         ];
-        let batch = judge(&rows, &[put_off(), Delivery::NotSent, put_off()], true, &POLICY);
+        let batch = judge(&rows, &[deferred(), Delivery::NotSent, deferred()], true, &POLICY);
         assert_eq!(batch.unsent, [1, 2, 3]);
         assert!(batch.refused.is_empty(), "it costs no attempt");
         let [hold] = batch.holds.as_slice() else {
@@ -280,8 +281,8 @@ mod tests {
             row(2, Some(0), "t", Some("a"), 0),
             row(3, Some(0), "t", Some("b"), 0),
         ];
-        let outcomes = [refused(), Delivery::NotSent, Delivery::Acked];
-        let batch = judge(&rows, &outcomes, false, &POLICY);
+        let deliveries = [refused(), Delivery::NotSent, Delivery::Acked];
+        let batch = judge(&rows, &deliveries, false, &POLICY);
         assert_eq!(batch.published, [3]);
         assert_eq!(batch.holds.len(), 1);
         assert_eq!(batch.holds[0].head_id, Some(1));
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_from_all_of_kafka_is_an_outage_and_holds_nobody() {
+    fn silence_from_all_of_kafka_is_an_outage_and_holds_nothing() {
         let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(1), "u", Some("b"), 0)];
         let batch = judge(&rows, &[slow(), slow()], false, &POLICY);
         assert!(batch.outage.is_some());
@@ -330,12 +331,12 @@ mod tests {
             row(3, Some(1), "t", Some("21"), 0),
             row(4, None, "t", None, 0),
         ];
-        let mut outcomes: Vec<_> = rows
+        let mut deliveries: Vec<_> = rows
             .iter()
-            .map(|row| partition_sick(row, Unavailability::Transient))
+            .map(|row| partition_unavailable(row, Unavailability::Transient))
             .collect();
-        outcomes[1] = Delivery::Acked;
-        let batch = judge(&rows, &outcomes, false, &POLICY);
+        deliveries[1] = Delivery::Acked;
+        let batch = judge(&rows, &deliveries, false, &POLICY);
         let held: Vec<_> = batch.holds.iter().map(|hold| (hold.lane, hold.unit.clone())).collect();
         let unordered = (UNORDERED_LANE, partition_of(&rows[3]).unit());
         assert_eq!(held, [unordered, (0, "s:0/4".to_owned()), (1, "s:0/4".to_owned())]);
@@ -355,7 +356,7 @@ mod tests {
         let rows = [row(1, Some(0), "t", Some("21"), 0)];
         let paused = judge(
             &rows,
-            &[partition_sick(&rows[0], Unavailability::Paused)],
+            &[partition_unavailable(&rows[0], Unavailability::Paused)],
             false,
             &POLICY,
         );
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!((paused.unsent, paused.maybe_sent), (vec![1], vec![]));
         let silent = judge(
             &rows,
-            &[partition_sick(&rows[0], Unavailability::Transient)],
+            &[partition_unavailable(&rows[0], Unavailability::Transient)],
             false,
             &POLICY,
         );
@@ -376,16 +377,16 @@ mod tests {
             2 => Just(Delivery::NotSent),
             1 => Just(Delivery::Unknown),
             1 => Just(refused()),
-            1 => Just(put_off()),
+            1 => Just(deferred()),
             1 => (any::<bool>(), any::<bool>()).prop_map(|(gone, maybe_landed)| Delivery::Unavailable {
                 fault: if gone { Unavailability::Unusable } else { Unavailability::Transient },
                 partition: None,
-                reason: "sick".into(),
+                reason: "unavailable".into(),
                 maybe_landed,
             }),
             // Of its row's own partition, once that is drawn.
-            1 => Just(partition_sick(&row(0, None, "", None, 0), Unavailability::Transient)),
-            1 => Just(partition_sick(&row(0, None, "", None, 0), Unavailability::Paused)),
+            1 => Just(partition_unavailable(&row(0, None, "", None, 0), Unavailability::Transient)),
+            1 => Just(partition_unavailable(&row(0, None, "", None, 0), Unavailability::Paused)),
         ]
     }
 
@@ -395,19 +396,19 @@ mod tests {
             drawn
                 .into_iter()
                 .enumerate()
-                .map(|(id, (topic, key, attempts, outcome))| {
+                .map(|(id, (topic, key, attempts, delivery))| {
                     let key = key.map(|k| format!("k{k}"));
                     let lane = key.as_ref().map(|k| i16::from(k.as_bytes()[1] % 2));
                     let row = row(id as i64, lane, &format!("t{topic}"), key.as_deref(), attempts);
-                    let outcome = match outcome {
+                    let delivery = match delivery {
                         Delivery::Unavailable {
                             fault,
                             partition: Some(_),
                             ..
-                        } => partition_sick(&row, fault),
-                        outcome => outcome,
+                        } => partition_unavailable(&row, fault),
+                        delivery => delivery,
                     };
-                    (row, outcome)
+                    (row, delivery)
                 })
                 .collect()
         })
@@ -420,10 +421,10 @@ mod tests {
             batch in any_batch(), answers: bool, hold_dead: bool,
         ) {
             let policy = RetryPolicy { on_dead: if hold_dead { OnDead::Hold } else { OnDead::Continue }, ..POLICY };
-            let (rows, outcomes): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let batch = judge(&rows, &outcomes, answers, &policy);
-            let alive = answers || outcomes.contains(&Delivery::Acked);
-            for (row, outcome) in rows.iter().zip(&outcomes) {
+            let (rows, deliveries): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let batch = judge(&rows, &deliveries, answers, &policy);
+            let alive = answers || deliveries.contains(&Delivery::Acked);
+            for (row, delivery) in rows.iter().zip(&deliveries) {
                 let refusal = batch.refused.iter().find(|r| r.id == row.id);
                 let places = [
                     batch.published.contains(&row.id),
@@ -432,7 +433,7 @@ mod tests {
                     refusal.is_some(),
                 ];
                 prop_assert_eq!(places.iter().filter(|p| **p).count(), 1, "exactly one fate each");
-                match outcome {
+                match delivery {
                     Delivery::Acked => prop_assert!(places[0]),
                     Delivery::NotSent => prop_assert!(places[1]),
                     Delivery::Unknown => prop_assert!(places[2]),
@@ -458,16 +459,16 @@ mod tests {
                         if outage {
                             prop_assert!(batch.outage.is_some());
                         } else {
-                            prop_assert!(parked, "a sick topic is parked in its lane, or a partition of it");
+                            prop_assert!(parked, "an unavailable topic is parked in its lane, or a partition of it");
                             prop_assert!(row.lane.is_none() || batch.holds_back(row), "and keeps the row back");
                         }
                     }
                 }
             }
             for hold in &batch.holds {
-                let cause = rows.iter().zip(&outcomes).any(|(row, outcome)| {
+                let cause = rows.iter().zip(&deliveries).any(|(row, delivery)| {
                     row.lane.unwrap_or(UNORDERED_LANE) == hold.lane && row.topic == hold.topic
-                        && match outcome {
+                        && match delivery {
                             Delivery::Refused { .. } | Delivery::Deferred { .. } => hold.head_id == Some(row.id),
                             Delivery::Unavailable { partition, .. } => hold.unit == partition.map_or_else(String::new, Partition::unit),
                             _ => false,

@@ -1,5 +1,4 @@
-//! What [`super::retry::RetryPolicy::decide`] answers: the fate of a row, of the holds it has to do with, and what was
-//! learned about Kafka.
+//! What [`super::retry::RetryPolicy::decide`] returns: the fate of a row, the fate of its hold, and what was learned about Kafka.
 
 use std::time::Duration;
 
@@ -11,9 +10,9 @@ use crate::domain::partition::Partition;
 #[derive(Clone, Debug, PartialEq)]
 pub enum RowFate {
     Published,
-    /// Kafka has it. It is marked by itself when it is free, and is not sent again.
+    /// Kafka has it. It is not sent again, and is marked once its lock is released.
     PublishedUnmarked,
-    /// It is sent again, flagged where a copy may be there, from this try or an earlier one.
+    /// It is sent again, flagged as a possible duplicate if this attempt or an earlier one may have left a copy.
     Pending {
         maybe_sent: bool,
     },
@@ -22,7 +21,7 @@ pub enum RowFate {
 }
 
 impl RowFate {
-    /// Is it certain that Kafka has no copy of it?
+    /// Is it certain that Kafka has no copy of the row?
     pub fn is_certainly_not_sent(&self) -> bool {
         match self {
             RowFate::Published | RowFate::PublishedUnmarked => false,
@@ -32,8 +31,8 @@ impl RowFate {
         }
     }
 
-    /// What it means that this could not be written, since another transaction has locked the row. `None`: nothing is written
-    /// of the row.
+    /// The event if this fate cannot be written because another transaction has locked the row. `None` if nothing is written
+    /// about the row.
     pub fn when_locked(&self) -> Option<Event<'_>> {
         match self {
             RowFate::Published => Some(Event::MarkLocked),
@@ -48,18 +47,18 @@ impl RowFate {
 pub enum HoldFate {
     Unchanged,
     Create(NewHold),
-    /// The hold of this row. `wait`: `None` until an operator acts.
+    /// Postpones the hold of this row by `wait`, or until an operator acts if that is `None`.
     Postpone {
         wait: Option<Duration>,
         reason: String,
     },
-    /// With it all others of the same topic and unit.
+    /// Postpones the hold of this row and all others of the same topic and unit.
     PostponeAll {
         wait: Duration,
         reason: String,
     },
     Release,
-    /// With it all others of the same topic and unit.
+    /// Releases the hold of this row and all others of the same topic and unit.
     ReleaseAll,
 }
 
@@ -67,12 +66,12 @@ pub enum HoldFate {
 #[derive(Clone, Debug, PartialEq)]
 pub enum KafkaFate {
     Unchanged,
-    /// Other batches send nothing there until a probe is taken.
+    /// Other batches send nothing to the partition until it accepts a probe.
     PausePartition {
         partition: Partition,
         reason: String,
     },
-    /// Nobody sends anything until Kafka answers again.
+    /// No batch sends anything until Kafka answers again.
     PauseEverything {
         reason: String,
     },
@@ -86,20 +85,20 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Nothing was learned about Kafka.
+    /// A decision by which nothing was learned about Kafka.
     pub fn new(row: RowFate, hold: HoldFate) -> Self {
         let kafka = KafkaFate::Unchanged;
         Decision { row, hold, kafka }
     }
 }
 
-/// A row Kafka refused.
+/// The refusal of a row by Kafka.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     pub id: i64,
-    /// How often it had been refused before.
+    /// How often the row had been refused before.
     pub attempts: i16,
-    /// A copy of it may be there from an earlier try: the next one must say so.
+    /// An earlier attempt may have left a copy, so the next one must be flagged.
     pub possible_duplicate: bool,
     pub reason: String,
     pub dead: bool,
@@ -107,8 +106,8 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// It is tried again, and a copy may be there.
-    pub fn stays_suspect(&self) -> bool {
+    /// Is the row sent again, flagged as a possible duplicate?
+    pub fn is_retried_flagged(&self) -> bool {
         self.possible_duplicate && !self.dead
     }
 }

@@ -1,24 +1,26 @@
-//! What became of the record of a row when it was published.
+//! What became of the record of a row that was to be published.
 
 use super::partition::Partition;
 
-/// What became of one record of a publish.
+/// What became of one record. [`super::retry`] decides what this means for its row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Kafka has it, on all in-sync replicas.
+    /// All in-sync replicas have it.
     Acked,
-    /// It was never sent, or was sent in a batch that was refused as a whole: try again.
+    /// It was not sent, or it was in a produce batch that was refused as a whole. Kafka has no copy.
     NotSent,
-    /// There was no answer, and it may have been written: try again, as a possible duplicate.
+    /// There was no answer, and it may have been written. It is sent again as a possible duplicate.
     Unknown,
-    /// Kafka refused this record when it was sent alone; or it cannot be sent: its partition does not exist, or it has no lane.
+    /// Kafka refused it although it was sent alone, or it cannot be sent: its partition does not exist, or its row has no lane or
+    /// cannot be read.
     Refused { reason: String },
-    /// Not sent: its topic has just refused another record, and this one would have to be sent alone, too. The batch does not wait for it.
+    /// It was not sent. Its topic has just refused another record, and this one would have to be sent alone, too, which would
+    /// keep the batch waiting.
     Deferred { reason: String },
-    /// The record is fine, but its topic cannot accept it now, or the one partition that it belongs to.
+    /// The record is fine, but its topic, or the one partition that it belongs to, cannot accept it now.
     Unavailable {
         fault: Unavailability,
-        /// `None`: the whole topic.
+        /// The partition, or `None` for the whole topic.
         partition: Option<Partition>,
         reason: String,
         maybe_landed: bool,
@@ -28,10 +30,10 @@ pub enum Delivery {
 /// Why a topic or partition accepts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unavailability {
-    /// It does not exist, or we may not write to it: an operator has to act.
+    /// It does not exist, or we may not write to it. An operator has to act.
     Unusable,
-    /// It is too slow, has no leader, or too few replicas: this should pass.
+    /// It is too slow, has no leader, or too few replicas. This should pass.
     Transient,
-    /// The same recently, while other partitions answered: this record was not even sent.
+    /// It was unavailable recently while other partitions answered. The record was not even sent.
     Paused,
 }

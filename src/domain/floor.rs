@@ -1,23 +1,24 @@
-//! Where the claims of a lane start, and how far one claim lets that move.
+//! Where the claims of a lane start, and how far a claim moves that start.
 //!
-//! A lane's *floor* is an id at or below which no row is pending, except what `outbox.hold` names. It may pass an id only when that is
-//! settled: see [`watermark`](super::watermark). A claim that starts after an id is settled sees what became of it.
+//! A lane's *floor* is an id at or below which no row is pending, except for rows that a hold keeps back. It may pass an id only
+//! if no open transaction can still commit it: see [`watermark`](super::watermark). A claim that starts after that sees the row,
+//! if there is one.
 
 use super::watermark::{Watermark, WatermarkTracker};
 
-/// What one claim of a lane saw.
+/// What one claim of a lane found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScanResult {
     /// The watermark as it was *before* the claim started.
     pub watermark: Watermark,
-    /// The highest id claimed, if a limit cut the claim off. Nothing is known of what lies above.
+    /// The highest id claimed, if the claim stopped at a limit. It says nothing about higher ids.
     pub scanned_to: Option<i64>,
-    /// The lowest id that the claim saw and that is still pending, without a hold by which it would be found again.
+    /// The lowest id that the claim read and that is still pending without a hold.
     pub lowest_pending: Option<i64>,
 }
 
 impl ScanResult {
-    /// Nothing was cut off and nothing is left.
+    /// The result of a claim that stopped at no limit and left nothing pending.
     pub fn of_everything(watermark: Watermark) -> Self {
         ScanResult {
             watermark,
@@ -33,7 +34,7 @@ pub struct Floor {
     hard: i64,
     /// Never below `hard`. It is not stored: see [`watermark`](super::watermark).
     soft: i64,
-    /// Of the watermark that the soft floor came from.
+    /// The generation of the watermark that `soft` was taken from.
     generation: u64,
 }
 
@@ -51,23 +52,24 @@ impl Floor {
         self.hard
     }
 
-    /// The id above which a claim has to read, by what is known of bypassed writers.
+    /// The id above which a claim must read. It is the soft floor unless a bypassed writer has ended since.
     pub fn start(&self, tracker: &WatermarkTracker) -> i64 {
-        self.soft.min(tracker.fallen_since(self.generation)).max(self.hard)
+        self.soft.min(tracker.dropped_since(self.generation)).max(self.hard)
     }
 
-    /// After a claim from [`Floor::start`], the floor moves up to the watermark, but neither past where the claim was cut off nor past what
-    /// is left. A claim from the soft floor saw what one from the hard floor would have seen, so both parts may move.
+    /// Moves the floor up to the watermark after a claim from [`Floor::start`], but neither past where the claim stopped nor past
+    /// a row that is still pending. A claim from the soft floor reads what one from the hard floor would read, so both parts may
+    /// move.
     pub fn advance(&mut self, scan: ScanResult) {
-        let looked = scan.scanned_to.unwrap_or(i64::MAX);
-        let free = scan.lowest_pending.map_or(i64::MAX, |id| id - 1);
-        let reach = |watermark: i64| watermark.min(looked).min(free);
+        let scanned = scan.scanned_to.unwrap_or(i64::MAX);
+        let done = scan.lowest_pending.map_or(i64::MAX, |id| id - 1);
+        let reach = |watermark: i64| watermark.min(scanned).min(done);
         self.hard = self.hard.max(reach(scan.watermark.hard));
         self.soft = self.hard.max(reach(scan.watermark.soft));
         self.generation = scan.watermark.generation;
     }
 
-    /// Rows above `id` have to be read again.
+    /// Lowers the floor, so that rows above `id` are read again.
     pub fn lower(&mut self, id: i64) {
         self.hard = self.hard.min(id);
         self.soft = self.soft.min(id);
@@ -115,14 +117,15 @@ mod tests {
         assert_eq!((floor.hard(), floor.start(&tracker)), (5, 5));
     }
 
-    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay checks who writes, bypasses writers, and
-    /// claims and publishes two lanes step by step. No floor may pass a committed row, and no claim that counts may overlook one.
+    /// A small world: writers draw ids and commit or roll back later, in any order, while a relay checks for open writers,
+    /// bypasses them, and claims and publishes two lanes step by step. No floor may pass a committed row, and no claim that is
+    /// kept may overlook one.
     #[derive(Clone, Debug)]
     enum Step {
         Draw(u8),
         End(u8, bool),
-        PollResult,
-        Soften,
+        Check,
+        Bypass,
         Claim(usize, usize),
     }
 
@@ -130,8 +133,8 @@ mod tests {
         prop_oneof![
             3 => (0..5u8).prop_map(Step::Draw),
             3 => (0..5u8, any::<bool>()).prop_map(|(w, commit)| Step::End(w, commit)),
-            3 => Just(Step::PollResult),
-            2 => Just(Step::Soften),
+            3 => Just(Step::Check),
+            2 => Just(Step::Bypass),
             5 => (0..2usize, 1..4usize).prop_map(|(lane, limit)| Step::Claim(lane, limit)),
         ]
     }
@@ -148,7 +151,7 @@ mod tests {
         }
     }
 
-    /// The stage that the batch of a lane has come to.
+    /// The stage that the batch of a lane has reached.
     #[derive(Clone, Default)]
     enum Batch {
         #[default]
@@ -201,7 +204,7 @@ mod tests {
             }
         }
 
-        /// Takes the next step of the lane's batch. Answers a row that was overlooked by a claim that counts.
+        /// Takes the next step of the lane's batch. Returns a row that was overlooked by a claim that is kept.
         fn claim(&mut self, lane: usize, limit: usize) -> Option<i64> {
             self.batches[lane] = match std::mem::take(&mut self.batches[lane]) {
                 Batch::None => {
@@ -223,8 +226,8 @@ mod tests {
                     claimed,
                     scan,
                 } => {
-                    let is_open = |holder: &i64| self.open.values().any(|open| open.number == *holder);
-                    let ended: Vec<i64> = bypassed.into_iter().filter(|holder| !is_open(holder)).collect();
+                    let is_open = |writer: &i64| self.open.values().any(|open| open.number == *writer);
+                    let ended: Vec<i64> = bypassed.into_iter().filter(|writer| !is_open(writer)).collect();
                     if ended.is_empty() {
                         self.pending.retain(|id| !claimed.contains(id));
                         self.batches[lane] = Batch::Published(scan);
@@ -269,8 +272,8 @@ mod tests {
                 match step {
                     Step::Draw(session) => world.draw(session),
                     Step::End(session, commit) => world.end(session, commit),
-                    Step::PollResult => world.tracker.observe(world.drawn, &world.writers()),
-                    Step::Soften => world.tracker.bypass_old_writers(),
+                    Step::Check => world.tracker.observe(world.drawn, &world.writers()),
+                    Step::Bypass => world.tracker.bypass_old_writers(),
                     Step::Claim(lane, limit) => prop_assert_eq!(world.claim(lane, limit), None, "overlooked"),
                 }
                 for id in world.pending.iter().chain(world.open.values().flat_map(|transaction| &transaction.ids)) {

@@ -1,4 +1,4 @@
-//! Holds: rows of `outbox.hold`, and the changes that are written to them.
+//! Holds, which are the rows of `outbox.hold`, and the changes that are written to them.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use crate::domain::row::UNORDERED_LANE;
 pub struct Hold {
     pub lane: i16,
     pub topic: String,
-    /// A key, an explicit partition or a paused one; empty: the whole topic.
+    /// A key, an explicit partition or a paused one. Empty for the whole topic.
     pub unit: String,
-    /// The refused row that the others of its key wait for. `None`: a topic or a partition takes nothing, and any row may
-    /// probe it.
+    /// The refused row that the others of its key wait for. `None` if a topic or a partition accepts nothing; any of its rows may
+    /// then be the probe.
     pub head_id: Option<i64>,
     pub resume_floor: i64,
     pub failures: i32,
-    /// Seconds until it is to be tried again; negative when due.
+    /// Seconds until it is due for a retry; negative if it is overdue.
     pub wait: f64,
 }
 
 impl Hold {
-    /// The paused partition it is of, and of how many, as statements take them.
+    /// The number of the paused partition and its topic's partition count, as parameters of statements.
     pub fn partition(&self) -> (Option<i32>, Option<i32>) {
         Partition::of_unit(&self.unit).map_or((None, None), |paused| (Some(paused.number), Some(paused.of)))
     }
 
-    /// Are the rows that it keeps back ordered? Those of a lane are. Holds of unordered rows belong to no worker.
+    /// Does it keep back ordered rows, which are those of a lane? A hold of unordered rows belongs to no worker.
     pub fn is_ordered(&self) -> bool {
         self.lane != UNORDERED_LANE
     }
@@ -39,13 +39,13 @@ impl Hold {
 pub struct NewHold {
     pub lane: i16,
     pub topic: String,
-    /// A key, an explicit partition or a paused one; empty: the whole topic.
+    /// A key, an explicit partition or a paused one. Empty for the whole topic.
     pub unit: String,
     pub head_id: Option<i64>,
     pub reason: String,
-    /// One for a row that was tried, none for a row that was deferred.
+    /// 1 for a row that was sent, 0 for one that was deferred.
     pub failures: i32,
-    /// `None`: until an operator acts.
+    /// How long to wait, or `None` until an operator acts.
     pub wait: Option<Duration>,
 }
 
@@ -53,14 +53,14 @@ pub struct NewHold {
 #[derive(Clone, Debug)]
 pub struct HoldRelease {
     pub hold: Hold,
-    /// Its head, which Kafka has taken.
+    /// Its head, if Kafka has accepted it.
     pub published: Option<i64>,
-    /// Its head, which is dead.
+    /// Its head, if that is dead.
     pub refused: Option<Refusal>,
 }
 
 impl HoldRelease {
-    /// Nothing is written of a row with it.
+    /// The release of a hold without a change of any row.
     pub fn of(hold: Hold) -> Self {
         HoldRelease {
             hold,
@@ -69,7 +69,7 @@ impl HoldRelease {
         }
     }
 
-    /// The row that is changed with it.
+    /// The row that changes with the release.
     pub fn head(&self) -> Option<i64> {
         let refused = self.refused.as_ref().map(|refusal| refusal.id);
         self.published.or(refused)
@@ -81,8 +81,8 @@ impl HoldRelease {
 pub struct HoldPostponement {
     pub hold: Hold,
     pub reason: String,
-    /// `None`: until an operator acts.
+    /// How long to wait, or `None` until an operator acts.
     pub wait: Option<Duration>,
-    /// Its head, where that was refused.
+    /// Its head, if that was refused.
     pub refused: Option<Refusal>,
 }

@@ -1,4 +1,4 @@
-//! Which partition a record belongs on.
+//! Which partition a record belongs to.
 
 use super::row::Row;
 
@@ -16,8 +16,8 @@ impl PartitionChoice {
         PartitionChoice::Hashed(murmur2(key))
     }
 
-    /// The partition in a topic that has `count` of them: for a key the one that the Java client's default partitioner chooses. `None`:
-    /// it does not exist.
+    /// The partition in a topic that has `count` of them. For a key it is the one that the Java client's default partitioner
+    /// chooses. `None` if it does not exist.
     pub fn partition(self, count: i32) -> Option<i32> {
         match self {
             PartitionChoice::Explicit(partition) => Some(partition).filter(|partition| *partition < count),
@@ -48,7 +48,7 @@ impl Partition {
         })
     }
 
-    /// Does the row belong there? `outbox.holds_of` decides the same in SQL.
+    /// Does the row belong to this partition? `outbox.holds_of` decides the same in SQL.
     pub fn takes(self, row: &Row) -> bool {
         row.place().partition(self.of) == Some(self.number)
     }

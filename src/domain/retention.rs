@@ -1,11 +1,11 @@
-//! What is finished and old: which tables have it, and how long it stays.
+//! How long finished rows are kept, and in which tables.
 
 use std::time::Duration;
 
-/// No row is removed sooner after it was published.
+/// Every published row is kept for at least this time.
 pub const RETENTION_MIN: Duration = Duration::from_secs(3600);
 
-/// How long what is finished stays, by what it is.
+/// How long finished rows of each kind are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
     pub published: Duration,
@@ -13,7 +13,7 @@ pub struct Retention {
     pub inbox: Duration,
 }
 
-/// What retention removes rows of.
+/// The tables that retention removes rows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     Message,

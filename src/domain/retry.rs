@@ -1,9 +1,9 @@
-//! What becomes of a row that was not simply published, and when it is tried again: one match, [`RetryPolicy::decide`], for
-//! rows of batches, for heads of held keys and for probes alike. All waits between two tries are here, too. Time and jitter
-//! are given to it.
+//! What becomes of a row that was sent, and when it is tried again. One match, [`RetryPolicy::decide`], covers rows of batches,
+//! heads of held keys and probes, and each arm says what an operator has to do. All waits between two attempts are here, too.
+//! Time and jitter are arguments.
 //!
-//! Invariant: `attempts` rises only for [`RowFate::Refused`], and that comes only of [`Delivery::Refused`]. Outages, topics
-//! and partitions that take nothing and lost answers cost time, never an attempt, never a dead letter.
+//! Invariant: `attempts` rises only for [`RowFate::Refused`], which only follows from [`Delivery::Refused`]. Outages, missing
+//! answers, and topics and partitions that accept nothing cost time, but never an attempt, and never make a dead letter.
 
 use std::time::Duration;
 
@@ -16,22 +16,22 @@ use crate::domain::row::{Row, UNORDERED_LANE};
 /// What becomes of a key whose row was refused for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnDead {
-    /// The dead row steps aside and the key goes on.
+    /// The rows behind the dead one are published.
     Continue,
-    /// The key stays held until an operator decides.
+    /// The key is held until an operator decides.
     Hold,
 }
 
-/// A topic or a partition that takes nothing is tried at least this often.
+/// Longest wait between two probes of a topic or partition that accepts nothing.
 const PROBE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long a row that Kafka has and that another transaction has locked is left alone before its mark is tried again.
+/// Wait before the mark of a row that another transaction has locked is tried again.
 pub const LOCKED_ROW_WAIT: Duration = Duration::from_millis(250);
 
 const NO_ANSWER: &str = "no answer from Kafka";
 const TOO_LATE: &str = "PostgreSQL answered too late";
 const LOCKED: &str = "another transaction has locked its row";
 
-/// After an error of a server, before the same work is tried again: between 100 and 500 ms. Jitter is between 0 and 1.
+/// Wait after an error of a server before the same work is tried again: 100 to 500 ms. Jitter is between 0 and 1.
 pub fn short_backoff(jitter: f64) -> Duration {
     Duration::from_millis(100) + Duration::from_millis(400).mul_f64(jitter)
 }
@@ -40,14 +40,14 @@ pub fn short_backoff(jitter: f64) -> Duration {
 #[derive(Clone, Copy, Debug)]
 pub enum Sent<'a> {
     InBatch,
-    /// Alone, for the key that waits behind it.
+    /// Alone, because its key waits behind it.
     AsHead(&'a Hold),
-    /// Alone, for a topic or a partition that took nothing: its answer is about all holds of the same topic and unit.
+    /// Alone, for a topic or a partition that accepted nothing. The answer decides about all holds of the same topic and unit.
     AsProbe(&'a Hold),
 }
 
 impl<'a> Sent<'a> {
-    /// How the row that a hold waits for is sent.
+    /// How the row is sent that a hold waits for.
     pub fn of_hold(hold: &'a Hold) -> Self {
         match hold.head_id {
             Some(_) => Sent::AsHead(hold),
@@ -59,8 +59,8 @@ impl<'a> Sent<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
     pub sent: Sent<'a>,
-    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a topic that times out
-    /// has a fault of its own; otherwise all of Kafka may be away.
+    /// Has Kafka acknowledged anything to this process since the attempt began, or just before? Then a timeout is a fault of the
+    /// topic. Otherwise all of Kafka may be down.
     pub kafka_answers: bool,
 }
 
@@ -68,13 +68,13 @@ pub struct Attempt<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     Delivered(&'a Row, &'a Delivery),
-    /// It was claimed too late to be sent while the claim lasts.
+    /// It could not be sent before the lease of its claim ends, because the claim took too long.
     TooLate(&'a Row),
     /// It was removed, redriven or discarded, or is published or dead already.
     RowGone,
-    /// Kafka has it, from this try or an earlier one, and another transaction has locked it: it cannot be marked yet.
+    /// Kafka has it, from this attempt or an earlier one, but it cannot be marked yet, because another transaction has locked it.
     MarkLocked,
-    /// Kafka refused it, and another transaction has locked it: that cannot be written.
+    /// Kafka refused it, but that cannot be written, because another transaction has locked it.
     RefusalLocked(&'a Refusal),
 }
 
@@ -88,8 +88,8 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// How long to wait after this many failures in a row: doubling, capped, and spread over the upper half, so that what
-    /// failed together does not come back together. Jitter is between 0 and 1.
+    /// How long to wait after this many consecutive failures. The wait doubles up to the maximum, and jitter spreads it over its
+    /// upper half, so that rows that failed together are not retried together. Jitter is between 0 and 1.
     pub fn backoff(&self, failures: u32, jitter: f64) -> Duration {
         let doubled = self
             .backoff_min
@@ -97,23 +97,23 @@ impl RetryPolicy {
         doubled.min(self.backoff_max).mul_f64(0.5 + 0.5 * jitter)
     }
 
-    /// How long to leave a topic or a partition alone that took nothing so many times in a row. Not long: it should flow
-    /// again soon after it is fixed.
+    /// How long to wait before the next probe of a topic or partition that has failed this many times in a row. It is short, so
+    /// that rows are published soon after the fault is fixed.
     fn probe_wait(&self, failures: u32, jitter: f64) -> Duration {
         self.backoff(failures, jitter).min(PROBE_WAIT_MAX)
     }
 
-    /// How long to leave a hold alone whose row could not be sent once more.
+    /// How long to wait before the next attempt of a hold whose row failed once more.
     fn wait_of(&self, hold: &Hold, jitter: f64) -> Duration {
         self.probe_wait(hold.failures.unsigned_abs() + 1, jitter)
     }
 
-    /// What becomes of a row, of holds, and of what is believed of Kafka.
+    /// Decides what becomes of a row and its hold, and what this says about Kafka.
     pub fn decide(&self, attempt: Attempt<'_>, event: Event<'_>, jitter: f64) -> Decision {
         use Delivery::{Acked, Deferred, NotSent, Refused, Unavailable, Unknown};
         let sent = attempt.sent;
         match event {
-            // Kafka has it. Nothing to do.
+            // Kafka has the row. Remedy: none is needed.
             Event::Delivered(_, Acked) => Decision::new(
                 RowFate::Published,
                 match sent {
@@ -122,7 +122,8 @@ impl RetryPolicy {
                     Sent::AsProbe(_) => HoldFate::ReleaseAll,
                 },
             ),
-            // An operator acted on it, or it was done. Nothing to do; of what a probe would have asked nothing is known.
+            // The row was removed, redriven, discarded or done. Remedy: none is needed. A probe learned nothing, so only its own
+            // hold goes.
             Event::RowGone => Decision::new(
                 RowFate::Gone,
                 match sent {
@@ -130,7 +131,9 @@ impl RetryPolicy {
                     Sent::AsHead(_) | Sent::AsProbe(_) => HoldFate::Release,
                 },
             ),
+            // Another transaction has locked the row. Remedy: end that transaction.
             Event::MarkLocked => Decision::new(RowFate::PublishedUnmarked, self.mark_locked(sent, jitter)),
+            // Another transaction has locked the row. Remedy: end that transaction; the row is sent and refused again.
             Event::RefusalLocked(refusal) => {
                 let maybe_sent = refusal.possible_duplicate;
                 Decision::new(
@@ -138,14 +141,15 @@ impl RetryPolicy {
                     self.refusal_locked(refusal, sent, jitter),
                 )
             }
-            // Not the record's fault. Nothing to do: it is sent again.
-            Event::Delivered(row, outcome @ (NotSent | Unknown)) => {
+            // Kafka did not answer, or the record was not sent. Remedy: none is needed, because the row is sent again.
+            Event::Delivered(row, delivery @ (NotSent | Unknown)) => {
                 let hold = self.not_answered(sent, NO_ANSWER, jitter);
-                Decision::new(pending(row, *outcome == Unknown), hold)
+                Decision::new(pending(row, *delivery == Unknown), hold)
             }
-            // PostgreSQL is slow. Nothing to do for the row.
+            // The claim took too long. Remedy: make PostgreSQL faster; the row is sent again.
             Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
-            // Another record of its topic was refused, and this one, too, would go alone. To do: see to that one.
+            // Another record of the topic was refused in the same batch. Remedy: fix that record or the topic's limit; this row
+            // is sent next.
             Event::Delivered(row, Deferred { reason }) => Decision::new(
                 pending(row, false),
                 match sent {
@@ -153,31 +157,34 @@ impl RetryPolicy {
                     Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
                 },
             ),
+            // Kafka refused the record. Remedy: raise the topic's limit or fix the record; if it is dead, redrive or discard it.
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
-            Event::Delivered(row, outcome @ Unavailable { maybe_landed, .. }) => {
-                let (hold, kafka) = self.unavailable(row, outcome, attempt, jitter);
+            // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or
+            // the partition.
+            Event::Delivered(row, delivery @ Unavailable { maybe_landed, .. }) => {
+                let (hold, kafka) = self.unavailable(row, delivery, attempt, jitter);
                 let row = pending(row, *maybe_landed);
                 Decision { row, hold, kafka }
             }
         }
     }
 
-    /// To do: end the transaction that has locked the row. Until then the row is left alone; a key that it holds waits for
-    /// its mark.
+    /// The row is not sent again, and its mark is tried until the lock is released. A key that the row holds waits for the mark.
     fn mark_locked(&self, sent: Sent<'_>, jitter: f64) -> HoldFate {
         match sent {
             Sent::InBatch => HoldFate::Unchanged,
             Sent::AsHead(hold) => self.postpone(hold, LOCKED, jitter),
-            // What may have been sent of a lane is stored with this change. It is released with the others of its topic and unit.
+            // This change also stores that the row of a lane may have been sent. The hold is released with the others of its
+            // topic and unit.
             Sent::AsProbe(hold) if hold.is_ordered() => self.postpone(hold, LOCKED, jitter),
             Sent::AsProbe(_) => HoldFate::ReleaseAll,
         }
     }
 
-    /// To do: the same. The refusal is not counted, so the row is tried again even where it would be dead.
+    /// The refusal is not counted, so the row is tried again even if this was its last attempt.
     fn refusal_locked(&self, refusal: &Refusal, sent: Sent<'_>, jitter: f64) -> HoldFate {
         match sent {
-            // The hold that its refusal makes, if it makes one.
+            // This is the hold that the refusal creates, if it creates one.
             Sent::InBatch => HoldFate::Postpone {
                 wait: Some(refusal.wait),
                 reason: LOCKED.to_owned(),
@@ -187,54 +194,54 @@ impl RetryPolicy {
         }
     }
 
-    /// To do: raise the topic's limit, or fix the record; once it is dead, redrive or discard it.
+    /// The refusal counts as an attempt. The row is held or retried, or becomes a dead letter after its last attempt.
     fn refused(&self, row: &Row, reason: &str, sent: Sent<'_>, jitter: f64) -> Decision {
         let refusal = self.refusal(row, reason, jitter);
         let steps_aside = refusal.dead && self.on_dead == OnDead::Continue;
         let wait = (!refusal.dead).then_some(refusal.wait);
         let hold = match sent {
             Sent::InBatch if steps_aside => HoldFate::Unchanged,
-            // An unordered row has no key to hold: its wait is written to the row itself.
+            // An unordered row has no key to hold. Its wait is written to the row itself.
             Sent::InBatch => hold_key(row, reason, 1, wait),
             Sent::AsHead(_) if steps_aside => HoldFate::Release,
             Sent::AsHead(_) => HoldFate::Postpone {
                 wait,
                 reason: reason.to_owned(),
             },
-            // What was probed takes records. Of an ordered row this refusal is not counted: its lane sends it next, finds out
-            // again, and holds its key, which would be counted twice.
+            // The topic or partition accepts records again. The refusal of an ordered row is not counted here: its lane sends the
+            // row next, is refused, too, and holds the key, so it would be counted twice.
             Sent::AsProbe(_) if row.lane.is_some() => return Decision::new(pending(row, false), HoldFate::ReleaseAll),
             Sent::AsProbe(_) => HoldFate::ReleaseAll,
         };
         Decision::new(RowFate::Refused(refusal), hold)
     }
 
-    /// To do, for an unusable topic: create it, or grant write access. For one that times out: see to Kafka, or to the
-    /// brokers of the partition.
-    fn unavailable(&self, row: &Row, sick: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
+    /// The topic or partition is held until a probe is accepted. If all of Kafka may be down, nothing is held and all publishing
+    /// pauses.
+    fn unavailable(&self, row: &Row, delivery: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
         use Unavailability::{Paused, Transient, Unusable};
         let Delivery::Unavailable {
             fault,
             partition,
             reason,
             ..
-        } = sick
+        } = delivery
         else {
             return (HoldFate::Unchanged, KafkaFate::Unchanged);
         };
         let is_outage = *fault == Transient && !attempt.kafka_answers;
         let hold = match attempt.sent {
-            // Nothing got through to Kafka at all: that holds nobody.
+            // Nothing reached Kafka at all, so nothing is held.
             Sent::InBatch if is_outage => HoldFate::Unchanged,
             Sent::InBatch => self.hold_paused(row, *partition, reason, jitter),
-            // One of its partitions takes nothing, and the topic is no longer to be held as a whole.
+            // Only one of the topic's partitions accepts nothing, so the topic is not held as a whole any more.
             Sent::AsProbe(hold) if partition.is_some() && hold.unit.is_empty() => HoldFate::ReleaseAll,
             Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(attempt.sent, reason, jitter),
         };
         let kafka = match (fault, attempt.sent, partition) {
             (Unusable | Paused, _, _) => KafkaFate::Unchanged,
-            // A partition that gives no answer says nothing of Kafka as a whole: it gave none before, and its topic was just
-            // looked up.
+            // A partition that still does not answer says nothing about Kafka as a whole, which has just answered about its
+            // topic.
             (Transient, Sent::AsProbe(_), Some(_)) => KafkaFate::Unchanged,
             (Transient, _, _) if is_outage => KafkaFate::PauseEverything { reason: reason.clone() },
             (Transient, _, None) => KafkaFate::Unchanged,
@@ -246,14 +253,14 @@ impl RetryPolicy {
         (hold, kafka)
     }
 
-    /// What a refusal means for the row: one more attempt counted, and whether it was the last.
+    /// The refusal of a row: it counts one more attempt, and tells whether that was the last one.
     pub fn refusal(&self, row: &Row, reason: &str, jitter: f64) -> Refusal {
         Refusal {
             id: row.id,
             attempts: row.attempts,
             possible_duplicate: row.possible_duplicate,
             reason: reason.to_owned(),
-            // Without its lane, or not readable, it will be refused for ever.
+            // A row that lacks its lane or cannot be read would be refused forever.
             dead: row.attempts.saturating_add(1) >= self.max_attempts
                 || row.lacks_its_lane()
                 || row.unreadable.is_some(),
@@ -261,7 +268,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Rows of a batch come again with the next one; a hold waits, and so do all that a probe was sent for.
+    /// Rows of a batch are sent again with the next one. A hold is postponed, and with a probe all holds that it was sent for.
     fn not_answered(&self, sent: Sent<'_>, reason: &str, jitter: f64) -> HoldFate {
         match sent {
             Sent::InBatch => HoldFate::Unchanged,
@@ -280,7 +287,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Holds the partition in the row's lane, or the whole topic.
+    /// Holds the partition, or the whole topic if there is none, in the row's lane.
     fn hold_paused(&self, row: &Row, partition: Option<Partition>, reason: &str, jitter: f64) -> HoldFate {
         HoldFate::Create(NewHold {
             lane: row.lane.unwrap_or(UNORDERED_LANE),
@@ -294,7 +301,7 @@ impl RetryPolicy {
     }
 }
 
-/// Holds the key, or the explicit partition, of a row, which is its head. An unordered row has none.
+/// Holds the key, or the explicit partition, of a row, with the row as its head. An unordered row has neither.
 fn hold_key(row: &Row, reason: &str, failures: i32, wait: Option<Duration>) -> HoldFate {
     let (Some(lane), Some(unit)) = (row.lane, row.unit()) else {
         return HoldFate::Unchanged;
@@ -352,11 +359,11 @@ mod tests {
         }
     }
 
-    fn sick(fault: Unavailability, partition: Option<Partition>) -> Delivery {
+    fn unavailable(fault: Unavailability, partition: Option<Partition>) -> Delivery {
         Delivery::Unavailable {
             fault,
             partition,
-            reason: "sick".to_owned(),
+            reason: "unavailable".to_owned(),
             maybe_landed: fault == Unavailability::Transient,
         }
     }
@@ -495,10 +502,10 @@ mod tests {
             "maybe sent, all again in 2s",
             "maybe sent, all again in 2s",
         ),
-        ("put off", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
-        ("put off", HEAD, None, "pending, again in 2s", ""),
+        ("deferred", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
+        ("deferred", HEAD, None, "pending, again in 2s", ""),
         (
-            "put off",
+            "deferred",
             TOPIC,
             None,
             "pending, all again in 2s",
@@ -667,15 +674,15 @@ mod tests {
             policy.on_dead = OnDead::Hold;
         }
         let reason = "why".to_owned();
-        let outcome = match what {
+        let delivery = match what {
             "unsent" => Delivery::NotSent,
             "unknown" => Delivery::Unknown,
-            "put off" => Delivery::Deferred { reason },
+            "deferred" => Delivery::Deferred { reason },
             "refused" | "dead" | "dead, on-dead hold" => Delivery::Refused { reason },
-            "topic unusable" => sick(Unavailability::Unusable, None),
-            "topic silent" => sick(Unavailability::Transient, None),
-            "partition silent" => sick(Unavailability::Transient, Some(THIRD)),
-            "partition paused" => sick(Unavailability::Paused, Some(THIRD)),
+            "topic unusable" => unavailable(Unavailability::Unusable, None),
+            "topic silent" => unavailable(Unavailability::Transient, None),
+            "partition silent" => unavailable(Unavailability::Transient, Some(THIRD)),
+            "partition paused" => unavailable(Unavailability::Paused, Some(THIRD)),
             _ => Delivery::Acked,
         };
         let locked = Refusal {
@@ -687,7 +694,7 @@ mod tests {
             "mark locked" => Event::MarkLocked,
             "refusal locked" => Event::RefusalLocked(&locked),
             "too late" => Event::TooLate(&row),
-            _ => Event::Delivered(&row, &outcome),
+            _ => Event::Delivered(&row, &delivery),
         };
         let hold = match how {
             HEAD => hold("k:k", Some(1), is_ordered),
@@ -732,16 +739,16 @@ mod tests {
                 sent,
                 kafka_answers: true,
             };
-            let fate = |outcome| POLICY.decide(attempt, Event::Delivered(&row, &outcome), 0.5).row;
-            for outcome in [Delivery::NotSent, sick(Unavailability::Unusable, None)] {
-                let fate = fate(outcome);
+            let fate = |delivery| POLICY.decide(attempt, Event::Delivered(&row, &delivery), 0.5).row;
+            for delivery in [Delivery::NotSent, unavailable(Unavailability::Unusable, None)] {
+                let fate = fate(delivery);
                 assert_eq!(fate, RowFate::Pending { maybe_sent: true });
                 assert!(!fate.is_certainly_not_sent());
             }
             let refused = fate(Delivery::Refused {
                 reason: "too large".to_owned(),
             });
-            assert!(matches!(&refused, RowFate::Refused(refusal) if refusal.stays_suspect()));
+            assert!(matches!(&refused, RowFate::Refused(refusal) if refusal.is_retried_flagged()));
             assert!(!refused.is_certainly_not_sent());
         }
     }
@@ -764,10 +771,10 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_waits_longer_and_keeps_the_rows_doubt() {
-        let refusal = |attempts, suspect| {
+    fn each_refusal_waits_longer_and_keeps_the_flag_of_the_row() {
+        let refusal = |attempts, flagged| {
             let row = Row {
-                possible_duplicate: suspect,
+                possible_duplicate: flagged,
                 ..unordered(attempts)
             };
             POLICY.refusal(&row, "too large", 1.0)

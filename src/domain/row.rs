@@ -20,7 +20,7 @@ pub const MESSAGE_ID: &str = "message-id";
 /// A header of records that may be a second copy.
 pub const POSSIBLE_DUPLICATE: &str = "possible-duplicate";
 
-/// Where a row of `outbox.message` is in its life. The schema allows no other.
+/// The state of a row of `outbox.message`. The schema allows no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Committed and not yet acknowledged by Kafka. It may be delayed, claimed or held meanwhile.
@@ -52,7 +52,7 @@ impl Body {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub id: i64,
-    /// `None`: the row is unordered, and was claimed with a lease of its own.
+    /// `None` if the row is unordered; it was claimed with a lease of its own.
     pub lane: Option<i16>,
     pub message_id: Uuid,
     pub topic: String,
@@ -67,17 +67,18 @@ pub struct Row {
     pub aggregate_version: Option<i64>,
     pub attempts: i16,
     pub created_at: SystemTime,
-    /// Delayed by the application, or redriven, and due now.
+    /// It was delayed by the application, or redriven, and is due now.
     pub delayed: bool,
-    /// A copy may have been sent before: by a worker that died, or by this one without an answer.
+    /// A copy may have been sent before, by a worker that died or by this one without an answer.
     pub possible_duplicate: bool,
-    /// Why the row was not read completely: it is larger than the limit, or PostgreSQL cannot read it. It is never sent.
+    /// Why the row was not read completely, if so: it is larger than the limit, or PostgreSQL cannot read it. Such a row is never
+    /// sent.
     pub unreadable: Option<String>,
 }
 
 impl Row {
-    /// What must stay in order: the rows of one key, or of one explicit partition, in one topic.
-    /// `outbox.hold.unit` has the same format. `None`: no other row waits for this one.
+    /// The unit of order: the rows of one key, or of one explicit partition, of one topic must stay in order. `outbox.hold.unit`
+    /// has the same format. `None` if no other row waits for this one.
     pub fn unit(&self) -> Option<String> {
         match (&self.key, self.partition) {
             (Some(key), _) => Some(format!("k:{key}")),
@@ -86,12 +87,12 @@ impl Row {
         }
     }
 
-    /// It was inserted without the trigger that assigns lanes: sent as an unordered row it would overtake its key.
+    /// Was it inserted without the trigger that assigns lanes? Sent as an unordered row it would overtake its key.
     pub fn lacks_its_lane(&self) -> bool {
         self.lane.is_none() && (self.key.is_some() || self.partition.is_some())
     }
 
-    /// The record's key: the row's own, or its message id, so that unordered rows spread evenly.
+    /// The record's key. It is the row's own, or its message id, so that unordered rows spread evenly.
     pub fn record_key(&self) -> RecordKey<'_> {
         match &self.key {
             Some(key) => RecordKey::Own(key),
@@ -99,7 +100,7 @@ impl Row {
         }
     }
 
-    /// Which partition the record belongs on.
+    /// Which partition the record belongs to.
     pub fn place(&self) -> PartitionChoice {
         match self.partition {
             Some(partition) => PartitionChoice::Explicit(partition),
@@ -135,7 +136,7 @@ impl Row {
 
     /// About how many bytes the row takes in memory, here and in the producer's queue.
     pub fn size(&self) -> usize {
-        // What a record has besides its payload: names, ids, lengths.
+        // Names, ids and lengths, which a record has besides its payload.
         const OVERHEAD: usize = 200;
         OVERHEAD + self.bytes()
     }
@@ -164,10 +165,10 @@ impl RecordKey<'_> {
     }
 }
 
-/// A JSON string is sent as its text, null as a header without a value, anything else exactly as PostgreSQL spells it: numbers may have
-/// more digits there, and arrays may be nested deeper, than a parsed value can hold.
+/// A JSON string is sent as its text, null as a header without a value, anything else exactly as PostgreSQL spells it: numbers
+/// may have more digits there, and arrays may be nested deeper, than a parsed value can hold.
 fn each_application_header(json: &[u8], each: &mut impl FnMut(&str, Option<&[u8]>)) {
-    // The schema accepts objects only; anything else has no names to send.
+    // The schema accepts objects only. Anything else has no header names.
     let Ok(headers) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(json) else {
         return;
     };
@@ -208,7 +209,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_row_with_a_key_or_a_partition_stands_in_line() {
+    fn a_row_with_a_key_or_a_partition_needs_a_lane() {
         for (lane, key, partition, lost) in [
             (Some(0), Some("k"), None, false),
             (Some(0), None, Some(1), false),
@@ -227,9 +228,9 @@ pub(crate) mod tests {
     }
 
     fn headers_of(row: &Row) -> Vec<(String, Option<Vec<u8>>)> {
-        let mut seen = Vec::new();
-        row.each_header(|name, value| seen.push((name.to_owned(), value.map(<[u8]>::to_vec))));
-        seen
+        let mut headers = Vec::new();
+        row.each_header(|name, value| headers.push((name.to_owned(), value.map(<[u8]>::to_vec))));
+        headers
     }
 
     #[test]
@@ -271,10 +272,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_a_suspect_row_says_it_may_be_a_repeat() {
-        let mut suspect = row(1);
-        suspect.possible_duplicate = true;
-        assert!(headers_of(&suspect).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
+    fn only_a_row_that_may_have_been_sent_says_it_may_be_a_repeat() {
+        let mut flagged = row(1);
+        flagged.possible_duplicate = true;
+        assert!(headers_of(&flagged).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
         assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
     }
 

@@ -1,15 +1,15 @@
-//! What is counted in the database from time to time, for metrics and `outboxd status`.
+//! What is counted in the database periodically, for metrics and `outboxd status`.
 
 use std::collections::BTreeMap;
 
-/// The inbox as sampled.
+/// A sample of the inbox.
 #[derive(Clone, Copy, Debug)]
 pub struct InboxSample {
     pub unfinished: i64,
     pub poison: i64,
 }
 
-/// The backlog as sampled.
+/// A sample of the backlog.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub pending: i64,
@@ -24,20 +24,20 @@ pub struct Sample {
     pub dead_tuples: i64,
 }
 
-/// Counts that only grow, until a crash of the server sets them back to zero.
+/// Counts that only grow, until a crash of the server resets them to zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub granted: i64,
     pub replayed: i64,
     pub conflicted: i64,
     pub taken_over: i64,
-    /// By consumer; without a name those of all others.
+    /// By consumer; `None` stands for all consumers that are not counted by name.
     pub duplicates: BTreeMap<Option<String>, i64>,
     pub payload_conflicts: i64,
     pub inbox_taken_over: i64,
 }
 
-/// Commands of one operation in one state.
+/// How many commands of one operation are in one state.
 #[derive(Clone, Debug)]
 pub struct Commands {
     pub operation: String,

@@ -1,21 +1,21 @@
-//! Which ids are settled, so that floors may pass them.
+//! The watermark: the highest id up to which no open transaction can still commit a row, so that floors may pass it.
 //!
-//! An id is *settled* when the transaction that drew it has committed or never will. Ids commit out of order, so neither the last id seen
-//! nor a snapshot's xmin tells which ids are. What tells is who holds the lock that every writer takes before it draws an id. A check
-//! reads the highest id drawn, *then* the writers. A writer that one check does not see and the next one does has drawn nothing up to the
-//! highest id of the first check. So each open writer is remembered together with an id below all of its own. Every id is settled that is
-//! neither above the highest id read nor above what is remembered of an open writer. The highest such id is the *watermark*.
+//! Ids commit out of order, so neither the highest id read nor a snapshot's xmin tells which ids may still be committed. The lock
+//! that every writer takes before it draws an id does. A check reads the highest id drawn, *then* the holders of that lock. A
+//! writer that is missing in one check and present in the next has drawn no id up to the highest one of the first check. So each
+//! open writer is remembered together with an id that is below all of its own. The watermark is the lowest of these ids, or the
+//! highest id drawn if no writer is open.
 //!
-//! A writer that is left open after its INSERT stops the watermark, and claims read again and again what has been published since. So
-//! there is a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is visible while
-//! they are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was still in progress in a
-//! snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends, soft floors drop to the id
-//! remembered beside it and no further, because the other bypassed writers keep what lies below.
+//! A writer that stays open after its INSERT stops the watermark, and every claim reads again what has been published since. So
+//! there is also a *soft* watermark, in memory only, which bypasses writers that stay open. Nothing that they have written is
+//! visible while they are in progress. So a claim may start at the soft floor if every bypassed writer with ids below that was
+//! still in progress in a snapshot taken after the claim's own. Otherwise the claim is discarded. When a bypassed writer ends,
+//! soft floors drop to the id that is remembered with it, and no further, because it has drawn no lower one.
 
 use std::collections::BTreeMap;
 
-/// The transactions that may still commit an id already drawn: their names in `pg_locks`, which they keep when they are prepared, and
-/// their transaction ids once they have one.
+/// The transactions that may still commit an id already drawn: their names in `pg_locks`, which they keep when they are prepared,
+/// and their transaction ids once they have one.
 pub type Writers = BTreeMap<String, Option<i64>>;
 
 /// How the sequence draws ids.
@@ -29,7 +29,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Are ids drawn one by one, each higher than the last? If not, the highest id drawn says nothing about lower ones.
+    /// Does each draw give one id, higher than the last? If not, the highest id drawn says nothing about lower ones.
     pub fn is_in_order(&self) -> bool {
         self.cache == 1 && self.increment > 0
     }
@@ -40,41 +40,41 @@ impl Sequence {
     }
 }
 
-/// How many drops of soft floors are told apart. When there are more, the oldest two count as one that was as deep as both.
-const FALLS_MAX: usize = 8;
+/// How many drops of soft floors are kept. If there are more, the oldest two become one, with the lower id of both.
+const SOFT_DROPS_MAX: usize = 8;
 
-/// Tracks which ids are settled, as far as this process knows. There is one for each incarnation of the server.
+/// Tracks the watermark as far as this process knows it. There is one tracker for each incarnation of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WatermarkTracker {
     watermark: Watermark,
-    /// The highest id drawn, as the last check read it.
+    /// The highest id drawn, as read by the last check.
     highest_id: i64,
     /// The writers of the last check, by name, except those that are known to have ended since.
     open: BTreeMap<String, OpenWriter>,
-    /// The drops of soft floors, oldest first, each of them deeper than the next.
-    falls: Vec<SoftDrop>,
+    /// The drops of soft floors, oldest first, each to a lower id than the next.
+    soft_drops: Vec<SoftDrop>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct OpenWriter {
-    /// All ids that it has drawn are above this.
+    /// It has drawn only ids above this one.
     from: i64,
     transaction: Option<i64>,
-    /// It was already open at the last [`WatermarkTracker::bypass_old_writers`].
+    /// Was it already open at the last [`WatermarkTracker::bypass_old_writers`]?
     is_old: bool,
-    /// The soft watermark bypasses it.
+    /// Does the soft watermark bypass it?
     is_bypassed: bool,
 }
 
 impl OpenWriter {
-    /// A writer that was old already is bypassed from now on. It needs a transaction id, because that is how its end is noticed.
+    /// Bypasses the writer from now on, if it is old. It needs a transaction id, by which its end is noticed.
     fn bypass_if_old(&mut self) {
         self.is_bypassed |= self.is_old && self.transaction.is_some();
         self.is_old = true;
     }
 }
 
-/// A bypassed writer has ended: soft floors of earlier generations drop to this id.
+/// The drop of soft floors after a bypassed writer has ended: those of earlier generations drop to this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SoftDrop {
     generation: u64,
@@ -84,16 +84,16 @@ struct SoftDrop {
 /// The watermark at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Watermark {
-    /// Every id up to here is settled.
+    /// No open transaction can still commit an id up to here.
     pub hard: i64,
-    /// Every id up to here is settled, except those of bypassed writers. It is never below `hard`.
+    /// No open transaction except bypassed writers can still commit an id up to here. It is never below `hard`.
     pub soft: i64,
     /// How often a bypassed writer has ended.
     pub generation: u64,
 }
 
 impl WatermarkTracker {
-    /// The highest id that is known to be drawn.
+    /// The highest id that is known to have been drawn.
     pub fn highest_id(&self) -> i64 {
         self.highest_id
     }
@@ -107,7 +107,8 @@ impl WatermarkTracker {
         self.bypassed_below(i64::MAX)
     }
 
-    /// The bypassed transactions that must still be in progress for a claim that starts here: they may have ids at or below `start`.
+    /// The bypassed transactions that must still be in progress for a claim that starts here: they may have ids at or below
+    /// `start`.
     pub fn bypassed_below(&self, start: i64) -> Vec<i64> {
         let bypassed = self
             .open
@@ -133,14 +134,14 @@ impl WatermarkTracker {
         self.open = writers.iter().map(open).collect();
         self.highest_id = self.highest_id.max(highest_id);
         let ended = known.iter().filter(|(name, _)| !writers.contains_key(*name));
-        self.fall(ended.map(|(_, writer)| *writer).collect());
-        self.settle();
+        self.drop_soft_floors(ended.map(|(_, writer)| *writer).collect());
+        self.advance();
     }
 
-    /// Bypasses the writers that were already open at the last call of this: they are going to stay open.
+    /// Bypasses the writers that were already open at the previous call, because they are likely to stay open.
     pub fn bypass_old_writers(&mut self) {
         self.open.values_mut().for_each(OpenWriter::bypass_if_old);
-        self.settle();
+        self.advance();
     }
 
     /// Notes that these transactions have ended.
@@ -148,39 +149,39 @@ impl WatermarkTracker {
         let has_ended = |writer: &OpenWriter| writer.transaction.is_some_and(|id| transactions.contains(&id));
         let ended = self.open.values().filter(|writer| has_ended(writer)).copied().collect();
         self.open.retain(|_, writer| !has_ended(writer));
-        self.fall(ended);
-        self.settle();
+        self.drop_soft_floors(ended);
+        self.advance();
     }
 
-    /// Drops soft floors below what the bypassed writers among these may have committed.
-    fn fall(&mut self, ended: Vec<OpenWriter>) {
+    /// Drops soft floors below the ids that bypassed writers among these may have committed.
+    fn drop_soft_floors(&mut self, ended: Vec<OpenWriter>) {
         let bypassed = ended.iter().filter(|writer| writer.is_bypassed);
         let Some(to) = bypassed.map(|writer| writer.from).min() else {
             return;
         };
         self.watermark.generation += 1;
-        self.falls.retain(|fall| fall.to < to);
-        self.falls.push(SoftDrop {
+        self.soft_drops.retain(|drop| drop.to < to);
+        self.soft_drops.push(SoftDrop {
             generation: self.watermark.generation,
             to,
         });
-        if self.falls.len() > FALLS_MAX {
-            let oldest = self.falls.remove(0);
-            self.falls[0].to = oldest.to;
+        if self.soft_drops.len() > SOFT_DROPS_MAX {
+            let oldest = self.soft_drops.remove(0);
+            self.soft_drops[0].to = oldest.to;
         }
     }
 
-    /// The id that a soft floor of this generation has dropped to since, if it was higher.
-    pub(super) fn fallen_since(&self, generation: u64) -> i64 {
-        let fall = self.falls.iter().find(|fall| fall.generation > generation);
-        fall.map_or(i64::MAX, |fall| fall.to)
+    /// The id to which a soft floor of this generation has dropped since, if it was higher.
+    pub(super) fn dropped_since(&self, generation: u64) -> i64 {
+        let drop = self.soft_drops.iter().find(|drop| drop.generation > generation);
+        drop.map_or(i64::MAX, |drop| drop.to)
     }
 
-    /// Moves the watermark to where the open writers let it.
-    fn settle(&mut self) {
-        let from = |without_holders: bool| {
+    /// Moves the watermark as far as the open writers allow.
+    fn advance(&mut self) {
+        let from = |without_bypassed: bool| {
             let open = self.open.values();
-            let counted = open.filter(|writer| !(without_holders && writer.is_bypassed));
+            let counted = open.filter(|writer| !(without_bypassed && writer.is_bypassed));
             counted.map(|writer| writer.from).fold(self.highest_id, i64::min)
         };
         let (hard, soft) = (from(false), from(true));
@@ -211,13 +212,13 @@ mod tests {
     }
 
     /// Bypasses every writer that is open now.
-    fn bypass_if_old(tracker: &mut WatermarkTracker) {
+    fn bypass_all(tracker: &mut WatermarkTracker) {
         tracker.bypass_old_writers();
         tracker.bypass_old_writers();
     }
 
     #[test]
-    fn nothing_is_settled_that_an_open_writer_may_have_drawn() {
+    fn the_watermark_passes_no_id_that_an_open_writer_may_have_drawn() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a", "b"]));
         assert_eq!(hard(&tracker), 0, "nothing is known of either");
@@ -228,7 +229,7 @@ mod tests {
         tracker.observe(130, &writers(&["c", "d"]));
         assert_eq!(hard(&tracker), 100, "c has not ended");
         tracker.observe(140, &writers(&["d"]));
-        assert_eq!(hard(&tracker), 120, "d came after that look");
+        assert_eq!(hard(&tracker), 120, "d came after that check");
     }
 
     #[test]
@@ -242,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn without_writers_a_look_settles_at_once() {
+    fn without_writers_a_check_moves_the_watermark_at_once() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(7, &Writers::new());
         assert_eq!(tracker.watermark(), watermark(7, 7, 0));
     }
 
     #[test]
-    fn the_soft_horizon_moves_past_a_holder_until_it_ends_and_then_the_hard_one_follows() {
+    fn the_soft_watermark_bypasses_a_writer_until_it_ends_and_then_the_hard_one_follows() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
         tracker.bypass_old_writers();
@@ -270,19 +271,19 @@ mod tests {
     fn beside_a_job() -> WatermarkTracker {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(200, &writers(&["a"]));
         tracker.observe(210, &writers(&["a", "job"]));
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(300, &writers(&["a", "job"]));
         tracker
     }
 
     #[test]
-    fn when_one_holder_ends_soft_floors_fall_to_what_came_before_it_and_others_keep_that() {
-        let seen_by_proof = |tracker: &mut WatermarkTracker| tracker.end(&[i64::from(b'j')]);
-        let seen_by_a_look = |tracker: &mut WatermarkTracker| tracker.observe(300, &writers(&["a"]));
-        for job_ends in [seen_by_proof, seen_by_a_look] {
+    fn when_one_bypassed_writer_ends_soft_floors_drop_below_its_ids_and_no_further() {
+        let noticed_by_claim = |tracker: &mut WatermarkTracker| tracker.end(&[i64::from(b'j')]);
+        let noticed_by_check = |tracker: &mut WatermarkTracker| tracker.observe(300, &writers(&["a"]));
+        for job_ends in [noticed_by_claim, noticed_by_check] {
             let mut tracker = beside_a_job();
             assert_eq!(tracker.watermark(), watermark(0, 300, 0));
             let mut floor = Floor::at(0);
@@ -292,28 +293,28 @@ mod tests {
             assert_eq!(
                 tracker.watermark(),
                 watermark(0, 300, 1),
-                "what the job has drawn is settled"
+                "no one else may commit what the job has drawn"
             );
             assert_eq!(floor.start(&tracker), 200);
             assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
             floor.advance(ScanResult::of_everything(tracker.watermark()));
-            assert_eq!((floor.hard(), floor.start(&tracker)), (0, 300), "and is seen now");
+            assert_eq!((floor.hard(), floor.start(&tracker)), (0, 300), "and is read now");
         }
     }
 
     #[test]
-    fn when_the_oldest_holder_ends_the_hard_horizon_comes_up_to_the_next() {
+    fn when_the_oldest_writer_ends_the_hard_watermark_moves_up_to_the_next() {
         let mut tracker = beside_a_job();
         tracker.end(&[i64::from(b'a')]);
         assert_eq!(tracker.watermark(), watermark(200, 300, 1));
         tracker.end(&[i64::from(b'a')]);
-        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "it is heard once");
+        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "it counts once");
         tracker.end(&[i64::from(b'j')]);
         assert_eq!(tracker.watermark(), watermark(300, 300, 2));
     }
 
     #[test]
-    fn a_claim_relies_on_those_holders_alone_that_may_have_lower_ids() {
+    fn a_claim_relies_on_those_bypassed_writers_alone_that_may_have_lower_ids() {
         let tracker = beside_a_job();
         assert!(tracker.bypassed_below(0).is_empty());
         assert_eq!(tracker.bypassed_below(200), [i64::from(b'a')]);
@@ -321,16 +322,16 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_falls_as_deep_as_the_deepest_fall_it_has_missed() {
+    fn a_floor_drops_to_the_lowest_of_the_drops_it_has_missed() {
         let mut tracker = WatermarkTracker::default();
-        let mut fall = |to| {
+        let mut drop_to = |to| {
             let is_bypassed = OpenWriter {
                 from: to,
                 transaction: Some(1),
                 is_old: true,
                 is_bypassed: true,
             };
-            tracker.fall(vec![is_bypassed]);
+            tracker.drop_soft_floors(vec![is_bypassed]);
             tracker.clone()
         };
         let floor_of = |generation| {
@@ -339,23 +340,23 @@ mod tests {
             floor
         };
         let floor = floor_of(1);
-        assert_eq!(floor.start(&fall(10)), 1000, "it is of that generation already");
-        assert_eq!(floor.start(&fall(300)), 300);
-        assert_eq!(floor.start(&fall(400)), 300);
-        assert_eq!(floor.start(&fall(200)), 200);
-        assert_eq!(floor.start(&fall(1)), 5, "not below the hard floor");
+        assert_eq!(floor.start(&drop_to(10)), 1000, "it is of that generation already");
+        assert_eq!(floor.start(&drop_to(300)), 300);
+        assert_eq!(floor.start(&drop_to(400)), 300);
+        assert_eq!(floor.start(&drop_to(200)), 200);
+        assert_eq!(floor.start(&drop_to(1)), 5, "not below the hard floor");
         let missed_one = |tracker: &WatermarkTracker| floor_of(tracker.watermark().generation - 1).start(tracker);
         for to in 500..520 {
-            assert_eq!(missed_one(&fall(to)), to, "of many falls the last are told apart");
+            assert_eq!(missed_one(&drop_to(to)), to, "of many drops the last are told apart");
         }
-        assert_eq!(tracker.falls.len(), FALLS_MAX);
+        assert_eq!(tracker.soft_drops.len(), SOFT_DROPS_MAX);
     }
 
     #[test]
-    fn who_came_a_moment_ago_does_not_become_a_holder_beside_one_that_stays() {
+    fn a_young_writer_is_not_bypassed_beside_an_old_one() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(200, &writers(&["a", "b"]));
         tracker.bypass_old_writers();
         assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
@@ -368,11 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_without_a_transaction_id_becomes_a_holder() {
+    fn no_writer_without_a_transaction_id_is_bypassed() {
         let mut tracker = WatermarkTracker::default();
         let copying = Writers::from([("copy".to_owned(), None)]);
         tracker.observe(100, &copying);
-        bypass_if_old(&mut tracker);
+        bypass_all(&mut tracker);
         tracker.observe(200, &copying);
         assert!(tracker.bypassed().is_empty());
         assert_eq!(tracker.watermark().soft, 0);

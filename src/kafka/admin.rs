@@ -10,7 +10,7 @@ use rdkafka::error::KafkaResult;
 use super::log_context::LogContext;
 
 pub struct Admin {
-    /// `None` only while being dropped.
+    /// `None` only while it is being dropped.
     client: Option<AdminClient<LogContext>>,
 }
 

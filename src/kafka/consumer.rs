@@ -1,4 +1,5 @@
-//! Reads topics back, for `outboxd verify`: without a group and without commits, up to the end that the topic had when it was asked for.
+//! Reads topics back for `outboxd verify`: without a group and without commits, up to the end that a topic had when reading
+//! began.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// What is to be read of one partition: the offsets from `from` up to but excluding `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// The first offset the partition still has.
+    /// The first offset that the partition still has.
     pub low: i64,
     pub from: i64,
     pub to: i64,
@@ -66,7 +67,8 @@ impl Consumer {
         })
     }
 
-    /// The partitions of a topic as they are now, from the time `since` (in milliseconds) on. Empty if there is no such topic.
+    /// What to read of each partition of a topic, as it is now, from the time `since` (in milliseconds) on. Empty if there is no
+    /// such topic.
     pub fn extents(&self, topic: &str, since: Option<i64>) -> KafkaResult<Vec<Extent>> {
         let count = self.partition_count(topic)?;
         let mut extents = Vec::new();
@@ -122,7 +124,7 @@ impl Consumer {
             match self.client.poll(Duration::from_millis(100)) {
                 None if last_answer.elapsed() < TIMEOUT => continue,
                 None => return Err(KafkaError::MessageConsumption(Code::OperationTimedOut).into()),
-                // The records before the end may have been compacted away: their offsets never come.
+                // The last records before the end may have been compacted away, and then their offsets never arrive.
                 Some(Err(KafkaError::PartitionEOF(partition))) => unread[partition as usize] = false,
                 // The outage may pass; `last_answer` decides when it has lasted too long.
                 Some(Err(KafkaError::MessageConsumption(Code::BrokerTransportFailure | Code::AllBrokersDown))) => {
@@ -156,7 +158,7 @@ fn assignment(topic: &str, extents: &[Extent]) -> KafkaResult<TopicPartitionList
     Ok(assignment)
 }
 
-/// Is the topic compacted? `None` if that is not permitted to be asked.
+/// Is the topic compacted? `None` if we have no permission to ask.
 pub async fn is_compacted(config: &ClientConfig, topic: &str) -> Option<bool> {
     let admin: AdminClient<DefaultClientContext> = config.create().ok()?;
     let options = AdminOptions::new().request_timeout(Some(TIMEOUT));

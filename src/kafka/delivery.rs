@@ -22,7 +22,7 @@ pub fn is_refusal(report: Option<Report>) -> bool {
     })
 }
 
-/// What a report means; `None` if there was none. `overdue`: our deadline passed and everything was purged.
+/// What a report means, or its absence. `overdue` says that our deadline passed and everything was purged.
 pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, overdue: bool) -> Delivery {
     let Some(Report { code, handed_over }) = report else {
         return late(topic, partition, true, overdue);
@@ -32,10 +32,10 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         _ if is_refusal(report) => Delivery::Refused {
             reason: format!("Kafka refused the record for topic {topic}: {code}"),
         },
-        // Also if it was purged from the queue: a retry goes back there.
+        // A record that was purged from the queue may have been sent, too: the client puts it back there before a retry.
         Code::PurgeQueue | Code::PurgeInflight => late(topic, partition, handed_over, overdue),
-        // From the client about a record it can no longer send, or from the broker about the last attempt: the topic, its settings or our
-        // clock are the cause. An earlier attempt may have been written.
+        // The client reports these for a record that it can no longer send, the broker for the last attempt. The topic, its
+        // settings or our clock are the cause. An earlier attempt may have been written.
         Code::UnknownTopic
         | Code::UnknownTopicOrPartition
         | Code::InvalidTopic
@@ -52,10 +52,10 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         | Code::RequestTimedOut
         | Code::BrokerTransportFailure
         | Code::NetworkException => transient(topic, partition, &code.to_string(), handed_over),
-        // The client did not take it: for a moment it knows another partition count than we do, or it has a fatal error.
+        // The client did not take the record: its partition count differs from ours for a moment, or it has a fatal error.
         _ if !handed_over => Delivery::NotSent,
-        // Fatal errors and their consequences, and codes of newer brokers: the caller checks the producer, and the record may have been
-        // written.
+        // These are fatal errors, their consequences, and codes of newer brokers. The record may have been written. The caller
+        // checks whether the producer has a fatal error.
         _ => Delivery::Unknown,
     }
 }
@@ -69,7 +69,8 @@ fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Delivery {
     }
 }
 
-/// Leaders, replicas and answers are those of one partition: the topic's other partitions may work.
+/// The partition cannot accept the record now. Leaders, replicas and answers belong to one partition, so the topic's others may
+/// work.
 pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Delivery {
     Delivery::Unavailable {
         fault: Unavailability::Transient,
@@ -79,8 +80,8 @@ pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bo
     }
 }
 
-/// The record was purged, never answered, or not even taken. If that was because of our own deadline, the partition did not answer;
-/// otherwise another record was the cause.
+/// The record was purged, never answered, or not even taken. If our own deadline passed, the partition did not answer. Otherwise
+/// another record was the cause.
 fn late(topic: &str, partition: Partition, maybe_landed: bool, overdue: bool) -> Delivery {
     match (overdue, maybe_landed) {
         (true, true) => transient(topic, partition, "no answer before the deadline", maybe_landed),
@@ -180,7 +181,7 @@ mod tests {
         }
         assert_eq!(of(Code::NoError, true), Delivery::Acked);
         assert_eq!(of(Code::Fatal, true), Delivery::Unknown);
-        // Somebody else's collateral.
+        // Another record was the cause.
         assert_eq!(of(Code::PurgeQueue, true), Delivery::Unknown);
         assert_eq!(of(Code::PurgeInflight, true), Delivery::Unknown);
     }
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_did_not_take_for_a_passing_reason_blames_nobody() {
+    fn what_the_client_did_not_take_for_a_passing_reason_is_no_refusal() {
         assert_eq!(of(Code::PurgeQueue, false), Delivery::NotSent);
         assert_eq!(of(Code::UnknownPartition, false), Delivery::NotSent);
         assert_eq!(of(Code::Fatal, false), Delivery::NotSent);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 pub struct LastAck {
     started: Instant,
-    /// In milliseconds since `started`, plus one: 0 means never.
+    /// In milliseconds since `started`, plus one. 0 means never.
     at: AtomicU64,
 }
 

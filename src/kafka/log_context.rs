@@ -1,4 +1,4 @@
-//! What the client library says about its connections: most of it is for debugging, some of it is told once for each outage.
+//! What the client library says about its connections. Most of it is logged for debugging only, some of it once for each outage.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-/// Errors about TLS or SASL that are less than this apart belong to one outage. The client repeats the same one every 30 seconds.
+/// TLS or SASL errors less than this apart belong to one outage. The client repeats the same error every 30 seconds.
 const OUTAGE_ENDS_AFTER: Duration = Duration::from_secs(120);
 
-/// When a client of this process last failed to prove its identity, or to verify the broker's.
+/// When a client of this process last failed to authenticate itself or the broker.
 static LAST_SECURITY_ERROR: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Is this the first security error of an outage? Every client reports one for every broker, again and again.
@@ -23,7 +23,7 @@ fn is_news(last: &Mutex<Option<Instant>>, now: Instant) -> bool {
 /// The last connection error that a client of this process reported, and when.
 static LAST_ERROR: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 
-/// Why a connection failed last, if that was recent: the answers to requests say only that a connection failed.
+/// Why a connection failed last, if that was recent. The errors of requests say only that a connection failed.
 pub fn last_error() -> Option<String> {
     let last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
     let is_recent = |(at, _): &&(Instant, String)| at.elapsed() < OUTAGE_ENDS_AFTER;
@@ -35,8 +35,9 @@ fn note_error(reason: &str) {
     *last = Some((Instant::now(), reason.to_owned()));
 }
 
-/// Logs the client library's messages at debug level: connection errors repeat during an outage, and the publisher warns once that
-/// Kafka does not answer. Failures of TLS or SASL are warned about once for each outage, since they do not pass without a fix.
+/// Logs the client library's messages at debug level: connection errors repeat during an outage, and the publisher warns once
+/// that Kafka does not answer. Failures of TLS or SASL are warned about once for each outage, since they do not pass without a
+/// fix.
 pub struct LogContext;
 
 impl ClientContext for LogContext {
@@ -78,7 +79,7 @@ mod tests {
         let (last, now) = (Mutex::new(None), Instant::now());
         assert!(is_news(&last, now));
         assert!(!is_news(&last, now + OUTAGE_ENDS_AFTER));
-        assert!(!is_news(&last, now + 2 * OUTAGE_ENDS_AFTER), "it goes on");
+        assert!(!is_news(&last, now + 2 * OUTAGE_ENDS_AFTER), "it continues");
         assert!(is_news(&last, now + 3 * OUTAGE_ENDS_AFTER + Duration::from_millis(1)));
     }
 }

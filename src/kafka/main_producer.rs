@@ -11,7 +11,7 @@ use super::reports::SentRecords;
 use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT};
 use crate::metrics;
 
-/// How long records that are overdue may still be answered before everything is purged.
+/// How long answers to overdue records are awaited before everything is purged.
 const LATE_ANSWERS: Duration = Duration::from_secs(1);
 
 pub struct MainProducer {
@@ -31,7 +31,7 @@ impl MainProducer {
         })
     }
 
-    /// The producer for a batch. A retired one is still there if no other could be built when it was retired.
+    /// The producer for a batch. It may be a retired one, if no other could be built when it was retired.
     pub fn get(&self) -> Arc<Producer> {
         let producer = self.current();
         if !producer.is_retired() {
@@ -45,7 +45,8 @@ impl MainProducer {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for the reports of what was sent together. False: the deadline passed; records without an answer by then have been purged.
+    /// Waits for the reports of what was sent together. False if the deadline passed; then records without an answer have been
+    /// purged.
     pub async fn finish(&self, producer: &Arc<Producer>, sent: &SentRecords, deadline: Instant) -> bool {
         if sent.all_reported_by(deadline, || producer.is_fatal()).await {
             return true;
@@ -57,7 +58,7 @@ impl MainProducer {
             "a batch got no answer before its deadline"
         };
         self.replace(producer, why);
-        // Counters from the deadline, not from now: a process that was suspended beyond it has no time left.
+        // Counted from the deadline, not from now: a process that was suspended beyond it has no time left.
         let last_wait = if fatal {
             Instant::now() + ANSWERS_AFTER_FATAL
         } else {
@@ -71,7 +72,8 @@ impl MainProducer {
         fatal
     }
 
-    /// Replaces a producer that has a fatal error. It is purged a little later: other tasks may wait for reports that only a purge brings.
+    /// Replaces a producer that has a fatal error. It is purged a little later, because other tasks may wait for reports that
+    /// only a purge brings.
     pub fn replace_if_fatal(&self, producer: &Arc<Producer>) {
         if !producer.is_fatal() {
             return;
@@ -95,7 +97,7 @@ impl MainProducer {
         let next = match spare.map_or_else(|| Producer::new(&self.settings), Ok) {
             Ok(next) => next,
             Err(error) => {
-                // A producer was built from these settings before: what is missing now (memory, threads) may be there next time.
+                // A producer was built from these settings before. Memory or threads may be missing now, and available next time.
                 warn!(%error, "cannot build a producer; keeping the old one");
                 return;
             }

@@ -12,7 +12,7 @@ use super::main_producer::MainProducer;
 use super::producer::Producer;
 use super::reports::Report;
 use super::topics::Topics;
-use super::{Until, delivery};
+use super::{Deadlines, delivery};
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
@@ -24,16 +24,16 @@ type Destination<'a> = (&'a str, Partition);
 struct PartitionBatch {
     rows: Vec<usize>,
     next: usize,
-    /// How many of its bytes may be in flight at once: below the topic's limit, a refusal cannot affect other records.
+    /// How many of its bytes may be in flight at once. Below the topic's limit a refusal cannot affect other records.
     limit: Option<usize>,
 }
 
 /// The rows that may be sent together now.
 #[derive(Default)]
 struct Picked<'a> {
-    /// Their indexes and partitions.
+    /// Their indexes in the batch, and their partitions.
     rows: Vec<(usize, i32)>,
-    /// Which of them go to which partition.
+    /// For each partition, which of `rows` are sent to it.
     slots: Vec<(Destination<'a>, Range<usize>)>,
 }
 
@@ -64,22 +64,22 @@ impl<'a> PartitionBatches<'a> {
         batch.rows.push(index);
     }
 
-    /// Sends a whole partition batch at once where the producer knows the partition and the topic's limit allows it. Otherwise sends as
-    /// many records as are safe, waits for them, and sends the next. A partition gets nothing more after a record that was not
-    /// acknowledged; rows that were not sent have no outcome.
+    /// Sends a whole partition batch at once if the producer knows the partition and the topic's limit allows it. Otherwise it
+    /// sends as many records as is safe, waits for them, and sends the next ones. A partition gets nothing more after a record
+    /// that was not acknowledged, and rows that were not sent are not among the deliveries.
     pub async fn send(
         mut self,
         main: &MainProducer,
         topics: &Topics,
         last_ack: &LastAck,
-        until: Until,
+        deadlines: Deadlines,
     ) -> Vec<(usize, Delivery)> {
-        let mut outcomes = Vec::new();
+        let mut deliveries = Vec::new();
         let producer = main.get();
-        while !self.batches.is_empty() && !producer.is_retired() && Instant::now() < until.handed_over {
+        while !self.batches.is_empty() && !producer.is_retired() && Instant::now() < deadlines.handed_over {
             let picked = self.pick(&producer);
-            let sent = producer.send(self.rows, &picked.rows, until.handed_over);
-            let overdue = !main.finish(&producer, &sent, until.answered).await;
+            let sent = producer.send(self.rows, &picked.rows, deadlines.handed_over);
+            let overdue = !main.finish(&producer, &sent, deadlines.answered).await;
             for (destination, range) in picked.slots {
                 let reports: Vec<_> = range.clone().map(|slot| sent.reported(slot)).collect();
                 let results = Results {
@@ -87,8 +87,8 @@ impl<'a> PartitionBatches<'a> {
                     picked: &picked.rows[range],
                     reports: &reports,
                 };
-                let results = results.outcomes(topics, destination, overdue);
-                let all_acked = results.iter().all(|(_, outcome)| *outcome == Delivery::Acked);
+                let results = results.deliveries(topics, destination, overdue);
+                let all_acked = results.iter().all(|(_, delivery)| *delivery == Delivery::Acked);
                 if all_acked {
                     producer.acknowledged(destination.0, destination.1.number);
                     last_ack.note();
@@ -96,11 +96,11 @@ impl<'a> PartitionBatches<'a> {
                 if !all_acked || self.batches[&destination].is_sent() {
                     self.batches.remove(&destination);
                 }
-                outcomes.extend(results);
+                deliveries.extend(results);
             }
             main.replace_if_fatal(&producer);
         }
-        outcomes
+        deliveries
     }
 
     fn pick(&mut self, producer: &Producer) -> Picked<'a> {
@@ -123,7 +123,7 @@ impl PartitionBatch {
         self.next == self.rows.len()
     }
 
-    /// How many of the next rows may go together.
+    /// How many of the next rows may be sent together.
     fn safe_count(&self, rows: &[Row], partition_is_known: bool) -> usize {
         let left = &self.rows[self.next..];
         if !partition_is_known {
@@ -147,7 +147,12 @@ struct Results<'a> {
 }
 
 impl Results<'_> {
-    fn outcomes(&self, topics: &Topics, (topic, partition): Destination<'_>, overdue: bool) -> Vec<(usize, Delivery)> {
+    fn deliveries(
+        &self,
+        topics: &Topics,
+        (topic, partition): Destination<'_>,
+        overdue: bool,
+    ) -> Vec<(usize, Delivery)> {
         let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
         if self.reports.iter().flatten().any(is_uncounted) {
             // The client may be right: the topic may have been recreated with fewer partitions.
@@ -155,7 +160,7 @@ impl Results<'_> {
         }
         let refused = self.refused().count();
         if refused > 1 {
-            // A produce batch fails as a whole, and at most one of its records is the cause. Smaller batches will tell which.
+            // A produce batch fails as a whole, though only one of its records may be the cause. Smaller batches narrow it down.
             let bytes: usize = self.refused().map(|index| self.rows[index].size()).sum();
             topics.narrow(topic, bytes / 2);
             warn!(
@@ -165,7 +170,7 @@ impl Results<'_> {
                 "Kafka refused a batch; sending smaller ones to find the record"
             );
         }
-        let outcome = |report: Option<Report>| {
+        let delivery = |report: Option<Report>| {
             if refused > 1 && delivery::is_refusal(report) {
                 Delivery::NotSent
             } else {
@@ -174,7 +179,7 @@ impl Results<'_> {
         };
         let reported = self.picked.iter().zip(self.reports);
         reported
-            .map(|((index, _), report)| (*index, outcome(*report)))
+            .map(|((index, _), report)| (*index, delivery(*report)))
             .collect()
     }
 

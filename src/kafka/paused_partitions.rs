@@ -1,5 +1,5 @@
-//! Partitions that accepted nothing recently, while others answered. Nothing is sent to them: the first batch has waited for its deadline
-//! without an answer, and the other lanes must not wait one after the other.
+//! Partitions that accepted nothing recently, while others answered. Nothing is sent to them: one batch has waited until its
+//! deadline for an answer, and the batches of other lanes must not wait as long, one after the other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// How long a partition stays paused. Probes come more often, and each one that fails pauses it again.
+/// How long a partition stays paused. Probes are more frequent, and each one that fails pauses it again.
 const PAUSE_LASTS: Duration = Duration::from_secs(10);
 
 /// Why partitions of one topic are paused.
@@ -20,14 +20,14 @@ type Topics = HashMap<String, HashMap<i32, (Instant, String)>>;
 pub struct PausedPartitions(Mutex<Topics>);
 
 impl PausedPartitions {
-    /// The partition accepted nothing just now. Logged once, not by each lane that finds out.
+    /// The partition accepted nothing just now. This is logged once, not for each lane that finds out.
     pub fn pause(&self, topic: &str, partition: i32, reason: &str, now: Instant) {
         let mut topics = self.lock();
         let partitions = topics.entry(topic.to_owned()).or_default();
         if partitions.insert(partition, (now, reason.to_owned())).is_none() {
             warn!(
                 topic,
-                partition, reason, "partition paused: it is tried again by itself; other partitions go on"
+                partition, reason, "partition paused: it is tried again by itself; other partitions continue"
             );
         }
     }

@@ -1,5 +1,5 @@
-//! Probes of paused topics and partitions. Each has a producer to itself while it lasts: when it gets no answer the producer is purged,
-//! and no other record with it.
+//! Probes of paused topics and partitions. Each uses a producer of its own: a probe without an answer is purged, and a purge
+//! would affect all other records of the same producer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,12 +9,13 @@ use tracing::warn;
 use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
 use super::quarantine::FAILURES_MAX;
-use super::{PURGE_TIMEOUT, Until, delivery};
+use super::{Deadlines, PURGE_TIMEOUT, delivery};
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
-/// A producer that has had no answer for so long may never get one, and is replaced. A new one needs some time to connect.
+/// A producer that has had no answer for this long may never get one, and is replaced. It is not shorter because a new one needs
+/// time to connect.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// A producer that no probe uses at the moment, and since when it has had no answer.
@@ -27,7 +28,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// A probe is retried only once: its result is wanted, and the next probe follows anyway.
+    /// The client retries a probe only once: we want its result, and the next probe follows anyway.
     pub fn new(mut settings: ProducerSettings, last_ack: Arc<LastAck>) -> Self {
         settings.config.set("message.send.max.retries", "1");
         Probes {
@@ -37,23 +38,27 @@ impl Probes {
         }
     }
 
-    /// Nothing is paused any more: drops the idle producers.
+    /// Drops the idle producers. They are not needed once nothing is paused.
     pub fn end(&self) {
         self.idle().clear();
     }
 
-    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Delivery {
+    pub async fn send(&self, row: &Row, partition: Partition, deadlines: Deadlines) -> Delivery {
         let Some((producer, silent_since)) = self.producer().await else {
             return Delivery::NotSent;
         };
-        let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
-        let overdue = !sent.all_reported_by(until.answered, || false).await;
+        let sent = producer.send(
+            std::slice::from_ref(row),
+            &[(0, partition.number)],
+            deadlines.handed_over,
+        );
+        let overdue = !sent.all_reported_by(deadlines.answered, || false).await;
         if overdue {
             producer.purge();
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
-        if outcome == Delivery::Acked {
+        let delivery = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
+        if delivery == Delivery::Acked {
             producer.acknowledged(&row.topic, partition.number);
             self.last_ack.note();
         } else {
@@ -64,7 +69,7 @@ impl Probes {
         if is_fit && silent_since.elapsed() < SILENCE_MAX {
             self.idle().push((producer, silent_since));
         }
-        outcome
+        delivery
     }
 
     /// An idle producer, or a new one.

@@ -1,4 +1,4 @@
-//! One producer of the client library: hands records over, and remembers which partitions have acknowledged some.
+//! One producer of the client library. It hands records over, and remembers which partitions have acknowledged some.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,13 +18,13 @@ use crate::clock::Clock;
 use crate::domain::row::Row;
 use crate::failpoint;
 
-/// A broker forgets a producer that sends nothing for long. We assume it after a much shorter time than brokers do.
+/// A broker forgets a producer that sends nothing for long. We assume that it has after a much shorter time than brokers need.
 const KNOWN_FOR: Duration = Duration::from_secs(600);
 
 const METADATA_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long one wait for reports lasts. The binding spins through the last millisecond of each wait: the binding's own polling thread,
-/// which waits for 100 ms at a time, would cost an idle process 1 % of a core for every producer.
+/// How long one wait for reports lasts. The binding spins through the last millisecond of each wait. Its own polling thread waits
+/// for 100 ms at a time, and would cost an idle process 1 % of a core for every producer.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Passes delivery reports on.
@@ -46,8 +46,8 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let code = match result {
-            // No broker acknowledged it: the client concludes so because a later record was accepted. A broker that does not know the
-            // producer accepts the later record without this one.
+            // No broker acknowledged it. The client infers the acknowledgement because a later record was accepted, but a broker
+            // that does not know the producer accepts the later record without this one.
             Ok(message) if message.offset() < 0 => Code::Unknown,
             Ok(_) => Code::NoError,
             Err((error, _)) => error.rdkafka_error_code().unwrap_or(Code::Unknown),
@@ -61,13 +61,13 @@ impl ProducerContext for Context {
     }
 }
 
-/// What a producer is built from.
+/// The settings of a producer.
 #[derive(Clone)]
 pub struct ProducerSettings {
     pub config: ClientConfig,
-    /// Nothing may get through behind a record that failed.
+    /// Must no record get through behind one that failed?
     pub gapless: bool,
-    /// Records are stamped by it.
+    /// The source of record timestamps.
     pub clock: Arc<Clock>,
 }
 
@@ -82,7 +82,7 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Takes half a second.
+    /// Builds a producer, which takes half a second.
     pub fn new(settings: &ProducerSettings) -> KafkaResult<Arc<Self>> {
         let mut config = settings.config.clone();
         config.set(
@@ -105,7 +105,7 @@ impl Producer {
         }))
     }
 
-    /// Builds one on a thread where it may block.
+    /// Builds a producer on a thread that may block.
     pub async fn build(settings: &ProducerSettings) -> KafkaResult<Arc<Self>> {
         let settings = settings.clone();
         let built = tokio::task::spawn_blocking(move || Producer::new(&settings)).await;
@@ -116,9 +116,10 @@ impl Producer {
         &self.client
     }
 
-    /// Hands records to the client: row indexes with their partitions. A record that cannot be queued is reported at once, and so are
-    /// the records behind it for the same partition: nothing may overtake it. No record is handed over after the deadline, except one
-    /// if the process is suspended just after the check: the client counts a record's lifetime from here on, the lease does not.
+    /// Hands records to the client; `picked` has the indexes of their rows and their partitions. A record that cannot be queued
+    /// is reported at once, and so are the records behind it for the same partition, because nothing may overtake it. No record
+    /// is handed over after the deadline, except for one if the process is suspended just after the check: the client counts a
+    /// record's lifetime from here on, the lease does not.
     pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<SentRecords> {
         let (number, sent) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
@@ -159,7 +160,8 @@ impl Producer {
         sent
     }
 
-    /// The topic has partitions that this client does not know yet, and would not know for up to a minute: it asks the brokers now.
+    /// Asks the brokers about a topic that has partitions which this client does not know yet. Otherwise it would ask in up to a
+    /// minute.
     fn refresh_metadata(self: &Arc<Self>, topic: &str) {
         let (producer, topic) = (self.clone(), topic.to_owned());
         tokio::task::spawn_blocking(move || {
@@ -193,7 +195,7 @@ impl Producer {
         self.client().in_flight_count()
     }
 
-    /// A record was not acknowledged.
+    /// Counts a record that was not acknowledged.
     pub fn count_failure(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
@@ -206,7 +208,7 @@ impl Producer {
         self.client().client().fatal_error().is_some()
     }
 
-    /// It gets no new work; what it has is finished or purged.
+    /// The producer gets no new records. Those that it has are finished or purged.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
@@ -215,15 +217,15 @@ impl Producer {
         self.retired.load(Ordering::Relaxed)
     }
 
-    /// Gives up everything queued and in flight: each record is reported as purged from the one or the other.
+    /// Gives up on everything queued and in flight. Each record is reported as purged from one or the other.
     pub fn purge(&self) {
         self.client()
             .purge(PurgeConfig::default().queue().inflight().non_blocking());
     }
 }
 
-/// Polls for reports on a separate thread until nobody else uses the client. The client is also closed there, because that waits for
-/// threads and sockets.
+/// Polls for reports on a separate thread until nothing else uses the client. The client is also closed there, because that waits
+/// for threads and sockets.
 fn serve_reports(client: Arc<BaseProducer<Context>>) -> KafkaResult<()> {
     let thread = std::thread::Builder::new().name("reports".to_owned());
     let served = thread.spawn(move || {

@@ -1,4 +1,4 @@
-//! The client's settings: ours, the user's, and which of the user's we cannot accept.
+//! The client's settings: ours, the user's, and those that we do not accept from the user.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("delivery.report.only.error", "every row needs its report"),
 ];
 
-/// Why the property is not the user's to set, if so.
+/// Why the user may not set this property, if so.
 fn refusal(name: &str) -> Option<&'static str> {
     REFUSED
         .iter()
@@ -81,7 +81,7 @@ fn refusal(name: &str) -> Option<&'static str> {
 /// The user's properties, each as a name and a value.
 pub type Own = Vec<(String, String)>;
 
-/// Reads properties that were given as `name=value`. Also answers what is wrong with those that cannot be accepted.
+/// Parses properties given as `name=value`. Also returns the problems of those that we do not accept.
 pub fn parse(given: &[String]) -> (Own, Vec<String>) {
     let mut own = Vec::new();
     let mut problems = Vec::new();
@@ -99,18 +99,18 @@ pub fn parse(given: &[String]) -> (Own, Vec<String>) {
     (own, problems)
 }
 
-/// Why a producer does not accept these settings, if so; `own` are the user's among them.
+/// Why a producer does not accept these settings, if so. `own` are the ones that the user gave.
 pub fn producer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     problem::<BaseProducer>(config, own)
 }
 
-/// The same for a consumer.
+/// Why a consumer does not accept these settings, if so.
 pub fn consumer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     problem::<BaseConsumer>(config, own)
 }
 
-/// The client reads some settings only when it is created, such as certificates and the SASL mechanism, so one is created and dropped,
-/// unless all settings are ours.
+/// Creates a client and drops it, because it reads some settings, such as certificates and the SASL mechanism, only when it is
+/// created. Nothing needs checking if all settings are ours.
 fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
     let error = match config.create_native_config() {
         Err(error) => error,
@@ -127,14 +127,14 @@ fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)])
     })
 }
 
-/// The client must not connect.
+/// The settings without brokers, so that the client does not connect.
 fn without_brokers(config: &ClientConfig) -> ClientConfig {
     let mut config = config.clone();
     config.remove("bootstrap.servers");
     config
 }
 
-/// The property that the reason is about: the client says its name, or quotes its value.
+/// The property that the client's reason is about: it contains its name, or quotes its value.
 fn property_in<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
     let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
     let quoted = || {
@@ -164,21 +164,21 @@ pub fn client_config(
         .set("enable.idempotence", "true")
         .set("acks", "all")
         .set("message.timeout.ms", record_lifetime(deadline).as_millis().to_string())
-        // The batch is complete already: waiting for more only adds latency.
+        // A batch is complete when it is handed over, so waiting for more records only adds latency.
         .set("linger.ms", "0")
         .set("compression.type", "lz4")
         .set("batch.size", "1000000")
-        // This is no limit of ours: the topic decides, and its refusal is the reason that we report.
+        // We set no limit of our own. The topic decides, and its refusal is the reason that we report.
         .set("message.max.bytes", "100000000")
         .set("queue.buffering.max.messages", rows.max(1).to_string())
         .set(
             "queue.buffering.max.kbytes",
-            // More than the largest record: one larger than the whole queue could never be sent.
+            // It must exceed the largest record, since one larger than the whole queue could never be sent.
             (bytes / 1024).clamp(128 * 1024, 2_000_000).to_string(),
         )
         .set("socket.keepalive.enable", "true")
-        // The client reconnects to a broker that gives no answer for longer than any send may take. With the defaults, up to a minute,
-        // publishing would still stop long after a network that dropped packets works again.
+        // The client reconnects to a broker that gives no answer for longer than any send may take. With the defaults, up to a
+        // minute, publishing would still stop long after a network that dropped packets works again.
         .set("socket.timeout.ms", &longest_send)
         .set("socket.connection.setup.timeout.ms", &longest_send)
         .set("api.version.request.timeout.ms", &longest_send)
@@ -196,19 +196,19 @@ pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig 
     config
         .set("bootstrap.servers", brokers)
         .set("client.id", "outboxd-verify")
-        // It is never joined and nothing is committed, but the client requires a name.
+        // The client requires a name, though the group is never joined and nothing is committed.
         .set("group.id", "outboxd-verify")
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
         // An offset that no longer exists is an error, not a reason to start elsewhere.
         .set("auto.offset.reset", "error")
         .set("enable.partition.eof", "true")
-        // These count compressed bytes: a few kilobytes may be many once they are uncompressed.
+        // These limits count compressed bytes, so they are small: records may be much larger once they are uncompressed.
         .set("fetch.message.max.bytes", "131072")
         .set("fetch.max.bytes", "1048576")
         .set("queued.min.messages", "10000")
         .set("queued.max.messages.kbytes", "4096")
-        // A few large rows fill the queue, and the client would pause for a second each time.
+        // A few large records fill the queue, and by default the client would then pause for a second.
         .set("fetch.queue.backoff.ms", "5")
         .set("socket.keepalive.enable", "true");
     for (name, value) in own {

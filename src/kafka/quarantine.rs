@@ -1,5 +1,5 @@
-//! Sends single records by a separate producer, because Kafka may refuse them. A refusal there affects no other record, and is certain to
-//! be about the record that was sent.
+//! Sends single records by a separate producer, because Kafka may refuse them. A refusal there affects no other record, and is
+//! certain to be about the record that was sent.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,22 +11,23 @@ use tracing::warn;
 
 use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
-use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT, Until, delivery};
+use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery};
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::metrics;
 
-/// A record that would have less time than this for its answer is not sent: silence would say nothing about the producer.
+/// A record with less time than this left for its answer is not sent: a missing answer would say nothing about the producer.
 const ANSWER_TIME_MIN: Duration = Duration::from_millis(200);
-/// How long the first single record of a topic is waited for before the others are sent. Short, because a partition that gives no answer
-/// must not use up the time of the others.
+/// How long to wait for the first single record of a topic before the others are sent. It is short, because a partition that
+/// gives no answer must not use up the time of the others.
 const HEAD_START: Duration = Duration::from_millis(100);
-/// The producer is replaced after so many records that were not acknowledged. The client raises its epoch with each refused record, and
-/// after 32,767 it starts again at 0: a broker would then take a new record for one that it already has, and acknowledge it.
+/// The producer is replaced after this many records that were not acknowledged. The client raises its epoch with each refused
+/// record, and after 32,767 it starts at 0 again. A broker would then take a new record for one that it already has, and
+/// acknowledge it.
 pub(super) const FAILURES_MAX: u32 = 1000;
 
-/// CheckedOutLane by the task that sends to a partition.
+/// Locked by the task that sends to a partition.
 type SendLock = Arc<tokio::sync::Mutex<()>>;
 
 pub struct Quarantine {
@@ -47,23 +48,35 @@ impl Quarantine {
         })
     }
 
-    /// Sends rows, given by their indexes, each alone.
-    pub async fn send_each(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Delivery)> {
+    /// Sends each of these rows alone; `alone` has their indexes and partitions.
+    pub async fn send_each(
+        &self,
+        rows: &[Row],
+        alone: &[(usize, Partition)],
+        deadlines: Deadlines,
+    ) -> Vec<(usize, Delivery)> {
         let mut topics: BTreeMap<&str, Vec<(usize, Partition)>> = BTreeMap::new();
         for place in alone {
             topics.entry(&rows[place.0].topic).or_default().push(*place);
         }
-        let sends = topics.values().map(|alone| self.send_topic(rows, alone, until));
+        let sends = topics.values().map(|alone| self.send_topic(rows, alone, deadlines));
         futures_util::future::join_all(sends).await.concat()
     }
 
-    /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes a while,
-    /// and the batch would wait: after one refusal, keyed rows that have not been sent yet are put off.
-    async fn send_topic(&self, rows: &[Row], alone: &[(usize, Partition)], until: Until) -> Vec<(usize, Delivery)> {
+    /// Sends the first row a little before the others. A topic that refuses one record may refuse all of them, each refusal takes
+    /// a while, and the batch would wait for them all. So after one refusal, keyed rows that have not been sent yet are deferred.
+    async fn send_topic(
+        &self,
+        rows: &[Row],
+        alone: &[(usize, Partition)],
+        deadlines: Deadlines,
+    ) -> Vec<(usize, Delivery)> {
         let refused = AtomicBool::new(false);
         let send = async |&(index, partition): &(usize, Partition)| {
-            let outcome = self.send_unless_refused(&rows[index], partition, until, &refused).await;
-            (index, outcome)
+            let delivery = self
+                .send_unless_refused(&rows[index], partition, deadlines, &refused)
+                .await;
+            (index, delivery)
         };
         let Some((first, others)) = alone.split_first() else {
             return Vec::new();
@@ -71,17 +84,17 @@ impl Quarantine {
         let mut first = std::pin::pin!(send(first));
         let answered = tokio::time::timeout(HEAD_START, &mut first).await;
         let others = futures_util::future::join_all(others.iter().map(&send));
-        let (first, mut outcomes) = match answered {
+        let (first, mut deliveries) = match answered {
             Ok(first) => (first, others.await),
             Err(_) => tokio::join!(first, others),
         };
-        outcomes.push(first);
-        outcomes
+        deliveries.push(first);
+        deliveries
     }
 
     /// Sends one record while no other is in flight to its partition, so that the answer is certain to be about it.
-    pub async fn send(&self, row: &Row, partition: Partition, until: Until) -> Delivery {
-        self.send_unless_refused(row, partition, until, &AtomicBool::new(false))
+    pub async fn send(&self, row: &Row, partition: Partition, deadlines: Deadlines) -> Delivery {
+        self.send_unless_refused(row, partition, deadlines, &AtomicBool::new(false))
             .await
     }
 
@@ -89,24 +102,29 @@ impl Quarantine {
         &self,
         row: &Row,
         partition: Partition,
-        until: Until,
+        deadlines: Deadlines,
         refused: &AtomicBool,
     ) -> Delivery {
         let lock = self.lock_of(&row.topic, partition.number);
-        let Ok(_lock) = tokio::time::timeout_at(until.handed_over.into(), lock.lock()).await else {
+        let Ok(_lock) = tokio::time::timeout_at(deadlines.handed_over.into(), lock.lock()).await else {
             return Delivery::NotSent;
         };
         if refused.load(Ordering::Relaxed) && row.lane.is_some() {
-            return put_off(row);
+            return deferred(row);
         }
         let producer = self.producer().await;
-        if until.answered.saturating_duration_since(Instant::now()) < ANSWER_TIME_MIN {
+        if deadlines.answered.saturating_duration_since(Instant::now()) < ANSWER_TIME_MIN {
             return Delivery::NotSent;
         }
-        let sent = producer.send(std::slice::from_ref(row), &[(0, partition.number)], until.handed_over);
-        let overdue = !sent.all_reported_by(until.answered, || false).await;
+        let sent = producer.send(
+            std::slice::from_ref(row),
+            &[(0, partition.number)],
+            deadlines.handed_over,
+        );
+        let overdue = !sent.all_reported_by(deadlines.answered, || false).await;
         if overdue {
-            // From here on other tasks get another producer. What they have handed to this one is given time for its answers.
+            // From here on other tasks get another producer. Records that they have handed to this one get some time for their
+            // answers.
             producer.retire();
             if producer.in_flight() > 1 {
                 tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
@@ -114,30 +132,30 @@ impl Quarantine {
             producer.purge();
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let outcome = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
-        if outcome == Delivery::Acked {
+        let delivery = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
+        if delivery == Delivery::Acked {
             producer.acknowledged(&row.topic, partition.number);
             self.last_ack.note();
         } else {
             producer.count_failure();
         }
-        if let Delivery::Refused { .. } = outcome {
+        if let Delivery::Refused { .. } = delivery {
             refused.store(true, Ordering::Relaxed);
         }
-        outcome
+        delivery
     }
 
     fn lock_of(&self, topic: &str, partition: i32) -> SendLock {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        // Locks that no task uses are dropped, or the map would grow with every topic.
+        // Locks that no task uses are dropped, since the map would grow with every topic otherwise.
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         locks.entry((topic.to_owned(), partition)).or_default().clone()
     }
 
-    /// The producer, replaced where it can no longer be trusted: after a fatal error it refuses every record, after one record without an
-    /// answer it may never answer again, and after many failures its epochs would start again.
+    /// The producer. It is replaced after a fatal error, because it refuses every record then; after a record without an answer,
+    /// because it may never get an answer again; and after many failures, because its epochs would start again.
     async fn producer(&self) -> Arc<Producer> {
-        // Locked while a new one is built: one is enough for all tasks that wait.
+        // The lock is kept while a new one is built, so that all waiting tasks get the same one.
         let mut producer = self.producer.lock().await;
         let why = if producer.is_fatal() {
             "a fatal error"
@@ -160,7 +178,7 @@ impl Quarantine {
     }
 }
 
-fn put_off(row: &Row) -> Delivery {
+fn deferred(row: &Row) -> Delivery {
     Delivery::Deferred {
         reason: format!(
             "topic {} has just refused another record: this one is sent alone as soon as its turn comes",

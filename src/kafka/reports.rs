@@ -1,4 +1,4 @@
-//! Delivery reports: what the client said of each record, and waiting for it.
+//! Delivery reports: the client's answer for each record, and how tasks wait for it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
@@ -15,13 +15,14 @@ const UNREPORTED: i32 = i32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub code: Code,
-    /// The client had taken it, and may have sent it. The client cannot tell whether it did: it assumes that a broker which no longer
-    /// leads the partition has written nothing, but the broker may have written the record before it stepped down.
+    /// The client had taken the record, and may have sent it. It cannot tell whether the record was written: it assumes that a
+    /// broker which no longer leads the partition has written nothing, but that broker may have written the record before it
+    /// stepped down.
     pub handed_over: bool,
 }
 
 impl Report {
-    /// As one integer, because one thread writes it and another reads it.
+    /// The report as one integer, because one thread writes it and another reads it.
     fn packed(self) -> i32 {
         self.code as i32 * 2 + i32::from(self.handed_over)
     }
@@ -34,7 +35,7 @@ impl Report {
     }
 }
 
-/// Records that were sent together, and the report of each. The waiting task is woken once for all of them.
+/// The reports of records that were sent together. The waiting task is woken once for all of them.
 #[derive(Debug)]
 pub struct SentRecords {
     reports: Vec<AtomicI32>,
@@ -62,8 +63,8 @@ impl SentRecords {
         last
     }
 
-    /// Waits for all reports. False: the deadline passed, or a failure was reported and `is_fatal` says that the other reports
-    /// will not come without a purge.
+    /// Waits for all reports. False if the deadline passed, or if a failure was reported and `is_fatal` says that the other
+    /// reports will not come without a purge.
     pub async fn all_reported_by(&self, deadline: Instant, is_fatal: impl Fn() -> bool) -> bool {
         loop {
             if self.left.load(Ordering::Acquire) == 0 {
@@ -93,7 +94,7 @@ fn to_native(code: i32) -> NativeCode {
     NativeCode::try_from(code).unwrap_or(NativeCode::RD_KAFKA_RESP_ERR_UNKNOWN)
 }
 
-/// Where the reports of one producer go: to the records that were sent together, by a number.
+/// Passes the reports of one producer to the records that were sent together, which it finds by a number.
 #[derive(Debug, Default)]
 pub struct Reports {
     sent: Mutex<HashMap<u32, Arc<SentRecords>>>,

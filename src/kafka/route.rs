@@ -1,4 +1,4 @@
-//! Where each row of a batch goes: which partition, with the others or alone, or nowhere for now.
+//! The route of each row of a batch: to which partition it is sent, with others or alone, or why it is not sent now.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -9,17 +9,17 @@ use crate::domain::delivery::{Delivery, Unavailability};
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 
-/// Where a record goes and how.
+/// To which partition a record is sent, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     pub partition: Partition,
-    /// Larger than its topic is known to take: in quarantine, alone.
+    /// It is larger than its topic is known to accept, so it is sent alone, in quarantine.
     pub alone: bool,
 }
 
 /// What is known of the topics of some rows.
 pub struct KnownTopics<'a> {
-    /// Sorted. The other lists have the same order.
+    /// Sorted. The other lists are in the same order.
     names: Vec<&'a str>,
     topics: Vec<Result<Topic, Delivery>>,
     /// Empty where paused partitions are not skipped.
@@ -29,7 +29,7 @@ pub struct KnownTopics<'a> {
 impl<'a> KnownTopics<'a> {
     pub async fn of(rows: &'a [Row], topics: &Topics, deadline: Instant) -> Self {
         let mut names: Vec<&str> = rows.iter().map(|row| row.topic.as_str()).collect();
-        // Before sorting, since most rows have the same topic as the row before them.
+        // Deduplicating before sorting, too, is faster: most rows have the same topic as the row before them.
         names.dedup();
         names.sort_unstable();
         names.dedup();
@@ -41,27 +41,27 @@ impl<'a> KnownTopics<'a> {
         }
     }
 
-    /// Nothing is to be sent to partitions that are paused.
+    /// From now on no route leads to a paused partition.
     pub fn skip_paused(&mut self, partitions: &PausedPartitions) {
         let now = Instant::now();
         let paused_of = |name: &&str| partitions.of_topic(name, now);
         self.paused = self.names.iter().map(paused_of).collect();
     }
 
-    /// Where one row goes by itself, or why it is not to be sent now.
+    /// The route of one row by itself, or why it must not be sent now.
     pub fn route(&self, row: &Row) -> Result<Route, Delivery> {
         let topic = self.names.partition_point(|name| *name < row.topic.as_str());
         match (&row.unreadable, &self.topics[topic]) {
             (Some(reason), _) => Err(Delivery::Refused { reason: reason.clone() }),
             (None, Ok(known)) => route_in(known, row).and_then(|route| unless_paused(route, self.paused.get(topic))),
-            (None, Err(sick)) => Err(sick.clone()),
+            (None, Err(delivery)) => Err(delivery.clone()),
         }
     }
 
-    /// Finds the route of each row of a batch. `None`: the row is not to be sent now, and its outcome says why.
-    pub fn routes(&self, rows: &[Row], outcomes: &mut [Delivery]) -> Vec<Option<Route>> {
+    /// Finds the route of each row of a batch. `None` if the row must not be sent now; its delivery says why.
+    pub fn routes(&self, rows: &[Row], deliveries: &mut [Delivery]) -> Vec<Option<Route>> {
         let mut routes = Vec::with_capacity(rows.len());
-        // Units with a row that is sent alone or not at all: the rows behind it wait for the next batch.
+        // Units with a row that is sent alone or not at all. The rows behind it wait for the next batch.
         let mut stopped: HashSet<(&str, String)> = HashSet::new();
         for (index, row) in rows.iter().enumerate() {
             let behind = !stopped.is_empty()
@@ -79,13 +79,14 @@ impl<'a> KnownTopics<'a> {
                 stopped.insert((&row.topic, unit));
             }
             routes.push(match route {
-                // On two producers the later row could overtake the earlier one: it is sent once the earlier one is done.
+                // The later row could overtake an earlier one that another producer sends. It is sent once the earlier one is
+                // done.
                 Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
-                // If its key is to be held because of this row, the earlier rows must have been sent.
+                // This row is going to be the head of a hold, so the earlier rows of its key must have been sent.
                 Err(_) if row.unreadable.is_some() && earlier_of_unit(rows, index).next().is_some() => None,
                 Ok(route) => Some(route),
-                Err(outcome) => {
-                    outcomes[index] = outcome;
+                Err(delivery) => {
+                    deliveries[index] = delivery;
                     None
                 }
             });
@@ -97,9 +98,9 @@ impl<'a> KnownTopics<'a> {
 fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
     if row.lacks_its_lane() {
         return Err(Delivery::Refused {
-            reason: "it has a key or a partition but no lane, so its place in line is not known: it came in past the trigger \
-                     zz_message_before_insert. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete the row \
-                     and insert its message again, in one transaction. Redriving it does not help"
+            reason: "it has a key or a partition but no lane, so its order is unknown: it was inserted without the trigger \
+                     zz_message_before_insert. See that the trigger is enabled (ENABLE ALWAYS) and the last to fire; then delete \
+                     the row and insert its message again, in one transaction. Redriving it does not help"
                 .into(),
         });
     }
@@ -123,7 +124,7 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
     })
 }
 
-/// Nothing is sent to a partition that is known to be paused.
+/// The route, unless its partition is known to be paused.
 fn unless_paused(route: Route, paused: Option<&Reasons>) -> Result<Route, Delivery> {
     match paused.and_then(|paused| paused.get(&route.partition.number)) {
         None => Ok(route),

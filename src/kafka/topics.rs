@@ -1,4 +1,4 @@
-//! What is known of topics: how many partitions they have, and how large a batch they accept.
+//! Topic metadata: how many partitions a topic has, which have a leader, and how large a batch it accepts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,27 +14,27 @@ use super::admin::Admin;
 use crate::domain::delivery::{Delivery, Unavailability};
 use crate::metrics;
 
-/// Partition counts rarely grow; asking every minute is enough.
+/// Partition counts rarely grow, so asking every minute is enough.
 const FRESH_FOR: Duration = Duration::from_secs(60);
 /// A limit inferred from refusals expires, since it may have been raised.
 const NARROW_FOR: Duration = Duration::from_secs(600);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// A client that gets no answer for so long may never get one again: a broker that is just starting can answer that it knows the topic
-/// and no broker at all, and librdkafka 2.12 then forgets all brokers for good. A new client recovers.
+/// A client that gets no answer for this long may never get one again: a broker that is just starting can answer that it knows
+/// the topic but no brokers, and librdkafka 2.12 then forgets all brokers for good. A new client recovers.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// In a long outage the client is replaced less often: where connecting takes long, it would never get through otherwise.
+/// In a long outage the client is replaced less often. If connecting takes long, it would never connect otherwise.
 const SILENCE_TIMEOUT_MAX: Duration = Duration::from_secs(10);
-/// The client's own batches are never larger than this (`batch.size`), so a topic that takes more needs no care.
+/// The client's own batches are never larger than this (`batch.size`), so a topic that accepts more needs no limit.
 const BATCH_SIZE: usize = 1_000_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Topic {
     pub partitions: i32,
-    /// How many bytes it accepts in one batch, where that is known.
+    /// How many bytes it accepts in one batch, if that is known.
     pub limit: Option<usize>,
 }
 
-/// What brokers say about a topic.
+/// What the brokers answer about a topic.
 #[derive(Debug)]
 struct TopicMetadata {
     partitions: i32,
@@ -56,9 +56,9 @@ type Cache = Arc<Mutex<HashMap<String, CachedTopic>>>;
 /// The client that looks topics up.
 struct LookupClient {
     admin: Arc<Admin>,
-    /// Since when it, or the one that it replaced, has got no answer.
+    /// Since when this client, and the one that it replaced, have had no answer.
     silent_since: Option<Instant>,
-    /// How long it may be silent before it is replaced.
+    /// How long it may have no answer before it is replaced.
     timeout: Duration,
 }
 
@@ -81,7 +81,7 @@ impl Topics {
         })
     }
 
-    /// The topic, or what not knowing it means for a row.
+    /// The topic, or the delivery of its rows if it cannot be looked up.
     pub async fn get(&self, name: &str, deadline: Instant) -> Result<Topic, Delivery> {
         if let Some(topic) = self.known(name) {
             return Ok(topic);
@@ -128,7 +128,7 @@ impl Topics {
         })
     }
 
-    /// How many bytes may be in flight to one partition at once, where the topic accepts less than the client's batches.
+    /// How many bytes may be in flight to one partition at once, if the topic accepts less than the client's largest batch.
     pub fn limit(&self, name: &str) -> Option<usize> {
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
@@ -142,7 +142,7 @@ impl Topics {
             .is_none_or(|cached| !cached.leaderless.contains(&partition))
     }
 
-    /// A batch of this topic was refused: send less at once, and ask again how much the topic accepts.
+    /// Sends smaller batches to a topic that refused one, and asks again how much it accepts.
     pub fn narrow(&self, name: &str, bytes: usize) {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cached) = cache.get_mut(name) {
@@ -152,7 +152,7 @@ impl Topics {
         self.describe_in_background(name);
     }
 
-    /// Metadata of at least this age is asked for again at the next use. What was learned about the topic's limit stays.
+    /// Metadata of at least this age is requested again at the next use. What is known about the topic's limit is kept.
     pub fn expire(&self, name: &str, age: Duration) {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cached) = cache.get_mut(name)
@@ -193,7 +193,7 @@ impl Topics {
 
     async fn metadata(&self, name: &str) -> Result<TopicMetadata, Code> {
         let (lookup, config, name) = (self.lookup.clone(), self.config.clone(), name.to_owned());
-        // It runs to its end even if its caller stops waiting, so that silence is counted.
+        // The lookup runs to its end even if its caller stops waiting, so that a missing answer is noted.
         let answer = tokio::task::spawn_blocking(move || {
             let admin = lookup.lock().unwrap_or_else(PoisonError::into_inner).admin.clone();
             let answer = ask_brokers(&admin, &name);
@@ -215,7 +215,7 @@ impl Topics {
         !self.metadata(topic).await.is_err_and(is_silence)
     }
 
-    /// Where the topic may not or cannot be described, the limit stays unknown until a batch is refused.
+    /// Asks how large a batch the topic accepts. If we may not ask, the limit stays unknown until a batch is refused.
     fn describe_in_background(&self, name: &str) {
         let admin = self.admin();
         let cache = self.cache.clone();
@@ -247,7 +247,7 @@ impl Topics {
 }
 
 impl LookupClient {
-    /// Takes note of whether the client got an answer. True once when it has been silent for too long.
+    /// Notes whether the client got an answer. True once when it has had none for too long.
     fn must_replace(&mut self, admin: &Arc<Admin>, is_silent: bool) -> bool {
         if !Arc::ptr_eq(&self.admin, admin) {
             return false;
@@ -301,7 +301,7 @@ fn leaderless(partitions: &[MetadataPartition]) -> Vec<i32> {
     without.map(MetadataPartition::id).collect()
 }
 
-/// Is this an error that no broker has answered?
+/// Does this error mean that no broker has answered?
 fn is_silence(code: Code) -> bool {
     matches!(
         code,
@@ -316,7 +316,7 @@ fn is_silence(code: Code) -> bool {
 
 impl CachedTopic {
     fn limit(&self) -> Option<usize> {
-        // A batch carries some bytes around its records.
+        // A batch is a little larger than its records.
         let described = self.described.map(|limit| limit * 9 / 10);
         let narrowed = self
             .narrowed
@@ -333,7 +333,7 @@ fn code_of(error: &KafkaError) -> Code {
     error.rdkafka_error_code().unwrap_or(Code::Unknown)
 }
 
-/// What a topic that cannot be looked up means for a row.
+/// The delivery of the rows of a topic that cannot be looked up.
 fn unavailable(fault: Unavailability, reason: String) -> Delivery {
     Delivery::Unavailable {
         fault,

@@ -1,4 +1,4 @@
-//! Metrics of the whole outbox, which one worker samples for all.
+//! Metrics of the whole outbox. One worker samples them for all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,22 +14,22 @@ use super::{
 };
 use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
-/// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series: it is dropped as a
-/// whole when another worker samples, whose figures would contradict what was true here last.
+/// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series. It is dropped as a
+/// whole when another worker takes over sampling, since its figures would contradict the last ones of this worker.
 struct Sampled {
     recorder: PrometheusRecorder,
-    /// The operations named so far, and the states each was seen in.
+    /// The operations that have series of their own, and the states sampled of each.
     operations: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// `None` before the first sample, and where another worker samples.
+/// `None` before the first sample, and while another worker samples.
 static SAMPLED: Mutex<Option<Sampled>> = Mutex::new(None);
 
 fn lock_sampled() -> MutexGuard<'static, Option<Sampled>> {
     SAMPLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The sampled gauges as a scrape shows them; nothing where another worker samples.
+/// The sampled gauges in the format of a scrape. Empty while another worker samples.
 pub fn render() -> String {
     let sampled = lock_sampled();
     sampled
@@ -51,13 +51,13 @@ impl Sampled {
         }
     }
 
-    /// Every gauge that `set` sets becomes one of the sampled ones.
+    /// Records the gauges that `set` sets as sampled ones.
     fn record(&self, set: impl FnOnce()) {
         metrics::with_local_recorder(&self.recorder, set);
     }
 }
 
-/// Another worker samples: the gauges are there, and here no more.
+/// Drops the gauges, because another worker samples them.
 pub fn not_sampled() {
     backlog_sampled(false);
     *lock_sampled() = None;
@@ -79,8 +79,8 @@ pub fn backlog(sample: &Sample) {
     });
 }
 
-/// Operations that have series of their own: the first so many that were busy. Others are counted together, or a client that
-/// puts an id into its operations would make series without end.
+/// How many operations have series of their own: the first ones sampled. All others are counted together, since a client that
+/// puts an id into its operations would create series without end.
 pub const OPERATIONS_MAX: usize = 20;
 
 pub fn commands(counted: &[Commands]) {
@@ -109,7 +109,7 @@ pub fn commands(counted: &[Commands]) {
     });
 }
 
-/// What is new since the last sample of this worker. What came before its first one is not its to count.
+/// Counts what is new since the last sample of this worker. What happened before its first one was counted by others.
 pub fn counted(before: Option<&Counters>, now: &Counters) {
     let Some(before) = before else { return };
     commands_granted(grown(before.granted, now.granted));
@@ -119,14 +119,14 @@ pub fn counted(before: Option<&Counters>, now: &Counters) {
     inbox_takeovers(grown(before.inbox_taken_over, now.inbox_taken_over));
     consumer_conflicts(grown(before.payload_conflicts, now.payload_conflicts));
     for (consumer, duplicates) in &now.duplicates {
-        // A consumer that was not there before began at zero.
+        // A consumer without an earlier count began at zero.
         let before = before.duplicates.get(consumer).copied().unwrap_or(0);
         let name = consumer.as_deref().unwrap_or(OTHER_CONSUMERS).to_owned();
         consumer_duplicates(name, grown(before, *duplicates));
     }
 }
 
-/// A count that is lower than before began again at zero.
+/// The increase of a count. One that is lower than before began again at zero.
 fn grown(before: i64, now: i64) -> u64 {
     let since = if now < before { 0 } else { before };
     u64::try_from(now - since).unwrap_or(0)

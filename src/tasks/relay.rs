@@ -27,7 +27,7 @@ use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::domain::watermark::Watermark;
 use crate::failpoint;
 use crate::health::{Health, Loop};
-use crate::kafka::{OVERRUN, Publisher, Until, record_lifetime};
+use crate::kafka::{Deadlines, OVERRUN, Publisher, record_lifetime};
 use crate::lanes::RecentlyPublished;
 use crate::lanes::{
     CheckedOutLane, Checkout, ClaimLimits, LaneReport, Lanes, LockedRows, Record, Term, UnorderedCheckout, Work,
@@ -60,10 +60,10 @@ impl Settings {
 
     /// The times of a publish that begins now, under a lease of which so much is left: the mark must still be written under it, and
     /// whatever the client was given be dead when it is over.
-    pub fn until(&self, now: Instant, lease_left: Duration) -> Until {
+    pub fn until(&self, now: Instant, lease_left: Duration) -> Deadlines {
         let before_its_end = |needed| now + lease_left.saturating_sub(needed);
         let answered = before_its_end(OVERRUN + MARK_MARGIN).min(now + self.batch_deadline);
-        Until {
+        Deadlines {
             handed_over: before_its_end(record_lifetime(self.batch_deadline)).min(answered),
             answered,
         }

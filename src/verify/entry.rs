@@ -1,4 +1,4 @@
-//! What is kept of a row and of a record while they are compared: a few words each, whatever they weigh.
+//! What is kept of a row and of a record while they are compared: a few words each, however large they are.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::domain::partition::PartitionChoice;
 use crate::domain::row::{POSSIBLE_DUPLICATE, Row};
 
-/// Microseconds since 1970: what PostgreSQL counts in.
+/// Microseconds since 1970, as PostgreSQL counts time.
 pub type Micros = i64;
 
 pub fn micros(at: SystemTime) -> Micros {
@@ -22,7 +22,7 @@ pub const fn span(duration: Duration) -> Micros {
     duration.as_micros() as Micros
 }
 
-/// What the record of a row must look like.
+/// What the record of a row must be like.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     pub message_id: Uuid,
@@ -30,7 +30,7 @@ pub struct Expected {
     /// Its place in the list of topics.
     pub topic: u32,
     pub place: PartitionChoice,
-    /// Topic and key, or topic and explicit partition, as a number. `None`: no order is promised.
+    /// Topic and key, or topic and explicit partition, as a number. `None` if no order is promised.
     pub unit: Option<u64>,
     /// The aggregate as a number, and its version.
     pub version: Option<(u64, i64)>,
@@ -39,7 +39,7 @@ pub struct Expected {
     pub content: Content,
 }
 
-/// What the table says became of the row.
+/// The state of the row by the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Pending,
@@ -67,7 +67,7 @@ impl Expected {
     }
 }
 
-/// A record of ours, as found in a topic.
+/// A record that was published from an outbox, as found in a topic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrived {
     pub message_id: Uuid,
@@ -79,7 +79,7 @@ pub struct Arrived {
     pub content: Content,
 }
 
-/// The first copy of a row that has a place in a line.
+/// The first copy of a row of a unit whose order is promised.
 #[derive(Clone, Debug, PartialEq)]
 pub struct First {
     pub unit: u64,
@@ -93,7 +93,7 @@ pub struct First {
     pub published: Option<Micros>,
 }
 
-/// Key, payload and headers, each as a number: enough to tell that one differs, and which.
+/// Key, payload and headers, each as a number. This is enough to tell which of them differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
     pub key: u64,
@@ -102,14 +102,14 @@ pub struct Content {
 }
 
 impl Content {
-    /// Of a row that did not come whole: any record may be its.
+    /// Stands for a row that could not be read completely. Any record may be its own.
     pub const UNKNOWN: Content = Content {
         key: 0,
         payload: 0,
         headers: 0,
     };
 
-    /// By the relay's own words: what it would send for this row.
+    /// The content that the relay would send for this row.
     pub fn of_row(row: &Row) -> Self {
         if row.unreadable.is_some() {
             return Content::UNKNOWN;
@@ -137,7 +137,7 @@ impl Content {
         }
     }
 
-    /// What of the record is not as the row says.
+    /// Which part of the record differs from the row.
     pub fn difference(self, row: Content) -> Option<&'static str> {
         if row == Content::UNKNOWN {
             return None;
@@ -151,7 +151,7 @@ impl Content {
     }
 }
 
-/// All headers but the one that says it may be a repeat, which is no part of the row.
+/// All headers except for `possible-duplicate`, which is not part of the row.
 #[derive(Default)]
 struct HeadersNumber(DefaultHasher);
 
@@ -163,7 +163,7 @@ impl HeadersNumber {
     }
 }
 
-/// The same number for the same value, within this process.
+/// A hash, which is the same for the same value within this process.
 pub fn number(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! What came of a comparison, and what it means.
+//! The findings of a comparison, and the verdict.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 /// How many examples of each finding are kept.
 const EXAMPLES: usize = 10;
 
-/// One thing that is not as it should be.
+/// One row or record that is not as it should be.
 #[derive(Clone, Debug, Serialize)]
 pub struct Offender {
-    /// The row's id, where there is a row.
+    /// The row's id, if there is a row.
     pub id: Option<i64>,
     pub message_id: String,
     pub topic: String,
@@ -48,16 +48,16 @@ pub struct Counts {
     pub rows: u64,
     pub published: u64,
     pub pending: u64,
-    /// Pending rows without a record: the rest of the pending ones are about to be marked.
+    /// Pending rows without a record. All other pending rows have been sent and are about to be marked.
     pub waiting: u64,
     pub dead: u64,
     /// Records that carry a message id.
     pub records: u64,
-    /// Of these, so many say that they may be repeats.
+    /// How many of these are flagged as possible duplicates.
     pub flagged: u64,
-    /// Records of somebody else.
+    /// Records that were not published from this outbox.
     pub foreign: u64,
-    /// Records from before the window: their rows may have been removed by retention.
+    /// Records from before the window, whose rows retention may have removed.
     pub outside: u64,
 }
 
@@ -73,9 +73,9 @@ pub struct Findings {
     pub may_overlap: Finding,
     pub wrong_partition: Finding,
     pub altered: Finding,
-    /// Published rows whose record the topic need not have any more.
+    /// Published rows whose record the topic may have removed since.
     pub cannot_tell: Finding,
-    /// Topics that got more partitions meanwhile: older records of a key lie elsewhere.
+    /// Topics that have got more partitions, so that older records of a key are on other partitions.
     pub grown: BTreeSet<String>,
 }
 
@@ -90,7 +90,7 @@ pub enum Verdict {
 impl Findings {
     /// The verdict, and the reason for it in one sentence.
     pub fn verdict(&self) -> (Verdict, String) {
-        // Without them every record would look like a phantom.
+        // Without published rows every record would count as a phantom.
         if self.counts.published == 0 {
             let reason = "nothing to compare: no published row is kept in this window. With --on-published delete there never is; \
                           keep or archive rows to verify them";

@@ -1,4 +1,4 @@
-//! Rows against records. Pure: entries in, findings out.
+//! Compares rows with records. It is pure: it takes entries and returns findings.
 
 use std::time::Duration;
 
@@ -6,33 +6,33 @@ use super::entry::{Arrived, Expected, Fate, First, Micros, span};
 use super::findings::{Findings, Offender};
 use crate::domain::partition::PartitionChoice;
 
-/// What is allowed for clocks that differ, and for the time between an acknowledgement and its mark.
+/// The tolerance for clocks that differ, and for the time between an acknowledgement and its mark.
 pub const SLACK: Micros = span(Duration::from_secs(600));
 
-/// What is known besides rows and records.
+/// What the judge needs to know besides rows and records.
 #[derive(Clone, Debug, Default)]
 pub struct Circumstances {
     pub topics: Vec<Topic>,
     /// A record without a row from before this time may belong to a row that retention removed.
     pub phantoms_from: Micros,
-    /// No two transactions ever overlap in a key, no row is delayed: ids are the order.
+    /// No two transactions of a key ever overlap and no row is delayed, so the ids are the order.
     pub serialized_keys: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Topic {
     pub name: String,
-    /// Empty: Kafka does not know the topic.
+    /// Empty if Kafka does not know the topic.
     pub partitions: Vec<Partition>,
-    /// Compaction may have taken any record.
+    /// Compaction may have removed any record.
     pub compacted: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Partition {
-    /// What was written before was not read, or is not there any more. `None`: it was read from its first record on.
+    /// Records from before this were not read, or have been removed. `None` if it was read from its first record on.
     pub begins: Option<Micros>,
-    /// When its first record ever was written, or earlier.
+    /// When its very first record was written, or earlier.
     pub first: Option<Micros>,
 }
 
@@ -41,7 +41,7 @@ pub struct Judge {
     pub findings: Findings,
 }
 
-/// How two rows of one line stand to each other that arrived against the order of their ids.
+/// The verdict about two rows of a unit that arrived against the order of their ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Inversion {
     Right,
@@ -49,7 +49,7 @@ enum Inversion {
     Wrong,
 }
 
-/// How many pairs of one line are looked at for the worst of them: beyond it a line that is all awry stays undecided.
+/// How many pairs of one unit are compared to find the worst of them. With more pairs than this, the unit may remain undecided.
 const PAIRS: usize = 1_000_000;
 
 impl Judge {
@@ -60,8 +60,8 @@ impl Judge {
         }
     }
 
-    /// Compares rows with records. Gives `first` the first copy of every row in a line, and answers the records
-    /// without a row: one may have come meanwhile.
+    /// Compares rows with records. Passes the first copy of every row of a unit to `first`, and returns the records without a
+    /// row, which may have been inserted since the snapshot.
     pub fn compare(
         &mut self,
         mut expected: Vec<Expected>,
@@ -72,25 +72,25 @@ impl Judge {
         arrived.sort_unstable_by_key(|record| (record.message_id, record.partition, record.offset));
         self.findings.counts.records += arrived.len() as u64;
         self.findings.counts.flagged += arrived.iter().filter(|record| record.flagged).count() as u64;
-        let mut strangers = Vec::new();
+        let mut unmatched = Vec::new();
         let mut rest = arrived.as_slice();
         for row in &expected {
             let (without_row, others) = rest.split_at(rest.partition_point(|r| r.message_id < row.message_id));
             let (copies, others) = others.split_at(others.partition_point(|r| r.message_id == row.message_id));
-            strangers.extend_from_slice(without_row);
+            unmatched.extend_from_slice(without_row);
             rest = others;
             if let Some(copy) = self.row(row, copies) {
                 first(copy);
             }
         }
-        strangers.extend_from_slice(rest);
-        let before = strangers.len();
-        strangers.retain(|record| record.timestamp >= self.circumstances.phantoms_from);
-        self.findings.counts.outside += (before - strangers.len()) as u64;
-        strangers
+        unmatched.extend_from_slice(rest);
+        let before = unmatched.len();
+        unmatched.retain(|record| record.timestamp >= self.circumstances.phantoms_from);
+        self.findings.counts.outside += (before - unmatched.len()) as u64;
+        unmatched
     }
 
-    /// These records have no row, as was made sure of.
+    /// Notes records that have no row, not even one inserted since the snapshot.
     pub fn phantoms(&mut self, records: &[Arrived]) {
         for record in records {
             let offender = self.at_record(None, record, "no row has this message id".to_owned());
@@ -98,7 +98,7 @@ impl Judge {
         }
     }
 
-    /// One row and the records with its message id.
+    /// Compares one row with the records that have its message id.
     fn row(&mut self, row: &Expected, copies: &[Arrived]) -> Option<First> {
         self.findings.counts.rows += 1;
         match row.state {
@@ -106,14 +106,14 @@ impl Judge {
             Fate::Published(_) => self.findings.counts.published += 1,
             Fate::Dead => self.findings.counts.dead += 1,
         }
-        // Somebody who reads one topic and writes another often passes headers on.
+        // An application that reads one topic and writes another often copies the headers.
         let (own, passed_on): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
         self.findings.counts.foreign += passed_on.len() as u64;
         let Some(first) = first_of(&own) else {
             self.absent(row);
             return None;
         };
-        // One copy says nothing, the one that was sent first. A request given up may land after its repeat.
+        // Only the copy that was sent first has no flag. If its request timed out, it may be written after its repeat.
         let original = own.iter().copied().find(|copy| !copy.flagged);
         for copy in &own {
             if !std::ptr::eq(*copy, first) {
@@ -131,7 +131,7 @@ impl Judge {
             .map(|unit| first_copy(row, first, unit))
     }
 
-    /// Or may an earlier copy have been removed from the topic, or not been read?
+    /// Is this certainly the first copy? An earlier one may have been removed from the topic, or may not have been read.
     fn is_surely_first(&self, row: &Expected, copy: &Arrived) -> bool {
         let topic = &self.circumstances.topics[copy.topic as usize];
         let begins = topic.partitions.get(copy.partition as usize).and_then(|p| p.begins);
@@ -198,23 +198,23 @@ impl Judge {
         self.findings.wrong_partition.add(|| offender);
     }
 
-    /// Judges the order of lines: all first copies of each unit must be among these.
+    /// Judges the order of each unit. All of its first copies must be among these.
     pub fn order(&mut self, mut firsts: Vec<First>) {
         firsts.sort_unstable_by_key(|copy| (copy.unit, copy.partition, copy.offset));
-        for line in firsts.chunk_by(|a, b| (a.unit, a.partition) == (b.unit, b.partition)) {
-            self.line(line);
+        for copies in firsts.chunk_by(|a, b| (a.unit, a.partition) == (b.unit, b.partition)) {
+            self.order_of_unit(copies);
         }
     }
 
-    fn line(&mut self, line: &[First]) {
+    fn order_of_unit(&mut self, copies: &[First]) {
         let mut highest = i64::MIN;
         let mut pairs = PAIRS;
-        for (place, late) in line.iter().enumerate() {
+        for (place, late) in copies.iter().enumerate() {
             if late.id > highest {
                 highest = late.id;
                 continue;
             }
-            let (inversion, early) = self.worst(late, &line[..place], &mut pairs);
+            let (inversion, early) = self.worst(late, &copies[..place], &mut pairs);
             let what = format!("arrived after row {} (offset {})", early.id, early.offset);
             let offender = Offender {
                 id: Some(late.id),
@@ -232,7 +232,7 @@ impl Judge {
         }
     }
 
-    /// The worst of the pairs this row makes with those of higher ids that came before it. There is one.
+    /// The worst of the pairs of this row with rows of higher ids that arrived before it. There is at least one.
     fn worst<'a>(&self, late: &First, earlier: &'a [First], pairs: &mut usize) -> (Inversion, &'a First) {
         let mut worst = (Inversion::Right, &earlier[0]);
         for early in earlier.iter().rev().filter(|early| early.id > late.id) {
@@ -253,8 +253,8 @@ impl Judge {
         worst
     }
 
-    /// Two transactions that do not overlap draw ids in the order they commit in; what the table still shows of an overlap
-    /// is that one row was written after the other, with the higher id, had been published.
+    /// Two transactions that do not overlap draw ids in the order in which they commit. The table shows that two did overlap if
+    /// the row with the lower id was written after the other one had been published.
     fn weigh(&self, late: &First, early: &First) -> Inversion {
         if self.circumstances.serialized_keys {
             return Inversion::Wrong;
@@ -282,7 +282,7 @@ impl Judge {
 }
 
 impl Topic {
-    /// Must a record of this row, published then, still be in what was read?
+    /// Must the record of a row that was published then be among those that were read?
     fn would_have(&self, place: PartitionChoice, published: Micros) -> bool {
         let partition = place.partition(self.partitions.len() as i32);
         let Some(partition) = partition.and_then(|partition| self.partitions.get(partition as usize)) else {
@@ -292,7 +292,7 @@ impl Topic {
         !self.compacted && partition.begins.is_none_or(read)
     }
 
-    /// Was this the right partition when the topic had fewer? Then those it lacked had no record yet.
+    /// Was this the right partition when the topic had fewer of them? Then those added since had no record at that time.
     fn had_fewer(&self, place: PartitionChoice, copy: &Arrived) -> bool {
         let PartitionChoice::Hashed(_) = place else {
             return false;
@@ -308,10 +308,12 @@ impl Topic {
     }
 }
 
-/// The first copy: by offset within a partition; by time between partitions, where there is nothing else to go by.
+/// The first copy, by offset within a partition and by timestamp between partitions.
 fn first_of<'a>(copies: &[&'a Arrived]) -> Option<&'a Arrived> {
-    let lines = copies.chunk_by(|a, b| a.partition == b.partition);
-    lines.map(|line| line[0]).min_by_key(|copy| copy.timestamp)
+    let partitions = copies.chunk_by(|a, b| a.partition == b.partition);
+    partitions
+        .map(|partition| partition[0])
+        .min_by_key(|copy| copy.timestamp)
 }
 
 fn first_copy(row: &Expected, copy: &Arrived, unit: u64) -> First {
@@ -402,8 +404,8 @@ mod tests {
     fn judged(circumstances: Circumstances, rows: Vec<Expected>, records: Vec<Arrived>) -> Findings {
         let mut judge = Judge::new(circumstances);
         let mut firsts = Vec::new();
-        let strangers = judge.compare(rows, records, |first| firsts.push(first));
-        judge.phantoms(&strangers);
+        let unmatched = judge.compare(rows, records, |first| firsts.push(first));
+        judge.phantoms(&unmatched);
         judge.order(firsts);
         judge.findings
     }
@@ -563,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_all_awry_is_judged_in_bounded_time_and_stays_undecided() {
+    fn a_unit_that_is_all_out_of_order_is_judged_in_bounded_time_and_stays_undecided() {
         let rows: Vec<Expected> = (0..20_000)
             .map(|id| Expected {
                 unit: Some(1),

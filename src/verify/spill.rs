@@ -1,5 +1,5 @@
-//! Entries, sorted into heaps by a hash. On disk: a comparison then needs one heap in memory at a time. Where there is no disk, as
-//! in the image, what is little enough stays in memory.
+//! Entries, distributed over buckets by a hash. The buckets are files, so that a comparison needs only one of them in memory at a
+//! time. Where no file can be written, as in the image without a volume, a small number of entries is kept in memory.
 
 use std::fs::{File, OpenOptions, remove_file};
 use std::io::{self, BufReader, BufWriter, Cursor, Read, Seek, Write};
@@ -11,22 +11,22 @@ use uuid::Uuid;
 use super::entry::{Arrived, Content, Expected, Fate, First, number};
 use crate::domain::partition::PartitionChoice;
 
-/// Memory is what one heap holds; open files are three times this many, well below the usual limit of 1,024.
-pub const HEAPS: usize = 128;
+/// Memory is needed for one bucket at a time. Three spills open this many files each, well below the usual limit of 1,024.
+pub const BUCKETS: usize = 128;
 
-/// What is written as a fixed number of words.
+/// An entry, which is written as a fixed number of words.
 pub trait Entry: Sized {
     const WORDS: usize;
-    /// Entries that must meet have the same.
+    /// The hash that chooses the bucket. Entries that are compared with each other have the same one.
     fn spread(&self) -> u64;
     fn write(&self, words: &mut Vec<u64>);
     fn read(words: &[u64]) -> Self;
 }
 
-/// Most bytes of entries that are kept in memory where they cannot be written to files: those of a quarter of a million rows.
+/// Maximum size of the entries in memory where no file can be written. It is enough for a quarter of a million rows.
 const MEMORY_MAX: u64 = 64 << 20;
 
-/// Where entries are kept.
+/// Where entries are stored.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Storage {
     Files(PathBuf),
@@ -34,8 +34,8 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Files in `folder`; memory where it cannot be written to and so many rows and records are few enough. Otherwise what is
-    /// missing.
+    /// Chooses files in `folder`, or memory if the folder is not writable and this many rows and records fit. Otherwise returns
+    /// what is needed.
     pub fn choose(folder: &Path, rows: u64, records: u64) -> Result<Self, String> {
         let Err(error) = nameless(folder) else {
             return Ok(Storage::Files(folder.to_owned()));
@@ -58,37 +58,37 @@ const fn size_of_entry<E: Entry>() -> u64 {
     (E::WORDS * size_of::<u64>()) as u64
 }
 
-enum Heap {
+enum Bucket {
     File(BufWriter<File>),
     Memory(Cursor<Vec<u8>>),
 }
 
-impl Heap {
+impl Bucket {
     fn new(storage: &Storage) -> io::Result<Self> {
         Ok(match storage {
-            Storage::Files(folder) => Heap::File(BufWriter::new(nameless(folder)?)),
-            Storage::Memory => Heap::Memory(Cursor::default()),
+            Storage::Files(folder) => Bucket::File(BufWriter::new(nameless(folder)?)),
+            Storage::Memory => Bucket::Memory(Cursor::default()),
         })
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Heap::File(file) => file.write_all(bytes),
-            Heap::Memory(memory) => memory.write_all(bytes),
+            Bucket::File(file) => file.write_all(bytes),
+            Bucket::Memory(memory) => memory.write_all(bytes),
         }
     }
 
-    /// All that was written, and how many bytes that are.
+    /// A reader of everything that was written, and its size in bytes.
     fn reader(&mut self) -> io::Result<(u64, Box<dyn Read + '_>)> {
         match self {
-            Heap::File(writer) => {
+            Bucket::File(writer) => {
                 writer.flush()?;
                 let file = writer.get_mut();
                 let length = file.stream_position()?;
                 file.rewind()?;
                 Ok((length, Box::new(BufReader::new(file))))
             }
-            Heap::Memory(memory) => {
+            Bucket::Memory(memory) => {
                 let length = memory.position();
                 memory.rewind()?;
                 Ok((length, Box::new(memory)))
@@ -98,16 +98,16 @@ impl Heap {
 }
 
 pub struct Spill<E> {
-    heaps: Vec<Heap>,
+    buckets: Vec<Bucket>,
     words: Vec<u64>,
     entries: PhantomData<E>,
 }
 
 impl<E: Entry> Spill<E> {
     pub fn new(storage: &Storage) -> io::Result<Self> {
-        let heaps: io::Result<_> = (0..HEAPS).map(|_| Heap::new(storage)).collect();
+        let buckets: io::Result<_> = (0..BUCKETS).map(|_| Bucket::new(storage)).collect();
         Ok(Spill {
-            heaps: heaps?,
+            buckets: buckets?,
             words: Vec::new(),
             entries: PhantomData,
         })
@@ -116,13 +116,13 @@ impl<E: Entry> Spill<E> {
     pub fn push(&mut self, entry: &E) -> io::Result<()> {
         self.words.clear();
         entry.write(&mut self.words);
-        let heap = &mut self.heaps[(entry.spread() % HEAPS as u64) as usize];
-        self.words.iter().try_for_each(|word| heap.write(&word.to_le_bytes()))
+        let bucket = &mut self.buckets[(entry.spread() % BUCKETS as u64) as usize];
+        self.words.iter().try_for_each(|word| bucket.write(&word.to_le_bytes()))
     }
 
-    /// Everything in one heap.
-    pub fn heap(&mut self, place: usize) -> io::Result<Vec<E>> {
-        let (length, mut reader) = self.heaps[place].reader()?;
+    /// All entries of one bucket.
+    pub fn bucket(&mut self, place: usize) -> io::Result<Vec<E>> {
+        let (length, mut reader) = self.buckets[place].reader()?;
         let count = (length / size_of_entry::<E>()) as usize;
         let mut bytes = vec![0; size_of_entry::<E>() as usize];
         let mut words = vec![0; E::WORDS];
@@ -138,7 +138,7 @@ impl<E: Entry> Spill<E> {
     }
 }
 
-/// A file without a name: it is gone when the process is, however that ends.
+/// A file without a name. It is removed when the process ends, even if it crashes.
 fn nameless(folder: &Path) -> io::Result<File> {
     let path = folder.join(format!("outboxd-verify-{}", Uuid::new_v4()));
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
@@ -146,7 +146,7 @@ fn nameless(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// No number of ours is this one: times and versions stay far above it.
+/// Stands for no number. Times and versions are always far above it.
 const NONE: i64 = i64::MIN;
 const DEAD: i64 = i64::MIN + 1;
 
@@ -376,7 +376,7 @@ mod tests {
     }
 
     fn gives_back_all_it_took(storage: &Storage) {
-        let mut spill = Spill::new(storage).expect("heaps");
+        let mut spill = Spill::new(storage).expect("buckets");
         let first = |unit| First {
             unit,
             message_id: Uuid::nil(),
@@ -389,8 +389,8 @@ mod tests {
             published: None,
         };
         (0..10_000).for_each(|unit| spill.push(&first(unit)).expect("written"));
-        let heaps: Vec<Vec<First>> = (0..HEAPS).map(|heap| spill.heap(heap).expect("read")).collect();
-        let mut units: Vec<u64> = heaps.iter().flatten().map(|first| first.unit).collect();
+        let buckets: Vec<Vec<First>> = (0..BUCKETS).map(|bucket| spill.bucket(bucket).expect("read")).collect();
+        let mut units: Vec<u64> = buckets.iter().flatten().map(|first| first.unit).collect();
         units.sort_unstable();
         assert_eq!(units, (0..10_000).collect::<Vec<_>>());
     }

@@ -10,7 +10,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     let mut advice = Vec::new();
     let live = status.workers.iter().filter(|w| w.lease_left_seconds > 0.0).count();
     if live == 0 {
-        advice.push("No relay is running: start `outboxd run`, or look at why its pods do not.".to_owned());
+        advice.push("No relay is running: start `outboxd run`, or find out why its pods do not.".to_owned());
     } else if status.free_lanes > 0 {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
@@ -25,7 +25,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     if let Some((hold, partition)) = status.holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
         advice.push(format!(
             "Partition {} of topic {} takes nothing ({}): see to its leader and its in-sync replicas; it is tried again by itself, and \
-             rows of the topic's other partitions go on.",
+             rows of the topic's other partitions are published.",
             partition.number,
             plain(&hold.topic),
             plain(&hold.reason)
@@ -65,7 +65,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     advice
 }
 
-/// A hold as `release_hold` is told of it.
+/// The arguments of `release_hold` for a hold.
 fn hold_arguments(hold: &HoldStatus) -> String {
     let topic = literal(&hold.topic);
     match hold.unit.split_at_checked(2) {
@@ -75,7 +75,7 @@ fn hold_arguments(hold: &HoldStatus) -> String {
     }
 }
 
-/// Every writer is open for a moment; nothing is said of those.
+/// Advice about a writer that stays open. Every writer is open for a moment, so a young one gets none.
 fn about_writer(writer: &OpenWriter) -> Option<String> {
     const LONG: f64 = 60.0;
     const MANY: i64 = 1_000;
@@ -107,7 +107,7 @@ fn about_writer(writer: &OpenWriter) -> Option<String> {
     }
 }
 
-/// An SQL string that can be pasted, with escapes where the text itself may not reach the terminal raw.
+/// An SQL string literal to paste. Control characters are escaped, since they must not reach the terminal.
 fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if !text.contains(char::is_control) {

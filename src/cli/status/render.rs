@@ -9,7 +9,7 @@ use crate::outbox::status::{HoldStatus, Status};
 
 pub fn render(status: &Status, schema: &str) -> String {
     let mut out = String::new();
-    // WriterSnapshot to a String cannot fail.
+    // Writing to a String cannot fail.
     let _ = write_status(&mut out, status, schema);
     out
 }
@@ -111,7 +111,7 @@ fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
     Ok(())
 }
 
-/// Whoever writes a key or a broker's message must not write to the operator's terminal.
+/// Escapes control characters: a key or a broker's message must not control the operator's terminal.
 pub fn plain(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -229,8 +229,8 @@ pub mod tests {
         assert!(text.contains("SELECT outbox.discard(ARRAY[7]) removes"), "{text}");
     }
 
-    /// A status with this text wherever somebody else chooses the text.
-    fn saying(text: &str, holder: WriterIdentity) -> Status {
+    /// A status with this text wherever others choose the text.
+    fn status_with(text: &str, writer: WriterIdentity) -> Status {
         let mut status = quiet();
         status.workers.push(WorkerStatus {
             name: text.into(),
@@ -264,7 +264,7 @@ pub mod tests {
             age_seconds: 1.0,
         });
         status.open_writer = Some(OpenWriter {
-            writer: holder,
+            writer,
             age_seconds: Some(100.0),
             later_transactions: 0,
         });
@@ -299,9 +299,9 @@ pub mod tests {
         #[test]
         fn no_text_of_others_reaches_the_terminal_raw(text: String, control in "[\x00-\x1f\x7f-\u{9f}]{0,4}") {
             let text = format!("{text}{control}");
-            let lines = render(&saying("x", session("x")), "outbox").lines().count();
-            for holder in [session(&text), WriterIdentity::Prepared { gid: text.clone() }] {
-                let shown = render(&saying(&text, holder), "outbox");
+            let lines = render(&status_with("x", session("x")), "outbox").lines().count();
+            for writer in [session(&text), WriterIdentity::Prepared { gid: text.clone() }] {
+                let shown = render(&status_with(&text, writer), "outbox");
                 prop_assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{:?}", shown);
                 prop_assert_eq!(shown.lines().count(), lines);
             }
@@ -309,7 +309,7 @@ pub mod tests {
 
         #[test]
         fn any_status_is_json_that_says_the_same(text: String) {
-            let json = serde_json::to_string_pretty(&saying(&text, session(&text))).expect("serialises");
+            let json = serde_json::to_string_pretty(&status_with(&text, session(&text))).expect("serialises");
             let value: serde_json::Value = serde_json::from_str(&json).expect("parses");
             prop_assert_eq!(&value["dead"][0]["reason"], &serde_json::Value::from(text.as_str()));
             prop_assert_eq!(&value["workers"][0]["name"], &serde_json::Value::from(text.as_str()));

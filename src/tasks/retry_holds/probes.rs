@@ -19,7 +19,7 @@ use crate::domain::decision::{Decision, HoldFate};
 use crate::domain::hold::{Hold, HoldRelease};
 use crate::domain::retry::Event;
 use crate::domain::row::{Row, UNORDERED_LANE};
-use crate::kafka::Until;
+use crate::kafka::Deadlines;
 use crate::lanes::{Record, Term};
 use crate::metrics;
 use crate::outbox::Result;
@@ -177,7 +177,7 @@ impl RetryHolds {
         let Some(record) = self.record_head(live, &row).await? else {
             return Ok(ProbeResult::Gone);
         };
-        // Until its release is written: should we have to leave meanwhile, the next owner must be told.
+        // Deadlines its release is written: should we have to leave meanwhile, the next owner must be told.
         self.lanes.remember_maybe_sent_id(hold.lane, row.id);
         let decision = self.send_probe(hold, &row, live.ends).await;
         self.head_answered(hold.lane, &row, &decision).await;
@@ -206,9 +206,9 @@ impl RetryHolds {
     pub(super) async fn send_probe(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
         metrics::possible_duplicates(usize::from(row.possible_duplicate));
-        let Until { handed_over, answered } = self.settings.until(began, lease_end.left());
+        let Deadlines { handed_over, answered } = self.settings.until(began, lease_end.left());
         let soon = began + PROBE_DEADLINE;
-        let until = Until {
+        let until = Deadlines {
             handed_over: handed_over.min(soon),
             answered: answered.min(soon),
         };

@@ -64,7 +64,7 @@ impl RetryHolds {
             RowFate::Published => return self.release_unordered(term, hold, Some((claim, id))).await,
             RowFate::PublishedUnmarked => self.keep_claim(term, claim, id).await?,
             RowFate::Refused(refusal) => {
-                let maybe_sent = refusal.stays_suspect().then_some(id);
+                let maybe_sent = refusal.is_retried_flagged().then_some(id);
                 self.give_back(term, claim, Some(refusal), maybe_sent).await?;
             }
             RowFate::Pending { maybe_sent } => self.give_back(term, claim, None, maybe_sent.then_some(id)).await?,
