@@ -5,15 +5,17 @@ use std::hint::black_box;
 use std::time::{Duration, SystemTime};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use outboxd::boottime::BootInstant;
+use outboxd::boottime;
 use outboxd::domain::batch_outcome::BatchOutcome;
+use outboxd::domain::checkout::CheckedOutLane;
 use outboxd::domain::delivery::Delivery;
 use outboxd::domain::floor::ScanResult;
-use outboxd::domain::id_ranges::IdRanges;
+use outboxd::domain::lease::{TakenLane, Term, UnorderedState};
+use outboxd::domain::maybe_sent::MaybeSent;
 use outboxd::domain::retry::{OnDead, RetryPolicy};
 use outboxd::domain::row::{Body, Row, UNORDERED_LANE};
 use outboxd::kafka::headers;
-use outboxd::lanes::{CheckedOutLane, Checkout, ClaimLimits, LaneReport, Lanes, TakenLane, Term, UnorderedState, Work};
+use outboxd::lanes::{Checkout, ClaimLimits, LaneReport, Lanes, SentRows, Work};
 use rdkafka::producer::BaseRecord;
 use uuid::Uuid;
 
@@ -74,25 +76,26 @@ fn all_lanes() -> Lanes {
     let term = Term {
         worker: Uuid::from_u128(1),
         incarnation: SystemTime::UNIX_EPOCH,
-        ends: BootInstant::now() + Duration::from_secs(3_600),
+        ends: boottime::now() + Duration::from_secs(3_600),
     };
-    lanes.begin_term(term, UnorderedState::default());
+    lanes.ownership().begin_term(term, UnorderedState::default());
     let taken = |lane| TakenLane {
         lane,
         epoch: 1,
         floor: 0,
-        maybe_sent: IdRanges::default(),
+        maybe_sent: MaybeSent::default(),
         stored_maybe_sent: Vec::new(),
-        maybe_sent_until: 0,
         last_owner: None,
         held_topics: BTreeSet::new(),
     };
-    lanes.add(term.worker, &(0..LANES).map(taken).collect::<Vec<_>>());
+    lanes
+        .ownership()
+        .add(term.worker, &(0..LANES).map(taken).collect::<Vec<_>>());
     lanes
 }
 
 /// Every lane had more than it was asked for, and all of that was published. There are no unordered rows.
-fn seen(checkout: &Checkout) -> Vec<LaneReport> {
+fn reports(checkout: &Checkout) -> Vec<LaneReport> {
     let scan = ScanResult::of_everything(checkout.watermark);
     let hit_limit = |held: &CheckedOutLane| LaneReport {
         lane: held.lane,
@@ -103,7 +106,10 @@ fn seen(checkout: &Checkout) -> Vec<LaneReport> {
             ..scan
         }),
         highest_id: held.most as i64,
-        published: (1..=held.most as i64).collect(),
+        sent: SentRows {
+            published: (1..=held.most as i64).collect(),
+            ..SentRows::default()
+        },
         ..LaneReport::default()
     };
     match &checkout.work {
@@ -127,8 +133,11 @@ fn batch(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(BATCH as u64));
     group.bench_function("cut among full lanes, and given back", |bencher| {
         bencher.iter(|| {
-            let checkout = lanes.checkout(black_box(&claim_limits)).expect("all lanes are ready");
-            lanes.checkin(&checkout.term, seen(&checkout));
+            let checkout = lanes
+                .checkouts()
+                .next(black_box(&claim_limits))
+                .expect("all lanes are ready");
+            lanes.checkouts().checkin(&checkout.term, reports(&checkout));
         });
     });
     group.finish();

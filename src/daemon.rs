@@ -22,6 +22,7 @@ use crate::tasks::fenced::FencedWriter;
 use crate::tasks::lease::LeaseTask;
 use crate::tasks::loss_check::LossCheck;
 use crate::tasks::maintenance::MaintenanceTask;
+use crate::tasks::mark_locked::MarkLocked;
 use crate::tasks::relay::budget::BatchBudget;
 use crate::tasks::relay::poll_schedule::PollSchedule;
 use crate::tasks::relay::{MARK_MARGIN, Relay};
@@ -71,7 +72,7 @@ async fn start_and_run(
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Error> {
-    let relay = Arc::new(relay(config)?);
+    let relay = Arc::new(relay(config, health)?);
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
         () = stop.cancelled() => return Ok(()),
@@ -85,7 +86,12 @@ async fn start_and_run(
         health: health.clone(),
         settings: config.lease.clone(),
     });
-    let mut tasks = spawn(config, &relay, health, &shutdown);
+    let mark_locked = Arc::new(MarkLocked {
+        outbox: relay.outbox.clone(),
+        lanes: relay.lanes.clone(),
+        lease: config.relay.lease,
+    });
+    let mut tasks = spawn(config, &relay, &mark_locked, &shutdown);
     let mut lease_task = spawn_lease(&lease, &shutdown);
     let broken = tokio::select! {
         () = stop.cancelled() => None,
@@ -96,10 +102,10 @@ async fn start_and_run(
     health.draining();
     info!(grace = ?config.shutdown_grace, "draining: finishing what is in flight");
     shutdown.draining.cancel();
-    relay.lanes.wake_all();
+    relay.lanes.notify_all();
     let deadline = Instant::now() + config.shutdown_grace;
     finish(&mut tasks, deadline, now).await;
-    mark_what_is_free(&relay).await;
+    mark_once_more(&mark_locked).await;
     shutdown.stop.cancel();
     leave(&lease, deadline).await;
     lease_task.shutdown().await;
@@ -110,7 +116,7 @@ async fn start_and_run(
     }
 }
 
-fn relay(config: &Config) -> Result<Relay, Error> {
+fn relay(config: &Config, health: &Arc<Health>) -> Result<Relay, Error> {
     let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
@@ -119,6 +125,7 @@ fn relay(config: &Config) -> Result<Relay, Error> {
         publisher,
         lanes: lanes.clone(),
         published: Arc::new(RecentlyPublished::default()),
+        health: health.clone(),
         settings: config.relay.clone(),
         budget: BatchBudget::new(config.relay.bytes_per_task()),
         schedule: PollSchedule::new(config.poll_interval_max),
@@ -163,16 +170,16 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Error> {
     }
 }
 
-fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, shutdown: &Shutdown) -> JoinSet<()> {
+fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shutdown: &Shutdown) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for _ in 0..config.relay.tasks {
-        let (r, h, s) = (relay.clone(), health.clone(), shutdown.clone());
-        tasks.spawn(async move { r.work(&h, &s.draining).await });
+        let (relay, s) = (relay.clone(), shutdown.clone());
+        tasks.spawn(async move { relay.run(&s).await });
     }
     let (holds, s) = (retry_holds(relay), shutdown.clone());
-    tasks.spawn(async move { holds.run(&s.draining).await });
-    let (r, s) = (relay.clone(), shutdown.clone());
-    tasks.spawn(async move { r.mark_unmarked(&s.draining).await });
+    tasks.spawn(async move { holds.run(&s).await });
+    let (mark_locked, s) = (mark_locked.clone(), shutdown.clone());
+    tasks.spawn(async move { mark_locked.run(&s).await });
     let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
     let (watermark, s) = (WatermarkTask { lanes, outbox }, shutdown.clone());
     tasks.spawn(async move { watermark.run(&s).await });
@@ -219,9 +226,10 @@ async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationTo
     tasks.shutdown().await;
 }
 
-/// Once more before the lanes go: what Kafka has and is not marked, a successor sends again. Nobody waits long for that.
-async fn mark_what_is_free(relay: &Relay) {
-    let _ = tokio::time::timeout(MARK_MARGIN, relay.mark_free()).await;
+/// Tries once more to mark rows that Kafka has, before the lanes are returned, because a successor would send them again. This must not
+/// delay the stop for long.
+async fn mark_once_more(mark_locked: &MarkLocked) {
+    let _ = tokio::time::timeout(MARK_MARGIN, mark_locked.mark_unlocked()).await;
 }
 
 /// The second phase: the lanes are given back.

@@ -2,12 +2,17 @@
 //! time.
 
 pub mod batch_outcome;
+pub mod boot_instant;
+pub mod checkout;
 pub mod decision;
 pub mod delivery;
 pub mod fair_share;
 pub mod floor;
 pub mod hold;
 pub mod id_ranges;
+pub mod in_flight;
+pub mod lease;
+pub mod maybe_sent;
 pub mod partition;
 pub mod retention;
 pub mod retry;

@@ -22,7 +22,7 @@ mod watermark;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Found, LeftBehind, Recorded, UnorderedFilter, WriterSnapshot};
+pub use claim::{Claim, Found, LeftBehind, Recorded, UnorderedFilter};
 pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;

@@ -4,6 +4,7 @@ pub mod fenced;
 pub mod lease;
 pub mod loss_check;
 pub mod maintenance;
+pub mod mark_locked;
 pub mod relay;
 mod report;
 pub mod retry_holds;

@@ -40,6 +40,15 @@ impl Sequence {
     }
 }
 
+/// A check of the database. Its parts are read in this order.
+#[derive(Clone, Debug)]
+pub struct WriterSnapshot {
+    /// The highest id drawn.
+    pub highest_id: i64,
+    pub writers: Writers,
+    pub sequence: Sequence,
+}
+
 /// How many drops of soft floors are kept. If there are more, the oldest two become one, with the lower id of both.
 const SOFT_DROPS_MAX: usize = 8;
 

@@ -1,51 +1,17 @@
-//! What a batch takes of the book, and gives back: the lanes that are ready, those that seem to have nothing, the rows without one.
+//! Checks lanes and unordered rows out for a batch, and takes back what the batch found out.
 
-use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Lanes, State, Term};
+use super::lane::Lane;
+use super::{Lanes, State};
+use crate::boottime;
+use crate::domain::checkout::{CheckedOutLane, PollCheckout, UnorderedCheckout};
 use crate::domain::floor::ScanResult;
-use crate::domain::id_ranges::IdRanges;
+use crate::domain::lease::Term;
 use crate::domain::row::UNORDERED_LANE;
 use crate::domain::watermark::Watermark;
-
-/// One lane of a checkout.
-#[derive(Clone, Debug)]
-pub struct CheckedOutLane {
-    pub lane: i16,
-    pub epoch: i64,
-    pub floor: i64,
-    /// Where the claim starts: the floor, or above it while the holders of the checkout are in progress.
-    pub start: i64,
-    /// Where the claim is cut short, if there is so much to walk over. All up to here is settled.
-    pub scan_end: Option<i64>,
-    pub most: usize,
-    /// Rows in these ranges may have been sent by an owner before us that could not say.
-    pub maybe_sent: IdRanges,
-    pub maybe_sent_until: i64,
-    pub maybe_sent_ids: HashSet<i64>,
-    /// Of the unknown, those that Kafka has: somebody else had locked them when they were to be marked.
-    pub acknowledged: HashSet<i64>,
-    /// Of these some rows are held back, or all.
-    pub held_topics: Arc<BTreeSet<String>>,
-}
-
-/// The unordered rows, of which every task may claim some.
-#[derive(Clone, Copy, Debug)]
-pub struct UnorderedCheckout {
-    pub floor: i64,
-    /// See [`CheckedOutLane::start`].
-    pub start: i64,
-    /// See [`CheckedOutLane::scan_end`].
-    pub scan_end: Option<i64>,
-    pub most: usize,
-    pub maybe_sent_until: i64,
-    pub has_holds: bool,
-    /// See [`Lanes::claims_from`].
-    pub claims_from: i64,
-}
 
 /// What a task may claim now.
 #[derive(Clone, Debug)]
@@ -55,79 +21,58 @@ pub enum Work {
 }
 
 impl Work {
-    /// Of all that is claimed together, from where the highest starts.
     fn highest_start(&self) -> i64 {
         match self {
-            Work::Lanes(held) => held.iter().map(|held| held.start).max().unwrap_or(0),
-            Work::Unordered(held) => held.start,
+            Work::Lanes(lanes) => lanes.iter().map(|lane| lane.start).max().unwrap_or(0),
+            Work::Unordered(unordered) => unordered.start,
         }
     }
 }
 
-/// A checkout: the work, and under which lease and horizon it may be done.
+/// The work of one batch, and the lease and watermark under which it may be done.
 #[derive(Clone, Debug)]
 pub struct Checkout {
     pub term: Term,
-    /// The horizon before the claim: see [`ScanResult::settled`].
+    /// The watermark before the claim: see [`ScanResult::watermark`].
     pub watermark: Watermark,
-    /// A claim of lanes counts only if none of these transactions had ended: they may have ids at or below where it starts.
+    /// A claim of lanes counts only if all of these transactions are still in progress after it: they may have ids at or below
+    /// its start.
     pub bypassed: Vec<i64>,
     pub work: Work,
 }
 
-/// Every lane not known to have something, checked out to see whether it has; and where to look for that.
-#[derive(Clone, Debug)]
-pub struct PollCheckout {
-    pub term: Term,
-    /// See [`Checkout::settled`].
-    pub watermark: Watermark,
-    /// See [`Checkout::holders`].
-    pub bypassed: Vec<i64>,
-    pub lanes: Vec<CheckedOutLane>,
-    /// The lowest floor among them, and of the unordered rows where nothing is known of those either.
-    pub start: i64,
-    /// What is more than so many rows is claimed lane by lane.
-    pub most: usize,
-    pub has_holds: bool,
-    /// See [`Lanes::claims_from`].
-    pub claims_from: i64,
-    /// Of the floor of the unordered rows, where the look starts no higher than that.
-    pub unordered_epoch: Option<i64>,
-}
-
-/// What a look shows beside the rows of its lanes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PollSummary {
-    /// Of those without a lane that are neither published nor dead nor held nor delayed, whoever has claimed them.
-    pub lowest_unordered: Option<i64>,
-}
-
-/// What came of one lane of a checkout.
+/// What a batch found out about one lane.
 #[derive(Clone, Debug, Default)]
 pub struct LaneReport {
     pub lane: i16,
     pub rows: usize,
+    /// The claim stopped at its row limit, so there may be more rows.
     pub hit_limit: bool,
-    /// It was cut short where it had walked far enough, not by its limit; and there.
-    pub span_ended: bool,
-    pub resume_at: i64,
+    /// The claim was cut short at this id because it had scanned enough, not by its row limit.
+    pub span_end: Option<i64>,
     pub took: Duration,
     /// The byte budget left some of its rows behind.
     pub over_budget: bool,
-    /// Reading it took so long that publishing it in time was at risk.
+    /// The claim took so long that publishing in time was at risk.
     pub slow: bool,
-    /// Absent where the claim failed: then nothing was learned.
+    /// `None` if the claim failed. Then nothing was found out.
     pub scan: Option<ScanResult>,
     pub highest_id: i64,
+    pub sent: SentRows,
+    /// Topics with new holds in this lane.
+    pub held_topics: BTreeSet<String>,
+    /// How long the lane must wait for its next claim.
+    pub pause: Option<Duration>,
+}
+
+/// Rows of a lane by what is known of sending them, for [`Lanes::maybe_sent`].
+#[derive(Clone, Debug, Default)]
+pub struct SentRows {
     pub published: Vec<i64>,
-    /// May have been sent, and are not published: from now on known by id.
-    pub maybe_sent_ids: Vec<i64>,
+    /// Not published, but a copy may have been sent.
+    pub maybe_sent: Vec<i64>,
     /// See [`CheckedOutLane::acknowledged`].
     pub acknowledged: Vec<i64>,
-    /// Of these it now holds rows back.
-    pub held_topics: BTreeSet<String>,
-    /// PollResult again only after this long.
-    pub pause: Option<Duration>,
 }
 
 /// How much one checkout may ask for.
@@ -135,28 +80,30 @@ pub struct LaneReport {
 pub struct ClaimLimits {
     pub rows: usize,
     pub tasks: usize,
-    /// The lease must last at least this much longer, or publishing could outlive it.
+    /// How much longer the lease must last, so that publishing cannot outlive it.
     pub lease_left: Duration,
 }
 
-impl Lanes {
-    /// Check out what is ready: some lanes, or the rows without one, in turns.
-    pub fn checkout(&self, claim_limits: &ClaimLimits) -> Option<Checkout> {
+pub struct Checkouts<'a>(pub(super) &'a Lanes);
+
+impl Checkouts<'_> {
+    /// Checks out what is ready: some lanes or the unordered rows, in turns.
+    pub fn next(&self, limits: &ClaimLimits) -> Option<Checkout> {
         let now = Instant::now();
-        let mut state = self.lock();
-        let term = state.term.filter(|term| term.lasts(claim_limits.lease_left))?;
+        let mut state = self.0.lock();
+        let term = state.live_term(limits.lease_left)?;
         let watermark = state.tracker.watermark();
-        state.unordered_turn = !state.unordered_turn;
-        let work = if state.unordered_turn {
+        state.is_turn_of_unordered = !state.is_turn_of_unordered;
+        let work = if state.is_turn_of_unordered {
             state
-                .checkout_unordered(now, claim_limits)
-                .or_else(|| state.checkout_lanes(now, claim_limits))
+                .checkout_unordered(now, limits)
+                .or_else(|| state.checkout_lanes(now, limits))
         } else {
             state
-                .checkout_lanes(now, claim_limits)
-                .or_else(|| state.checkout_unordered(now, claim_limits))
+                .checkout_lanes(now, limits)
+                .or_else(|| state.checkout_unordered(now, limits))
         }?;
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        self.0.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Checkout {
             term,
             watermark,
@@ -165,54 +112,48 @@ impl Lanes {
         })
     }
 
-    /// Check out one lane by name, for a change of its holds. `None`: not ours, or busy.
-    pub fn checkout_one(&self, lane: i16, lease_left: Duration) -> Option<(Term, CheckedOutLane)> {
-        let mut state = self.lock();
-        let term = state.term.filter(|term| term.lasts(lease_left))?;
+    /// Checks out this lane, for a change of its holds. `None`: it is not ours, or it is checked out already.
+    pub fn one(&self, lane: i16, lease_left: Duration) -> Option<(Term, CheckedOutLane)> {
+        let mut state = self.0.lock();
+        let term = state.live_term(lease_left)?;
         let State { lanes, tracker, .. } = &mut *state;
-        let lane_book = lanes.get_mut(&lane)?;
-        lane_book.change_waiting = lane_book.busy;
-        if lane_book.busy {
+        let of_lane = lanes.get_mut(&lane)?;
+        of_lane.usage.change_waiting = of_lane.usage.checked_out;
+        if of_lane.usage.checked_out {
             return None;
         }
-        lane_book.busy = true;
-        let held = lane_book.held(lane, 1, tracker);
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Some((term, held))
+        self.0.outstanding.fetch_add(1, Ordering::AcqRel);
+        Some((term, of_lane.checkout(lane, 1, tracker)))
     }
 
-    /// Check out every lane that is not known to be ready. `None`: there is none.
-    pub fn checkout_for_poll(&self, claim_limits: &ClaimLimits) -> Option<PollCheckout> {
+    /// Checks out every lane that is not known to be ready. `None`: there is none.
+    pub fn for_poll(&self, limits: &ClaimLimits) -> Option<PollCheckout> {
         let now = Instant::now();
-        let mut state = self.lock();
-        let term = state.term.filter(|term| term.lasts(claim_limits.lease_left))?;
+        let mut state = self.0.lock();
+        let term = state.live_term(limits.lease_left)?;
         let watermark = state.tracker.watermark();
-        // Also while a batch of them is out: what that one holds is claimed, and others need not wait for it.
+        // Also while a batch of unordered rows is in progress: the rows of that batch are claimed, so others need not wait.
         let unordered = (!state.unordered.ready).then_some((state.unordered.floor, state.unordered.stored.epoch));
         let State { lanes, tracker, .. } = &mut *state;
-        let lanes: Vec<CheckedOutLane> = lanes
-            .iter_mut()
-            .filter(|(_, lane)| !lane.ready && lane.is_free(now))
-            .map(|(number, lane)| {
-                lane.busy = true;
-                CheckedOutLane {
-                    // A look has a bound of its own.
-                    scan_end: None,
-                    ..lane.held(*number, claim_limits.rows, tracker)
-                }
+        let idle = lanes.iter_mut().filter(|(_, lane)| !lane.ready && lane.is_free(now));
+        let lanes: Vec<CheckedOutLane> = idle
+            .map(|(number, lane)| CheckedOutLane {
+                // A poll has its own limit for how far it scans.
+                scan_end: None,
+                ..lane.checkout(*number, limits.rows, tracker)
             })
             .collect();
-        let lowest = lanes.iter().map(|held| held.start).min()?;
+        let lowest = lanes.iter().map(|lane| lane.start).min()?;
         let start = unordered.map_or(lowest, |(floor, _)| lowest.min(floor.start(tracker)));
         let bypassed = tracker.bypassed_below(start);
-        let has_holds = state.unordered.stored.has_holds || lanes.iter().any(|held| !held.held_topics.is_empty());
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        let has_holds = state.unordered.stored.has_holds || lanes.iter().any(|lane| !lane.held_topics.is_empty());
+        self.0.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(PollCheckout {
             term,
             watermark,
             bypassed,
             start,
-            most: claim_limits.rows,
+            most: limits.rows,
             has_holds,
             lanes,
             claims_from: state.unordered.claims_from,
@@ -220,36 +161,20 @@ impl Lanes {
         })
     }
 
-    /// What a look was answered that was not cut short.
-    pub fn poll_answered(&self, poll: &PollCheckout, summary: &PollSummary) {
-        let mut state = self.lock();
-        if state.term.is_none_or(|term| term.worker != poll.term.worker) {
-            return;
-        }
-        if let Some(epoch) = poll.unordered_epoch {
-            let scan = ScanResult {
-                lowest_pending: summary.lowest_unordered,
-                ..ScanResult::of_everything(poll.watermark)
-            };
-            state.unordered.raise_floor(epoch, scan);
-        }
+    /// Checks lanes in with what a batch found out about them. The checkout is over.
+    pub fn checkin(&self, term: &Term, reports: Vec<LaneReport>) {
+        self.0.outstanding.fetch_sub(1, Ordering::AcqRel);
+        self.checkin_some(term, reports);
     }
 
-    /// Give a checkout back with what was learned.
-    pub fn checkin(&self, term: &Term, report: Vec<LaneReport>) {
-        self.outstanding.fetch_sub(1, Ordering::AcqRel);
-        self.checkin_some(term, report);
-    }
-
-    /// Give some lanes of a checkout back; the rest of it is still out.
-    pub fn checkin_some(&self, term: &Term, report: Vec<LaneReport>) {
+    /// Checks some lanes of a checkout in. The others are still checked out.
+    pub fn checkin_some(&self, term: &Term, reports: Vec<LaneReport>) {
         let now = Instant::now();
-        let mut state = self.lock();
-        if state.term.is_none_or(|current| current.worker != term.worker) {
+        let Some(mut state) = self.0.of_term(term.worker) else {
             return;
-        }
-        for report in report {
-            state.highest_seen = state.highest_seen.max(report.highest_id);
+        };
+        for report in reports {
+            state.highest_claimed = state.highest_claimed.max(report.highest_id);
             if report.lane == UNORDERED_LANE {
                 state.unordered.checkin(&report, now);
             } else if let Some(lane) = state.lanes.get_mut(&report.lane) {
@@ -257,27 +182,34 @@ impl Lanes {
             }
         }
         drop(state);
-        self.changed.notify_waiters();
+        self.0.notify_all();
     }
 
-    /// Give lanes of a checkout back as they were: nothing was learned of them.
+    /// Checks lanes in as they were, because nothing was found out about them. The checkout is over.
     pub fn put_back(&self, term: &Term, lanes: &[CheckedOutLane]) {
-        self.outstanding.fetch_sub(1, Ordering::AcqRel);
-        let mut state = self.lock();
-        if state.term.is_some_and(|current| current.worker == term.worker) {
-            for held in lanes {
-                if let Some(lane) = state.lanes.get_mut(&held.lane) {
-                    lane.busy = false;
+        self.0.outstanding.fetch_sub(1, Ordering::AcqRel);
+        if let Some(mut state) = self.0.of_term(term.worker) {
+            for checked_out in lanes {
+                if let Some(lane) = state.lanes.get_mut(&checked_out.lane) {
+                    lane.usage.checked_out = false;
                 }
             }
         }
-        drop(state);
-        self.changed.notify_waiters();
+        self.0.notify_all();
     }
 
-    /// How many checkouts are under way.
+    /// How many checkouts are out, of any term.
     pub fn outstanding(&self) -> usize {
-        self.outstanding.load(Ordering::Acquire)
+        self.0.outstanding.load(Ordering::Acquire)
+    }
+
+    /// When the next pause of something ready ends. Everything else that may become ready is announced by [`Lanes::changed`].
+    pub fn next_ready_at(&self, now: Instant) -> Option<Instant> {
+        let state = self.0.lock();
+        let lanes = state.lanes.values().filter(|lane| lane.ready);
+        let unordered = state.unordered.not_before.filter(|_| state.unordered.ready);
+        let pauses = lanes.map(|lane| lane.not_before).chain(unordered);
+        pauses.filter(|ends| *ends > now).min()
     }
 }
 
@@ -288,47 +220,46 @@ fn claim_quota(rows: usize, lanes: usize) -> usize {
 }
 
 impl State {
-    fn checkout_lanes(&mut self, now: Instant, claim_limits: &ClaimLimits) -> Option<Work> {
-        let mut ready: Vec<_> = self
-            .lanes
-            .iter()
+    fn live_term(&self, lease_left: Duration) -> Option<Term> {
+        self.term.filter(|term| term.lasts(boottime::now(), lease_left))
+    }
+
+    fn checkout_lanes(&mut self, now: Instant, limits: &ClaimLimits) -> Option<Work> {
+        // The other tasks get their part of the ready lanes.
+        let count = self.lanes.len().div_ceil(limits.tasks);
+        let ready = self.lanes.iter_mut();
+        let mut ready: Vec<(i16, &mut Lane)> = ready
             .filter(|(_, lane)| lane.ready && lane.is_free(now))
-            .map(|(number, lane)| (lane.served, *number))
+            .map(|(number, lane)| (*number, lane))
             .collect();
+        // The least recently served lanes come first.
+        ready.sort_by_key(|(_, lane)| lane.served);
+        ready.truncate(count);
         if ready.is_empty() {
             return None;
         }
-        // The least recently served lanes come first. The rest is left to the other tasks.
-        ready.sort_unstable();
-        ready.truncate(self.lanes.len().div_ceil(claim_limits.tasks));
-        let quota = claim_quota(claim_limits.rows, ready.len());
+        let quota = claim_quota(limits.rows, ready.len());
         self.served += 1;
-        let served = self.served;
-        let held = ready
-            .iter()
-            .filter_map(|(_, number)| {
-                let lane = self.lanes.get_mut(number)?;
-                lane.busy = true;
-                lane.served = served;
-                Some(lane.held(*number, lane.window.min(quota), &self.tracker))
-            })
-            .collect();
-        Some(Work::Lanes(held))
+        let checkout = |(number, lane): (i16, &mut Lane)| {
+            lane.served = self.served;
+            lane.checkout(number, lane.claim_size.min(quota), &self.tracker)
+        };
+        Some(Work::Lanes(ready.into_iter().map(checkout).collect()))
     }
 
-    fn checkout_unordered(&mut self, now: Instant, claim_limits: &ClaimLimits) -> Option<Work> {
+    fn checkout_unordered(&mut self, now: Instant, limits: &ClaimLimits) -> Option<Work> {
         let unordered = &mut self.unordered;
-        let due = unordered.not_before.is_none_or(|at| at <= now);
-        if !unordered.ready || !due || unordered.busy >= claim_limits.tasks {
+        let is_due = unordered.not_before.is_none_or(|at| at <= now);
+        if !unordered.ready || !is_due || unordered.checked_out >= limits.tasks {
             return None;
         }
-        unordered.busy += 1;
+        unordered.checked_out += 1;
         let start = unordered.floor.start(&self.tracker).max(unordered.resume);
         Some(Work::Unordered(UnorderedCheckout {
             floor: unordered.floor.hard(),
             start,
             scan_end: unordered.span.scan_end(start, self.tracker.watermark()),
-            most: unordered.window.min(claim_limits.rows),
+            most: unordered.claim_size.min(limits.rows),
             maybe_sent_until: unordered.stored.maybe_sent_until,
             has_holds: unordered.stored.has_holds,
             claims_from: unordered.claims_from,
@@ -345,32 +276,34 @@ mod tests {
     use crate::lanes::tests::{CLAIM_LIMITS, all_done, idle_at, owning};
 
     #[test]
-    fn a_look_raises_the_floor_of_the_rows_without_a_lane_where_it_asks_for_them() {
+    fn a_poll_raises_the_floor_of_the_unordered_rows_if_it_asks_for_them() {
         let (lanes, term) = idle_at(50, 1);
-        let unordered_floor = || lanes.unordered_floor().0.hard();
+        let unordered_floor = || lanes.unordered().floor().0.hard();
         lanes.lock().unordered.ready = false;
-        let look = |summary: PollSummary| {
-            let poll = lanes.checkout_for_poll(&CLAIM_LIMITS).expect("an idle lane");
-            lanes.poll_answered(&poll, &summary);
-            lanes.checkin(&term, vec![all_done(0, poll.watermark)]);
+        let polled = |lowest| {
+            let poll = lanes.checkouts().for_poll(&CLAIM_LIMITS).expect("an idle lane");
+            lanes.unordered().polled(&poll, lowest);
+            lanes.checkouts().checkin(&term, vec![all_done(0, poll.watermark)]);
             poll.start
         };
-        assert_eq!(look(found(Some(20))), 0);
+        assert_eq!(polled(Some(20)), 0);
         assert_eq!(unordered_floor(), 19);
-        assert_eq!(look(found(None)), 19);
+        assert_eq!(polled(None), 19);
         assert_eq!(unordered_floor(), 50);
-        lanes.update_watermark(term.worker, |tracker| tracker.observe(60, &Writers::new()));
+        lanes
+            .watermark()
+            .update(term.worker, |tracker| tracker.observe(60, &Writers::new()));
         lanes.lock().unordered.ready = true;
-        assert_eq!(look(found(None)), 50);
+        assert_eq!(polled(None), 50);
         assert_eq!(unordered_floor(), 50, "the poll did not ask for those");
         lanes.lock().unordered.ready = false;
-        let poll = lanes.checkout_for_poll(&CLAIM_LIMITS).expect("an idle lane");
-        lanes.unordered_floor_read(term.worker, 5, 1);
-        lanes.poll_answered(&poll, &found(None));
+        let poll = lanes.checkouts().for_poll(&CLAIM_LIMITS).expect("an idle lane");
+        lanes.unordered().note_stored_floor(term.worker, 5, 1);
+        lanes.unordered().polled(&poll, None);
         assert_eq!(unordered_floor(), 5, "another worker has lowered it in the meantime");
-        lanes.put_back(&term, &poll.lanes);
+        lanes.checkouts().put_back(&term, &poll.lanes);
         lanes.lock().unordered.ready = false;
-        let poll = lanes.checkout_for_poll(&CLAIM_LIMITS).expect("an idle lane");
+        let poll = lanes.checkouts().for_poll(&CLAIM_LIMITS).expect("an idle lane");
         let other = PollCheckout {
             term: Term {
                 worker: Uuid::from_u128(2),
@@ -378,24 +311,19 @@ mod tests {
             },
             ..poll.clone()
         };
-        lanes.poll_answered(&other, &found(None));
+        lanes.unordered().polled(&other, None);
         assert_eq!(unordered_floor(), 5, "the poll of another term raises nothing");
-        lanes.poll_answered(&poll, &found(None));
+        lanes.unordered().polled(&poll, None);
         assert_eq!(unordered_floor(), 60);
     }
 
-    /// A poll that found this row as the lowest without a lane.
-    fn found(lowest_unordered: Option<i64>) -> PollSummary {
-        PollSummary { lowest_unordered }
-    }
-
     /// Checks lanes out that ask for so many rows each; how many each may claim.
-    fn claimed(rows: usize, windows: &[usize]) -> Vec<usize> {
-        let (lanes, _) = owning(windows.len() as i16);
+    fn claimed(rows: usize, sizes: &[usize]) -> Vec<usize> {
+        let (lanes, _) = owning(sizes.len() as i16);
         let mut state = lanes.lock();
         state.unordered.ready = false;
-        for (lane, window) in state.lanes.values_mut().zip(windows) {
-            lane.window = *window;
+        for (lane, size) in state.lanes.values_mut().zip(sizes) {
+            lane.claim_size = *size;
         }
         drop(state);
         let limits = ClaimLimits {
@@ -403,8 +331,8 @@ mod tests {
             tasks: 1,
             ..CLAIM_LIMITS
         };
-        match lanes.checkout(&limits).expect("all are ready").work {
-            Work::Lanes(held) => held.iter().map(|held| held.most).collect(),
+        match lanes.checkouts().next(&limits).expect("all are ready").work {
+            Work::Lanes(lanes) => lanes.iter().map(|lane| lane.most).collect(),
             Work::Unordered(_) => panic!("unordered rows are not ready"),
         }
     }

@@ -1,5 +1,5 @@
-//! Writes that count only while our term lasts: the fence is in each statement, and here is what becomes of one that fails,
-//! is fenced off, or meets a row that another transaction has locked.
+//! Writes that count only while the term lasts. The fence is in each statement. Here is what happens if a write fails, is fenced, or
+//! meets a row that another session has locked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,15 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use crate::domain::in_flight::{InFlightEntry, InFlightRanges};
+use crate::domain::lease::Term;
 use crate::domain::retry;
 use crate::domain::row::Row;
-use crate::lanes::{InFlightRanges, Lanes, Record, Term};
+use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{Claim, Outbox, Result, UnorderedFilter};
 
-/// After an error, before the same lanes are tried again.
+/// The wait after an error, before the same lanes are tried again.
 pub fn short_backoff() -> Duration {
     retry::short_backoff(fastrand::f64())
 }
@@ -25,9 +27,9 @@ pub struct FencedWriter {
 }
 
 impl FencedWriter {
-    /// Repeats a write until it is answered or the term is over: what Kafka has acknowledged must not be sent again
-    /// only because PostgreSQL was away for a moment. Repeating is harmless: the fence is in the statement, and what it would
-    /// count twice is guarded by what was seen.
+    /// Repeats a write until it is answered or the term is over, because rows that Kafka has acknowledged must not be sent again only
+    /// because PostgreSQL was unreachable for a moment. Repeating it is harmless: the fence is in the statement, and so is a guard
+    /// for what would be counted twice. `None`: fenced, or the term is over.
     pub async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
     where
         F: Future<Output = Result<Option<T>>>,
@@ -44,15 +46,14 @@ impl FencedWriter {
                     failures += 1;
                 }
             }
-            if !self.lasts(term) {
+            if !self.is_current(term) {
                 return None;
             }
             sleep(short_backoff() * failures.min(10)).await;
         }
     }
 
-    /// As [`FencedWriter::while_term_lasts`]. `Some(None)`: another transaction has locked what it would write, and nothing
-    /// is written.
+    /// As [`FencedWriter::while_term_lasts`]. `Some(None)`: another session has locked rows, and nothing is written.
     pub async fn unless_locked<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<Option<T>>
     where
         F: Future<Output = Result<Option<T>>>,
@@ -66,36 +67,36 @@ impl FencedWriter {
         self.while_term_lasts(term, write).await
     }
 
-    /// Which of these rows another transaction has locked. `None`: the term is over.
+    /// Which of these rows another session has locked. `None`: the term is over.
     pub async fn locked(&self, term: &Term, ids: &[i64]) -> Option<Vec<i64>> {
         let locked = self
             .while_term_lasts(term, || async { self.outbox.locked(ids).await.map(Some) })
             .await?;
         debug!(rows = locked.len(), "rows are locked by another transaction");
         if locked.is_empty() {
-            // They are free again, or it was another lock: of the table, say, or of a lane that is being taken.
+            // They are unlocked again, or it was another lock: of the table, or of a lane that is being taken.
             metrics::database_error();
             warn!("what became of a batch waits for a lock of another transaction; trying again");
             sleep(short_backoff()).await;
         }
-        self.lasts(term).then_some(locked)
+        self.is_current(term).then_some(locked)
     }
 
-    /// Writes down what is about to be sent, for whoever takes over from us should we die. `None`: the lanes are not ours any
-    /// more.
-    pub async fn record(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<Record>> {
-        let (place, ranges) = (self.lanes.begin_entry(term.worker), InFlightRanges::of(rows));
+    /// Writes the in-flight entry of rows that are about to be sent, so that a successor knows of them if this process dies. `None`: the
+    /// lanes are not ours any more.
+    pub async fn write_entry(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<InFlightEntry>> {
+        let in_flight = &self.lanes.in_flight;
+        let (slot, ranges) = (in_flight.begin(term.worker), InFlightRanges::of(rows));
         match self.outbox.record(term, lanes, &ranges).await {
-            Ok(Some(id)) => Ok(Some(self.lanes.entry_written(place, id, ranges))),
+            Ok(Some(id)) => Ok(Some(in_flight.written(slot, id, ranges))),
             other => {
-                self.lanes.entry_dropped(place);
+                in_flight.dropped(slot);
                 other.map(|_| None)
             }
         }
     }
 
-    /// Claims free unordered rows, whichever they are, and reads them; answers the number of the claim. `None`: there
-    /// are none.
+    /// Claims free unordered rows, and reads them. Answers the number of the claim. `None`: there are none.
     pub async fn claim_free(
         &self,
         term: &Term,
@@ -104,25 +105,29 @@ impl FencedWriter {
         bytes: usize,
     ) -> Result<Option<(i64, Claim)>> {
         let recorded = self.outbox.claim_unordered(term, free, lease).await?;
-        self.lanes.note_claims(term.worker, recorded.lowest);
+        self.lanes.unordered().note_claims(term.worker, recorded.lowest);
         let Some(number) = recorded.claim else { return Ok(None) };
         let claim = self.outbox.claimed(term, number, bytes).await?;
         Ok(Some((number, claim)))
     }
 
-    /// A write found that the lanes have another owner: the term is over.
+    /// A write found that its lanes have another owner.
     pub fn fenced(&self, term: &Term, rows: usize) {
         metrics::rows_fenced(rows);
         warn!(
             rows,
             "the lease had gone to another worker: marked nothing; the rows are sent again by their new owner"
         );
-        if self.lanes.end_term(term.worker) {
+        self.end_term(term);
+    }
+
+    pub fn end_term(&self, term: &Term) {
+        if self.lanes.ownership().end_term(term.worker) {
             metrics::leases_lost();
         }
     }
 
-    fn lasts(&self, term: &Term) -> bool {
+    fn is_current(&self, term: &Term) -> bool {
         self.lanes.term().is_some_and(|current| current.worker == term.worker)
     }
 }

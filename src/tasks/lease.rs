@@ -17,12 +17,12 @@ use self::balance::Balance;
 use self::stored_floors::StoredFloors;
 use self::term::{LastTerm, Terms};
 use super::Shutdown;
-use crate::boottime::BootInstant;
+use crate::boottime;
+use crate::domain::lease::Term;
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::jitter::jittered;
-use crate::lanes::RecentlyPublished;
-use crate::lanes::{Lanes, Term};
+use crate::lanes::{Lanes, RecentlyPublished};
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
 use crate::process::Identity;
@@ -49,7 +49,7 @@ impl LeaseSettings {
     /// When to try again after a failure: soon, to save the lease; once it is over there is no hurry.
     fn renew_again(&self, term: &Term) -> Duration {
         let soon = self.renew_every() / 4;
-        jittered(if term.lasts(Duration::ZERO) {
+        jittered(if term.lasts(boottime::now(), Duration::ZERO) {
             soon
         } else {
             soon.max(REGISTER_AGAIN)
@@ -105,7 +105,7 @@ impl LeaseTask {
     /// What was sent under an old term ends before a new one begins, or else its lease does.
     async fn wait_for_open_batches(&self, stop: &CancellationToken) {
         let deadline = Instant::now() + self.settings.duration;
-        while self.lanes.outstanding() > 0 && Instant::now() < deadline && !stop.is_cancelled() {
+        while self.lanes.checkouts().outstanding() > 0 && Instant::now() < deadline && !stop.is_cancelled() {
             pause(Duration::from_millis(20), stop).await;
         }
     }
@@ -131,7 +131,7 @@ impl LeaseTask {
             balance.return_surplus(&term).await;
             floors.store_and_read(&term).await;
             let mut next = renew_at.saturating_duration_since(Instant::now());
-            if self.lanes.any_surplus() {
+            if self.lanes.ownership().has_surplus() {
                 next = next.min(CHECK_SURPLUS_EVERY);
             }
             tokio::select! {
@@ -179,16 +179,16 @@ impl LeaseTask {
 
     /// Answers who is here; `None`: this process is not, any more. It also learns which floors others have lowered.
     async fn renew(&self, term: &Term) -> Result<Option<Vec<Peer>>> {
-        let (asked, oldest_entry) = (BootInstant::now(), self.lanes.oldest_entry(term.worker));
+        let (asked, oldest_entry) = (boottime::now(), self.lanes.in_flight.oldest(term.worker));
         failpoint::hit("before_renew").await;
         let renewal = self.outbox.renew(term, self.settings.duration, oldest_entry).await?;
         // An answer that comes after expiry is not ownership.
-        let Some(renewal) = renewal.filter(|_| term.lasts(Duration::ZERO)) else {
+        let Some(renewal) = renewal.filter(|_| term.lasts(boottime::now(), Duration::ZERO)) else {
             return Ok(None);
         };
-        self.lanes.renewed(asked + self.settings.duration);
+        self.lanes.ownership().renewed(asked + self.settings.duration);
         let (floor, epoch) = renewal.unordered;
-        self.lanes.unordered_floor_read(term.worker, floor, epoch);
+        self.lanes.unordered().note_stored_floor(term.worker, floor, epoch);
         Ok(Some(renewal.peers))
     }
 
@@ -207,7 +207,7 @@ impl LeaseTask {
     /// A lane whose batch is still out is not freed: a successor takes it when the lease ends.
     pub async fn leave(&self) -> Result<()> {
         let Some(term) = self.lanes.term() else { return Ok(()) };
-        let (given, busy) = self.lanes.remove_idle();
+        let (given, busy) = self.lanes.ownership().remove_idle();
         if busy == 0 {
             self.outbox.leave(&term, &given).await?;
             info!(lanes = given.len(), "left: lanes are free for other workers");
@@ -218,13 +218,13 @@ impl LeaseTask {
                 "stopping with sends in flight: these lanes are taken over when the lease ends"
             );
         }
-        self.lanes.end_term(term.worker);
+        self.lanes.ownership().end_term(term.worker);
         Ok(())
     }
 }
 
 fn lose(lanes: &Lanes, term: &Term, why: &str) {
-    if lanes.end_term(term.worker) {
+    if lanes.ownership().end_term(term.worker) {
         metrics::leases_lost();
         warn!(worker = %term.worker, why, "lost the lease; registering anew");
     }

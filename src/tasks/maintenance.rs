@@ -72,12 +72,16 @@ impl MaintenanceTask {
     pub async fn run(&self, shutdown: &Shutdown) {
         let mut jobs = Jobs::new(self.settings.on_published);
         while !shutdown.draining.is_cancelled() {
-            let wait = if self.lanes.owns(0) { jobs.wait() } else { CHECK_EVERY };
+            let wait = if self.lanes.ownership().owns(0) {
+                jobs.wait()
+            } else {
+                CHECK_EVERY
+            };
             tokio::select! {
                 () = sleep(wait) => {}
                 () = shutdown.draining.cancelled() => return,
             }
-            if !self.lanes.owns(0) {
+            if !self.lanes.ownership().owns(0) {
                 metrics::not_sampled();
                 // The next owner counts from its first sample on; what grew in between is not counted.
                 jobs.counted = None;

@@ -20,17 +20,17 @@ mod unordered;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio_util::sync::CancellationToken;
-
+use super::Shutdown;
 use crate::domain::decision::{Decision, KafkaFate, RowFate};
 use crate::domain::delivery::Delivery;
 use crate::domain::hold::Hold;
+use crate::domain::in_flight::InFlightEntry;
+use crate::domain::lease::Term;
 use crate::domain::retry::{Attempt, Event, Sent};
 use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::failpoint;
 use crate::kafka::Publisher;
-use crate::lanes::RecentlyPublished;
-use crate::lanes::{Lanes, Record, Term};
+use crate::lanes::{Lanes, RecentlyPublished};
 use crate::outbox::{Outbox, Result};
 use crate::tasks::fenced::FencedWriter;
 use crate::tasks::relay::Settings;
@@ -58,8 +58,9 @@ pub struct RetryHolds {
 }
 
 impl RetryHolds {
-    /// Retries what is due until `draining`; what is under way is finished.
-    pub async fn run(&self, draining: &CancellationToken) {
+    /// Retries what is due until `shutdown.draining`. What is in progress is finished.
+    pub async fn run(&self, shutdown: &Shutdown) {
+        let draining = &shutdown.draining;
         tokio::join!(self.retry_keys(draining), self.probe_paused(draining));
     }
 
@@ -88,12 +89,12 @@ impl RetryHolds {
     }
 
     /// Writes down which head is about to be sent. `None`: not now, since the lane has changed meanwhile.
-    async fn record_head(&self, live: &Term, row: &Row) -> Result<Option<Record>> {
+    async fn record_head(&self, live: &Term, row: &Row) -> Result<Option<InFlightEntry>> {
         let lane = row.lane.unwrap_or(UNORDERED_LANE);
-        match self.lanes.epoch(lane) {
+        match self.lanes.ownership().epoch(lane) {
             Some(epoch) => {
                 let head = std::slice::from_ref(row);
-                self.writer.record(live, &[(lane, epoch)], head).await
+                self.writer.write_entry(live, &[(lane, epoch)], head).await
             }
             None => Ok(None),
         }
@@ -103,7 +104,7 @@ impl RetryHolds {
     async fn head_answered(&self, lane: i16, row: &Row, decision: &Decision) {
         failpoint::hit("after_head_sent").await;
         if decision.row.is_certainly_not_sent() {
-            self.lanes.forget_maybe_sent_id(lane, row.id);
+            self.lanes.maybe_sent().forget(lane, row.id);
         }
     }
 }

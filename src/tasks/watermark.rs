@@ -14,9 +14,10 @@ use tracing::{error, warn};
 
 use super::Shutdown;
 use crate::domain::floor::ScanResult;
+use crate::domain::lease::Term;
 use crate::domain::watermark::{Sequence, WatermarkTracker};
 use crate::jitter::jittered;
-use crate::lanes::{Lanes, Term, UnorderedScan};
+use crate::lanes::{Lanes, UnorderedScan};
 use crate::metrics;
 use crate::outbox::{Error, Outbox, Result, WriterIdentity};
 
@@ -111,8 +112,8 @@ impl<'a> Progress<'a> {
     async fn step_if_due(&mut self) -> Option<Duration> {
         let term = self.lanes.term()?;
         self.note_progress();
-        let has_bypassed = !self.lanes.bypassed().is_empty();
-        let gap = self.lanes.gap();
+        let has_bypassed = !self.lanes.watermark().bypassed().is_empty();
+        let gap = self.lanes.watermark().gap();
         let is_due = self.asked_at.is_none_or(|at| at.elapsed() >= SEQUENCE_EVERY);
         if gap <= 0 && !has_bypassed {
             self.moved_at = Instant::now();
@@ -142,12 +143,12 @@ impl<'a> Progress<'a> {
 
     /// A claim that sees the end of a holder moves it, too.
     fn note_progress(&mut self) {
-        let watermark = self.lanes.watermark().hard;
+        let watermark = self.lanes.watermark().current().hard;
         if std::mem::replace(&mut self.watermark, watermark) == watermark {
             return;
         }
         self.moved_at = Instant::now();
-        if self.lanes.bypassed().is_empty() {
+        if self.lanes.watermark().bypassed().is_empty() {
             self.forget_open_writer();
         }
     }
@@ -155,7 +156,7 @@ impl<'a> Progress<'a> {
     /// Where the horizon has no reason to move, as in a backlog that was there before, the floor of the unordered rows has still
     /// to follow what was claimed of them: at once if it is much, some time after the last of it otherwise.
     async fn follow(&mut self, term: &Term) -> Option<Duration> {
-        let lag = self.lanes.unordered_lag();
+        let lag = self.lanes.unordered().lag();
         if lag == 0 || (lag < KEYLESS_LAG_WORTH && self.unordered_at.elapsed() < NOTHING_TO_DO) {
             return None;
         }
@@ -167,10 +168,14 @@ impl<'a> Progress<'a> {
     }
 
     async fn step(&mut self, term: &Term) -> Result<()> {
-        let highest_known = self.lanes.highest_known();
+        let highest_known = self.lanes.watermark().highest_known();
         let writing = self.outbox.writers(term).await?;
         self.asked_at = Some(Instant::now());
-        if self.lanes.is_restarted(term.worker, highest_known, &writing) {
+        if self
+            .lanes
+            .watermark()
+            .is_restarted(term.worker, highest_known, &writing)
+        {
             error!(
                 highest_id = writing.highest_id,
                 highest_known,
@@ -179,7 +184,7 @@ impl<'a> Progress<'a> {
             return Ok(());
         }
         let is_in_order = self.is_in_order(writing.sequence);
-        self.lanes.update_watermark(term.worker, |tracker| {
+        self.lanes.watermark().update(term.worker, |tracker| {
             if is_in_order {
                 tracker.observe(writing.highest_id, &writing.writers);
             }
@@ -187,14 +192,15 @@ impl<'a> Progress<'a> {
         if self.bypassed_at.elapsed() > PATIENCE / 2 {
             self.bypassed_at = Instant::now();
             self.lanes
-                .update_watermark(term.worker, WatermarkTracker::bypass_old_writers);
+                .watermark()
+                .update(term.worker, WatermarkTracker::bypass_old_writers);
         }
-        if self.lanes.bypassed().is_empty() {
+        if self.lanes.watermark().bypassed().is_empty() {
             self.forget_open_writer();
         } else {
             self.name_open_writer().await?;
         }
-        if self.unordered_at.elapsed() >= KEYLESS_EVERY || self.lanes.unordered_lag() >= KEYLESS_LAG_WORTH {
+        if self.unordered_at.elapsed() >= KEYLESS_EVERY || self.lanes.unordered().lag() >= KEYLESS_LAG_WORTH {
             self.raise_unordered(term).await?;
         }
         Ok(())
@@ -233,14 +239,14 @@ impl<'a> Progress<'a> {
             watermark,
             bypassed,
             epoch,
-        } = self.lanes.unordered_scan();
+        } = self.lanes.unordered().begin_scan();
         if start >= watermark.soft {
             return Ok(false);
         }
         let lowest_pending = self.outbox.lowest_unordered(term, start, scan_end).await?;
         let ended = self.outbox.ended(&bypassed).await?;
         if !ended.is_empty() {
-            self.lanes.writers_ended(term.worker, &ended);
+            self.lanes.watermark().writers_ended(term.worker, &ended);
             return Ok(false);
         }
         let scan = ScanResult {
@@ -248,7 +254,7 @@ impl<'a> Progress<'a> {
             scanned_to: scan_end,
             lowest_pending,
         };
-        self.lanes.raise_unordered_floor(term.worker, epoch, scan);
+        self.lanes.unordered().raise_floor(term.worker, epoch, scan);
         Ok(scan_end.is_some()
             && lowest_pending.is_none()
             && self.lanes.term().is_some_and(|now| now.worker == term.worker))
@@ -261,7 +267,7 @@ impl<'a> Progress<'a> {
             return Ok(());
         }
         self.named_at = Some(Instant::now());
-        let Some(oldest) = self.lanes.bypassed().into_iter().min() else {
+        let Some(oldest) = self.lanes.watermark().bypassed().into_iter().min() else {
             return Ok(());
         };
         let Some(writer) = self.outbox.writer(oldest).await? else {

@@ -6,10 +6,11 @@ use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
 use super::{Error, Outbox, Params, Result, row};
+use crate::domain::checkout::{CheckedOutLane, PollCheckout};
 use crate::domain::hold::Hold;
+use crate::domain::lease::Term;
 use crate::domain::row::Row;
-use crate::domain::watermark::{Sequence, Writers};
-use crate::lanes::{CheckedOutLane, PollCheckout, PollSummary, Term};
+use crate::domain::watermark::{Sequence, WriterSnapshot};
 
 /// Rows claimed, and those left behind because the byte budget was full.
 #[derive(Debug, Default)]
@@ -72,7 +73,8 @@ pub struct Found {
     pub unordered: bool,
     /// There is more than a look takes along: nothing is known.
     pub cut: bool,
-    pub summary: PollSummary,
+    /// The lowest unordered row that is neither published, dead, held nor delayed, claimed or not.
+    pub lowest_unordered: Option<i64>,
 }
 
 /// A claim in the making: rows are kept as they come until the byte budget is full, so that memory stays bounded whatever they
@@ -126,15 +128,6 @@ pub struct Recorded {
     pub lowest: i64,
 }
 
-/// What a look at the writers reads, in this order.
-#[derive(Clone, Debug)]
-pub struct WriterSnapshot {
-    /// The highest id drawn.
-    pub highest_id: i64,
-    pub writers: Writers,
-    pub sequence: Sequence,
-}
-
 const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than the term began on");
 
 /// What each row of a look's answer says of the whole, before any of them is kept.
@@ -142,9 +135,7 @@ fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
     Ok(Found {
         unordered: row.try_get("unordered")?,
         cut: row.try_get("cut")?,
-        summary: PollSummary {
-            lowest_unordered: row.try_get("lowest_unordered")?,
-        },
+        lowest_unordered: row.try_get("lowest_unordered")?,
         ..Found::default()
     })
 }

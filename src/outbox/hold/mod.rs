@@ -10,8 +10,9 @@ use super::param::{Param, Params};
 use super::{Error, Outbox, Result, Transaction, row};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::{Hold, HoldPostponement, HoldRelease, NewHold};
+use crate::domain::in_flight::InFlightEntry;
+use crate::domain::lease::{LoweredLane, Term};
 use crate::domain::row::Row;
-use crate::lanes::{LoweredLane, Record, Term};
 
 impl Outbox {
     pub async fn holds(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
@@ -97,7 +98,7 @@ impl Outbox {
         lane: i16,
         epoch: i64,
         released: &[HoldRelease],
-        records: &[Record],
+        records: &[InFlightEntry],
     ) -> Result<Option<LoweredLane>> {
         let records = record_ids(records);
         let (topics, units) = names(released.iter().map(|released| &released.hold));
@@ -136,7 +137,7 @@ impl Outbox {
         term: &Term,
         held: (i16, i64),
         postponed: &[HoldPostponement],
-        records: &[Record],
+        records: &[InFlightEntry],
         maybe_sent: &[(i16, Vec<i64>)],
     ) -> Result<bool> {
         let (lanes, epochs) = (vec![held.0], vec![held.1]);

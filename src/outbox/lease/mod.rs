@@ -12,7 +12,9 @@ use super::hold::held_topics;
 use super::param::{Param, Params};
 use super::{LEASE_SHARE, OnPublished, Outbox, Result, Transaction};
 use crate::domain::id_ranges::IdRanges;
-use crate::lanes::{FloorUpdate, InFlightRanges, ReturnedLane, TakenLane, Term, UnorderedState};
+use crate::domain::in_flight::InFlightRanges;
+use crate::domain::lease::{FloorUpdate, ReturnedLane, TakenLane, Term, UnorderedState};
+use crate::domain::maybe_sent::MaybeSent;
 use crate::process::Identity;
 
 /// Another worker, or ourselves, as a renewal sees it.
@@ -134,9 +136,9 @@ impl Outbox {
             };
             lane.held_topics = held_topics(row)?;
             lane.stored_maybe_sent = stored;
-            lane.maybe_sent = IdRanges::from_flat(&lane.stored_maybe_sent);
+            lane.maybe_sent.ranges = IdRanges::from_flat(&lane.stored_maybe_sent);
             if row.try_get("unrecorded")? {
-                lane.maybe_sent.insert(1, row.try_get("last_id")?);
+                lane.maybe_sent.ranges.insert(1, row.try_get("last_id")?);
             }
         }
         Ok(())
@@ -152,6 +154,7 @@ impl Outbox {
             let of_lane = taken.iter_mut().find(|lane| lane.lane == number);
             if let Some(lane) = of_lane.filter(|lane| lane.last_owner == Some(worker)) {
                 lane.maybe_sent
+                    .ranges
                     .insert(row.try_get("first_id")?, row.try_get("last_id")?);
             }
         }
@@ -161,7 +164,7 @@ impl Outbox {
     async fn store_inherited(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let mut maybe_sent = Vec::new();
         for lane in taken {
-            let known = lane.maybe_sent.to_stored();
+            let known = lane.maybe_sent.to_stored([]);
             if known != lane.stored_maybe_sent {
                 maybe_sent.push((lane.lane, known.clone()));
                 lane.stored_maybe_sent = known;
@@ -312,9 +315,11 @@ fn taken(row: &tokio_postgres::Row) -> Result<TakenLane> {
         lane: row.try_get("lane")?,
         epoch: row.try_get("epoch")?,
         floor: row.try_get("floor")?,
-        maybe_sent: IdRanges::default(),
+        maybe_sent: MaybeSent {
+            until: row.try_get("maybe_sent_until")?,
+            ..MaybeSent::default()
+        },
         stored_maybe_sent: Vec::new(),
-        maybe_sent_until: row.try_get("maybe_sent_until")?,
         last_owner: row.try_get("owner")?,
         held_topics: BTreeSet::new(),
     })

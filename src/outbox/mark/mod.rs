@@ -9,7 +9,8 @@ use super::param::Params;
 use super::{OnPublished, Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::NewHold;
-use crate::lanes::{Record, Term};
+use crate::domain::in_flight::InFlightEntry;
+use crate::domain::lease::Term;
 
 /// What is written of a batch that was not all acknowledged.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,7 @@ pub struct LaneOutcome<'a> {
     pub refused: &'a [Refusal],
     pub holds: &'a [(NewHold, i64)],
     /// Of what was in flight: they go.
-    pub records: &'a [Record],
+    pub records: &'a [InFlightEntry],
     /// Of lanes of which more may have been sent than was known.
     pub maybe_sent: &'a [(i16, Vec<i64>)],
 }
@@ -38,7 +39,13 @@ pub struct UnorderedOutcome<'a> {
 impl Outbox {
     /// Marks rows of our lanes as published; answers how many. Fewer than asked: a fence, or somebody else's hand.
     /// With them go the records of what was in flight.
-    pub async fn mark_lanes(&self, term: &Term, held: &[(i16, i64)], ids: &[i64], records: &[Record]) -> Result<u64> {
+    pub async fn mark_lanes(
+        &self,
+        term: &Term,
+        held: &[(i16, i64)],
+        ids: &[i64],
+        records: &[InFlightEntry],
+    ) -> Result<u64> {
         let (lanes, epochs) = unzip2(held);
         let records = record_ids(records);
         self.execute(
@@ -247,7 +254,7 @@ impl Outbox {
     }
 }
 
-pub(super) fn record_ids(records: &[Record]) -> Vec<i64> {
+pub(super) fn record_ids(records: &[InFlightEntry]) -> Vec<i64> {
     records.iter().map(|record| record.id).collect()
 }
 

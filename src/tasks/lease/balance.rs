@@ -7,9 +7,10 @@ use uuid::Uuid;
 
 use super::lose;
 use crate::domain::fair_share::fair_share;
+use crate::domain::lease::Term;
 use crate::domain::row::LANE_COUNT;
 use crate::failpoint;
-use crate::lanes::{Lanes, Term};
+use crate::lanes::Lanes;
 use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
 
@@ -31,7 +32,7 @@ impl Balance<'_> {
             .collect();
         let holdings: Vec<_> = live.iter().map(|peer| (peer.worker, peer.lanes)).collect();
         let share = fair_share(term.worker, &holdings);
-        let owned = self.lanes.owned();
+        let owned = self.lanes.ownership().count();
         if live.iter().any(|peer| peer.worker == term.worker && peer.lanes > owned) {
             // A take whose answer was lost: the database names us as the owner of lanes we know nothing of, and nobody else
             // can take them while we live.
@@ -47,9 +48,9 @@ impl Balance<'_> {
             // Even with nothing to take: it stamps the expired worker, so that it is not seen for ever.
             self.take(term, share.saturating_sub(owned)).await?;
         }
-        self.lanes.set_surplus(owned.saturating_sub(share));
-        metrics::lanes_owned(self.lanes.owned());
-        Ok(next_check(peers, term.worker, self.lanes.owned(), share))
+        self.lanes.ownership().set_surplus(owned.saturating_sub(share));
+        metrics::lanes_owned(self.lanes.ownership().count());
+        Ok(next_check(peers, term.worker, self.lanes.ownership().count(), share))
     }
 
     async fn take(&self, term: &Term, count: usize) -> Result<()> {
@@ -58,7 +59,7 @@ impl Balance<'_> {
             return Ok(());
         }
         let recovered = taken.iter().filter(|lane| lane.last_owner.is_some()).count();
-        self.lanes.add(term.worker, &taken);
+        self.lanes.ownership().add(term.worker, &taken);
         if recovered > 0 {
             metrics::lanes_recovered(recovered);
             warn!(
@@ -72,12 +73,12 @@ impl Balance<'_> {
     }
 
     pub(super) async fn return_surplus(&self, term: &Term) {
-        let given = self.lanes.remove_surplus();
+        let given = self.lanes.ownership().remove_surplus();
         if given.is_empty() {
             return;
         }
         info!(lanes = given.len(), "gave up lanes for other workers");
-        metrics::lanes_owned(self.lanes.owned());
+        metrics::lanes_owned(self.lanes.ownership().count());
         if let Err(error) = self.outbox.give_up(term, &given).await {
             // We no longer use them but the database still names us. A new term sorts it out.
             lose(self.lanes, term, "lanes could not be handed back");

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
+use crate::domain::lease::Term;
 use crate::failpoint;
-use crate::lanes::{Lanes, Term};
+use crate::lanes::Lanes;
 use crate::outbox::Outbox;
 
 const STORE_EVERY: Duration = Duration::from_secs(10);
@@ -45,11 +46,11 @@ impl<'a> StoredFloors<'a> {
     }
 
     async fn store_floors(&self, term: &Term) {
-        let moved = self.lanes.floors_to_store();
+        let moved = self.lanes.floors().to_store();
         if !moved.is_empty() {
             failpoint::hit("before_store_floors").await;
             match self.outbox.store_floors(term, &moved).await {
-                Ok(stored) => self.lanes.floors_stored(&moved, &stored),
+                Ok(stored) => self.lanes.floors().stored(&moved, &stored),
                 Err(error) => warn!(%error, "cannot store floors; they will be stored later"),
             }
         }
@@ -57,10 +58,10 @@ impl<'a> StoredFloors<'a> {
 
     /// One that others have lowered meanwhile is not raised again: its epoch is another.
     async fn store_floor_unordered(&self, term: &Term) {
-        if !self.lanes.unordered_moved() {
+        if !self.lanes.unordered().floor_has_moved() {
             return;
         }
-        let (floor, epoch) = self.lanes.unordered_floor();
+        let (floor, epoch) = self.lanes.unordered().floor();
         if let Err(error) = self.outbox.store_floor_unordered(term, floor.hard(), epoch).await {
             warn!(%error, "cannot store the floor of unordered rows; it will be stored later");
         }
@@ -68,7 +69,7 @@ impl<'a> StoredFloors<'a> {
 
     async fn read_unordered(&self, term: &Term) {
         match self.outbox.unordered(term.incarnation).await {
-            Ok(Some(stored)) => self.lanes.unordered_read(term.worker, stored),
+            Ok(Some(stored)) => self.lanes.unordered().note_stored(term.worker, stored),
             Ok(None) => {}
             Err(error) => warn!(%error, "cannot read what is parked of unordered rows; trying again later"),
         }

@@ -6,9 +6,9 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::LeaseSettings;
-use crate::boottime::BootInstant;
-use crate::lanes::RecentlyPublished;
-use crate::lanes::{Lanes, Term, UnorderedState};
+use crate::boottime;
+use crate::domain::lease::{Term, UnorderedState};
+use crate::lanes::{Lanes, RecentlyPublished};
 use crate::outbox::{Outbox, Result};
 
 /// What is remembered of a term that is over.
@@ -33,12 +33,12 @@ impl Terms<'_> {
         if let Some(last) = last {
             // Its lanes are free at once, and suspect as far as it had rows in flight, since it did not give them back.
             self.outbox
-                .stop_recorded(last.worker, &self.lanes.open_entries(last.worker))
+                .stop_recorded(last.worker, &self.lanes.in_flight.open(last.worker))
                 .await?;
-            self.lanes.forget_entries(last.worker);
+            self.lanes.in_flight.forget(last.worker);
         }
         self.prepare_history().await;
-        let asked = BootInstant::now();
+        let asked = boottime::now();
         let worker = Uuid::new_v4();
         let LeaseSettings {
             worker_name,
@@ -69,7 +69,7 @@ impl Terms<'_> {
         if let Some(last) = last {
             self.ask_for_losses(last, &began);
         }
-        self.lanes.begin_term(term, unordered);
+        self.lanes.ownership().begin_term(term, unordered);
         Ok(began)
     }
 
@@ -90,8 +90,8 @@ impl Terms<'_> {
 
     /// Where the id sequence was restarted, ids come again below the stored floors.
     async fn rebuild_floors(&self, term: &Term) -> Result<()> {
-        let floors = self.outbox.rebuild_floors(term, self.lanes.floors_are_void()).await?;
-        self.lanes.floors_rebuilt();
+        let floors = self.outbox.rebuild_floors(term, self.lanes.floors().are_void()).await?;
+        self.lanes.floors().rebuilt();
         if floors > 0 {
             error!(
                 floors,

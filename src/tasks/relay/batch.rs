@@ -1,20 +1,21 @@
-//! What a batch means for its lanes, before it is sent and after. It talks to no server: all of it is tested as it stands.
+//! What a batch means for its lanes, before it is sent and after. Pure, so that all of it has unit tests.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::domain::batch_outcome::BatchOutcome;
+use crate::domain::checkout::{CheckedOutLane, UnorderedCheckout};
 use crate::domain::floor::ScanResult;
 use crate::domain::hold::NewHold;
 use crate::domain::row::{LANE_COUNT, Row, UNORDERED_LANE};
 use crate::domain::watermark::Watermark;
-use crate::lanes::{CheckedOutLane, LaneReport, UnorderedCheckout};
+use crate::lanes::{LaneReport, SentRows};
 use crate::outbox::{Claim, LeftBehind};
 use crate::tasks::fenced::short_backoff;
 
-/// The rows of each lane, in order. One pass for all lanes: a batch has dozens of them and thousands of rows.
-pub struct ByLane<'a>(Vec<Vec<&'a Row>>);
+/// The rows of each lane, in order. Built in one pass, because a batch has dozens of lanes and thousands of rows.
+pub struct RowsByLane<'a>(Vec<Vec<&'a Row>>);
 
-impl<'a> ByLane<'a> {
+impl<'a> RowsByLane<'a> {
     pub fn new(rows: &'a [Row]) -> Self {
         let mut lanes = vec![Vec::new(); LANE_COUNT];
         for row in rows {
@@ -23,20 +24,20 @@ impl<'a> ByLane<'a> {
                 lane.push(row);
             }
         }
-        ByLane(lanes)
+        RowsByLane(lanes)
     }
 
-    pub fn rows(&self, lane: i16) -> &[&'a Row] {
+    pub fn of(&self, lane: i16) -> &[&'a Row] {
         let lane = usize::try_from(lane).ok().and_then(|lane| self.0.get(lane));
         lane.map_or(&[], Vec::as_slice)
     }
 }
 
-/// Sorts a claim by id (SQL promises no order of a joined result) and cuts each lane where the byte budget cut it.
-/// Answers the rows, and per lane the id after which nothing is known.
-pub fn in_order(claim: Claim, held: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
+/// Sorts a claim by id, because SQL promises no order of a joined result, and cuts each lane where the byte budget cut it. Answers the
+/// rows, and for each cut lane the id after which nothing is known.
+pub fn in_order(claim: Claim, lanes: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
-    // A delayed row stands in no line that it could cut: it is due, and found again by that.
+    // A delayed row cuts nothing: rows of its key do not wait for it, and it is found again by its due time.
     for row in claim.dropped.iter().filter(|row| !row.delayed) {
         let cut = cuts.entry(row.lane.unwrap_or(UNORDERED_LANE)).or_insert(i64::MAX);
         *cut = (*cut).min(row.id - 1);
@@ -46,85 +47,87 @@ pub fn in_order(claim: Claim, held: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16
         let cut = row.lane.and_then(|lane| cuts.get(&lane));
         row.delayed || cut.is_none_or(|cut| row.id <= *cut)
     });
-    // Rows are large: each is moved once, when its place is known.
+    // Rows are large. This moves each of them once.
     rows.sort_by_cached_key(|row| row.id);
-    let by_lane = ByLane::new(&rows);
-    for held in held {
-        let fresh = by_lane.rows(held.lane).iter().filter(|row| !row.delayed);
-        let (mut count, mut last) = (0, 0);
-        for row in fresh {
+    let by_lane = RowsByLane::new(&rows);
+    for lane in lanes {
+        let mut count = 0;
+        let mut last = 0;
+        for row in by_lane.of(lane.lane).iter().filter(|row| !row.delayed) {
             count += 1;
             last = row.id;
         }
-        if count >= held.most {
-            let cut = cuts.entry(held.lane).or_insert(last);
+        if count >= lane.most {
+            let cut = cuts.entry(lane.lane).or_insert(last);
             *cut = (*cut).min(last);
-        } else if let Some(scan_end) = held.scan_end {
-            cuts.entry(held.lane).or_insert(scan_end);
+        } else if let Some(scan_end) = lane.scan_end {
+            cuts.entry(lane.lane).or_insert(scan_end);
         }
     }
     (rows, cuts)
 }
 
-/// Those that an owner of the lane before us may have sent, those whose marks a failover may have lost, and those known by id.
-pub fn flag_possible_duplicates(rows: &mut [Row], held: &[CheckedOutLane]) {
-    for held in held {
-        if held.maybe_sent.is_empty() && held.maybe_sent_until == 0 && held.maybe_sent_ids.is_empty() {
+pub fn flag_possible_duplicates(rows: &mut [Row], lanes: &[CheckedOutLane]) {
+    for lane in lanes {
+        if lane.maybe_sent.is_empty() && lane.maybe_sent.until == 0 {
             continue;
         }
-        let of_lane = rows.iter_mut().filter(|row| row.lane == Some(held.lane));
-        for row in of_lane {
-            let is_suspect = held.maybe_sent_ids.contains(&row.id) || held.maybe_sent.contains(row.id);
-            row.possible_duplicate = is_suspect || row.id <= held.maybe_sent_until;
-        }
+        let of_lane = rows.iter_mut().filter(|row| row.lane == Some(lane.lane));
+        of_lane.for_each(|row| row.possible_duplicate = lane.maybe_sent.contains(row.id));
     }
 }
 
-/// Takes the rows out that Kafka has already: see [`CheckedOutLane::acknowledged`].
-pub fn take_acknowledged(rows: &mut Vec<Row>, held: &[CheckedOutLane]) -> Vec<Row> {
-    let is_acknowledged = |row: &mut Row| held.iter().any(|held| held.acknowledged.contains(&row.id));
-    if held.iter().all(|held| held.acknowledged.is_empty()) {
+/// Takes out the rows that Kafka has already: see [`CheckedOutLane::acknowledged`].
+pub fn take_acknowledged(rows: &mut Vec<Row>, lanes: &[CheckedOutLane]) -> Vec<Row> {
+    let is_acknowledged = |row: &mut Row| lanes.iter().any(|lane| lane.acknowledged.contains(&row.id));
+    if lanes.iter().all(|lane| lane.acknowledged.is_empty()) {
         return Vec::new();
     }
     rows.extract_if(.., is_acknowledged).collect()
 }
 
-/// Puts them back, since no floor passes them while they wait for their mark.
-pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdict: &mut BatchOutcome) {
+/// Puts them back, because no floor may pass them while they wait for their marks.
+pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, outcome: &mut BatchOutcome) {
     if acknowledged.is_empty() {
         return;
     }
     let ids: Vec<i64> = acknowledged.iter().map(|row| row.id).collect();
-    verdict.leave_unmarked(&ids);
+    outcome.leave_unmarked(&ids);
     rows.extend(acknowledged);
     rows.sort_by_cached_key(|row| row.id);
 }
 
-/// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
-pub fn returned_maybe_sent(dropped: &[LeftBehind], verdict: &BatchOutcome) -> Vec<i64> {
+/// Rows that are returned unpublished although this attempt or an earlier one may have left a copy.
+pub fn returned_maybe_sent(dropped: &[LeftBehind], outcome: &BatchOutcome) -> Vec<i64> {
     let dropped = dropped.iter().filter(|row| row.possible_duplicate).map(|row| row.id);
-    verdict.returned_maybe_sent().chain(dropped).collect()
+    outcome.returned_maybe_sent().chain(dropped).collect()
 }
 
-/// The lanes that rows of the batch stand in, with their epochs.
-pub fn with_epochs(held: &[CheckedOutLane], rows: &[Row]) -> Vec<(i16, i64)> {
+/// The lanes that have rows in the batch, with their epochs.
+pub fn with_epochs(lanes: &[CheckedOutLane], rows: &[Row]) -> Vec<(i16, i64)> {
     let has_rows: HashSet<i16> = rows.iter().filter_map(|row| row.lane).collect();
-    let held = held.iter().filter(|held| has_rows.contains(&held.lane));
-    held.map(|held| (held.lane, held.epoch)).collect()
+    let lanes = lanes.iter().filter(|lane| has_rows.contains(&lane.lane));
+    lanes.map(|lane| (lane.lane, lane.epoch)).collect()
 }
 
-/// Rows of which a copy may be there, each with its lane.
-pub fn maybe_sent_by_lane(rows: &[Row], verdict: &BatchOutcome) -> Vec<(i16, i64)> {
-    let maybe_sent = rows.iter().filter(|row| verdict.maybe_sent.contains(&row.id));
+/// Rows that may have been sent, each with its lane.
+pub fn maybe_sent_by_lane(rows: &[Row], outcome: &BatchOutcome) -> Vec<(i16, i64)> {
+    let maybe_sent = rows.iter().filter(|row| outcome.maybe_sent.contains(&row.id));
     maybe_sent.filter_map(|row| Some((row.lane?, row.id))).collect()
 }
 
-pub fn with_floors(holds: &[NewHold], held: &[CheckedOutLane]) -> Vec<(NewHold, i64)> {
-    let floor_of = |lane| held.iter().find(|h| h.lane == lane).map_or(0, |h| h.floor);
+/// New holds with the floors of their lanes.
+pub fn with_floors(holds: &[NewHold], lanes: &[CheckedOutLane]) -> Vec<(NewHold, i64)> {
+    let floor_of = |number| {
+        lanes
+            .iter()
+            .find(|lane| lane.lane == number)
+            .map_or(0, |lane| lane.floor)
+    };
     holds.iter().map(|hold| (hold.clone(), floor_of(hold.lane))).collect()
 }
 
-/// Nothing was learned about the lane: look again in a moment.
+/// Nothing was found out about the lane. It is claimed from again after a moment.
 pub fn failed_report(lane: i16) -> LaneReport {
     LaneReport {
         lane,
@@ -133,7 +136,7 @@ pub fn failed_report(lane: i16) -> LaneReport {
     }
 }
 
-/// Nothing was learned about the lane, and nothing is wrong: look again at once.
+/// Nothing was found out about the lane, and nothing is wrong. It is claimed from again at once.
 pub fn discarded_report(lane: i16) -> LaneReport {
     LaneReport {
         lane,
@@ -141,7 +144,7 @@ pub fn discarded_report(lane: i16) -> LaneReport {
     }
 }
 
-/// The lane was looked at, and has nothing.
+/// The lane has nothing to publish.
 pub fn empty_report(lane: i16, watermark: Watermark) -> LaneReport {
     LaneReport {
         lane,
@@ -150,68 +153,70 @@ pub fn empty_report(lane: i16, watermark: Watermark) -> LaneReport {
     }
 }
 
-/// The lanes of a lookout that have something in this claim, and the numbers of those that have not.
+/// The lanes that have something in this claim, and the numbers of those that have nothing.
 pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &Claim) -> (Vec<CheckedOutLane>, Vec<i16>) {
     let rows = claim.rows.iter().filter_map(|row| row.lane);
     let found: HashSet<i16> = rows.chain(claim.dropped.iter().filter_map(|row| row.lane)).collect();
     let (lanes, empty): (Vec<CheckedOutLane>, Vec<CheckedOutLane>) =
-        lanes.into_iter().partition(|held| found.contains(&held.lane));
-    (lanes, empty.iter().map(|held| held.lane).collect())
+        lanes.into_iter().partition(|lane| found.contains(&lane.lane));
+    (lanes, empty.iter().map(|lane| lane.lane).collect())
 }
 
-pub fn report_lane(
-    held: &CheckedOutLane,
-    rows: &ByLane<'_>,
+/// What a lane found out. `cuts` is the second answer of [`in_order`].
+pub fn lane_report(
+    lane: &CheckedOutLane,
+    rows: &RowsByLane<'_>,
     cuts: &HashMap<i16, i64>,
     watermark: Watermark,
-    verdict: &BatchOutcome,
+    outcome: &BatchOutcome,
 ) -> LaneReport {
-    let of_lane = rows.rows(held.lane);
-    let is_published = |row: &Row| verdict.has_published(row.id);
-    let is_dead = |row: &Row| verdict.refused.iter().any(|r| r.dead && r.id == row.id);
-    // From now on known by id.
-    let is_suspect_still = |row: &Row| row.possible_duplicate && !is_published(row) && !is_dead(row);
-    let left = |row: &&&Row| !row.delayed && !is_published(row) && !is_dead(row) && !verdict.holds_back(row);
-    let lowest_pending = if verdict.is_clean() {
+    let of_lane = rows.of(lane.lane);
+    let is_published = |row: &Row| outcome.has_published(row.id);
+    let is_dead = |row: &Row| {
+        outcome
+            .refused
+            .iter()
+            .any(|refusal| refusal.dead && refusal.id == row.id)
+    };
+    // It was flagged before, and is known by id from now on.
+    let still_maybe_sent = |row: &Row| row.possible_duplicate && !is_published(row) && !is_dead(row);
+    let ids_where = |is: &dyn Fn(&Row) -> bool| {
+        of_lane
+            .iter()
+            .filter(|row| is(row))
+            .map(|row| row.id)
+            .collect::<Vec<i64>>()
+    };
+    let sent = SentRows {
+        published: ids_where(&is_published),
+        maybe_sent: ids_where(&|row| outcome.maybe_sent.contains(&row.id) || still_maybe_sent(row)),
+        acknowledged: ids_where(&|row| outcome.unmarked.contains(&row.id)),
+    };
+    let is_pending = |row: &Row| !row.delayed && !is_published(row) && !is_dead(row) && !outcome.holds_back(row);
+    let lowest_pending = if outcome.is_clean() {
         None
     } else {
-        of_lane.iter().filter(left).map(|row| row.id).min()
+        of_lane.iter().find(|row| is_pending(row)).map(|row| row.id)
     };
-    let scanned_to = cuts.get(&held.lane).copied();
-    let published: Vec<i64> = of_lane
-        .iter()
-        .filter(|row| is_published(row))
-        .map(|row| row.id)
-        .collect();
-    let span_ended = scanned_to.is_some() && scanned_to == held.scan_end;
-    let acknowledged: Vec<i64> = of_lane
-        .iter()
-        .filter(|row| verdict.unmarked.contains(&row.id))
-        .map(|row| row.id)
-        .collect();
-    let is_left = lowest_pending.is_some() || !acknowledged.is_empty();
-    // A walk that was cut short goes on at once.
-    let stuck = published.is_empty() && is_left && !span_ended;
+    let scanned_to = cuts.get(&lane.lane).copied();
+    let span_end = lane.scan_end.filter(|end| scanned_to == Some(*end));
+    let is_left = lowest_pending.is_some() || !sent.acknowledged.is_empty();
+    // A claim that was cut short after its scan continues at once.
+    let is_stuck = sent.published.is_empty() && is_left && span_end.is_none();
     LaneReport {
-        lane: held.lane,
+        lane: lane.lane,
         rows: of_lane.len(),
-        hit_limit: scanned_to.is_some() && !span_ended,
-        span_ended,
+        hit_limit: scanned_to.is_some() && span_end.is_none(),
+        span_end,
         scan: Some(ScanResult {
             watermark,
             scanned_to,
             lowest_pending,
         }),
         highest_id: of_lane.last().map_or(0, |row| row.id),
-        maybe_sent_ids: of_lane
-            .iter()
-            .filter(|row| verdict.maybe_sent.contains(&row.id) || is_suspect_still(row))
-            .map(|row| row.id)
-            .collect(),
-        acknowledged,
-        held_topics: topics(verdict.holds.iter().filter(|hold| hold.lane == held.lane)),
-        pause: stuck.then(short_backoff),
-        published,
+        sent,
+        held_topics: topics(outcome.holds.iter().filter(|hold| hold.lane == lane.lane)),
+        pause: is_stuck.then(short_backoff),
         ..LaneReport::default()
     }
 }
@@ -220,27 +225,26 @@ fn topics<'a>(holds: impl IntoIterator<Item = &'a NewHold>) -> BTreeSet<String> 
     holds.into_iter().map(|hold| hold.topic.clone()).collect()
 }
 
-/// Nothing about floors: others claim rows of these too.
-pub fn report_unordered(
-    held: &UnorderedCheckout,
+/// What a claim of unordered rows found out. It says nothing about floors, because other workers claim such rows, too.
+pub fn unordered_report(
+    checked_out: &UnorderedCheckout,
     rows: &[Row],
     dropped: &[LeftBehind],
-    verdict: &BatchOutcome,
+    outcome: &BatchOutcome,
 ) -> LaneReport {
-    let all_done = verdict.is_clean() && dropped.is_empty();
-    let stuck = verdict.published.is_empty() && !verdict.is_clean();
-    let hit_limit = rows.len() + dropped.len() >= held.most;
+    let all_done = outcome.is_clean() && dropped.is_empty();
+    let is_stuck = outcome.published.is_empty() && !outcome.is_clean();
+    let hit_limit = rows.len() + dropped.len() >= checked_out.most;
     LaneReport {
         lane: UNORDERED_LANE,
         rows: rows.len(),
         hit_limit,
-        span_ended: held.scan_end.is_some() && !hit_limit,
-        resume_at: held.scan_end.unwrap_or(0),
+        span_end: checked_out.scan_end.filter(|_| !hit_limit),
         over_budget: !dropped.is_empty(),
         scan: all_done.then_some(ScanResult::of_everything(Watermark::default())),
         highest_id: rows.last().map_or(0, |row| row.id),
-        held_topics: topics(&verdict.holds),
-        pause: stuck.then(short_backoff),
+        held_topics: topics(&outcome.holds),
+        pause: is_stuck.then(short_backoff),
         ..LaneReport::default()
     }
 }
@@ -255,10 +259,12 @@ mod tests {
     use super::*;
     use crate::domain::decision::Refusal;
     use crate::domain::id_ranges::IdRanges;
+    use crate::domain::lease::Term;
+    use crate::domain::maybe_sent::MaybeSent;
     use crate::domain::retry::{OnDead, RetryPolicy};
     use crate::domain::row::tests::row;
     use crate::lanes::tests::owning_maybe_sent;
-    use crate::lanes::{ClaimLimits, Lanes, Term, Work};
+    use crate::lanes::{ClaimLimits, Lanes, Work};
 
     const POLICY: RetryPolicy = RetryPolicy {
         max_attempts: 3,
@@ -294,9 +300,7 @@ mod tests {
             start: 0,
             scan_end: None,
             most: 100,
-            maybe_sent: IdRanges::default(),
-            maybe_sent_until: 0,
-            maybe_sent_ids: HashSet::new(),
+            maybe_sent: MaybeSent::default(),
             acknowledged: HashSet::new(),
             held_topics: Arc::default(),
         }
@@ -336,12 +340,18 @@ mod tests {
             .collect()
     }
 
-    fn see(held: &CheckedOutLane, rows: &[Row], verdict: &BatchOutcome) -> LaneReport {
-        report_lane(held, &ByLane::new(rows), &HashMap::new(), Watermark::default(), verdict)
+    fn reported(held: &CheckedOutLane, rows: &[Row], outcome: &BatchOutcome) -> LaneReport {
+        lane_report(
+            held,
+            &RowsByLane::new(rows),
+            &HashMap::new(),
+            Watermark::default(),
+            outcome,
+        )
     }
 
     #[test]
-    fn a_claim_that_failed_is_repeated_after_a_breath_and_one_discarded_at_once() {
+    fn a_claim_that_failed_is_repeated_after_a_pause_and_one_discarded_at_once() {
         let (failed, discarded_report) = (failed_report(7), discarded_report(7));
         assert_eq!((failed.lane, discarded_report.lane), (7, 7));
         assert!(failed.pause.is_some() && discarded_report.pause.is_none());
@@ -395,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_has_walked_far_enough_is_cut_there_unless_it_was_cut_before() {
+    fn a_lane_that_was_scanned_far_enough_is_cut_there_unless_it_was_cut_before() {
         let cut_of = |most, dropped| {
             let claim = Claim {
                 rows: of_lane(0, [10, 20]),
@@ -407,14 +417,14 @@ mod tests {
                 ..held(0)
             };
             let (rows, cuts) = in_order(claim, std::slice::from_ref(&held));
-            let report = report_lane(
+            let report = lane_report(
                 &held,
-                &ByLane::new(&rows),
+                &RowsByLane::new(&rows),
                 &cuts,
                 Watermark::default(),
                 &BatchOutcome::default(),
             );
-            (cuts[&0], report.span_ended, report.hit_limit)
+            (cuts[&0], report.span_end.is_some(), report.hit_limit)
         };
         assert_eq!(cut_of(100, Vec::new()), (50, true, false));
         assert_eq!(cut_of(2, Vec::new()), (20, false, true), "by its limit");
@@ -454,43 +464,39 @@ mod tests {
     // ── flag_possible_duplicates ──────────────────────────────────────────────────────────────────────────
 
     #[test]
-    fn rows_in_flight_when_an_owner_died_the_old_ones_and_the_known_ones_are_suspect() {
+    fn rows_that_an_earlier_owner_or_this_process_may_have_sent_are_flagged() {
         let flagged = |held: CheckedOutLane| {
             let mut rows = [of_lane(0, [1, 3, 5, 7]), of_lane(1, [2])].concat();
             rows.sort_by_key(|row| row.id);
             flag_possible_duplicates(&mut rows, &[held]);
             maybe_sent(&rows)
         };
-        let maybe_sent = IdRanges::from_flat(&[2, 5]);
-        assert!(flagged(held(0)).is_empty());
-        let of_lane = |lane| CheckedOutLane {
-            maybe_sent: maybe_sent.clone(),
+        let with = |lane, maybe_sent| CheckedOutLane {
+            maybe_sent,
             ..held(lane)
         };
-        assert_eq!(flagged(of_lane(0)), [3, 5]);
-        assert_eq!(flagged(of_lane(1)), [2]);
-        let maybe_sent_until = 5;
-        assert_eq!(
-            flagged(CheckedOutLane {
-                maybe_sent_until,
-                ..held(0)
-            }),
-            [1, 3, 5]
-        );
-        let unknown = HashSet::from([3, 7]);
-        assert_eq!(
-            flagged(CheckedOutLane {
-                maybe_sent_ids: unknown.clone(),
-                ..held(0)
-            }),
-            [3, 7]
-        );
-        let both = CheckedOutLane {
-            maybe_sent_ids: unknown,
-            maybe_sent: IdRanges::of_ids([1]),
-            ..held(0)
+        let in_ranges = MaybeSent {
+            ranges: IdRanges::from_flat(&[2, 5]),
+            ..MaybeSent::default()
         };
-        assert_eq!(flagged(both), [1, 3, 7]);
+        let below = MaybeSent {
+            until: 5,
+            ..MaybeSent::default()
+        };
+        let by_id = MaybeSent {
+            ids: HashSet::from([3, 7]),
+            ..MaybeSent::default()
+        };
+        let both = MaybeSent {
+            ranges: IdRanges::of_ids([1]),
+            ..by_id.clone()
+        };
+        assert!(flagged(held(0)).is_empty());
+        assert_eq!(flagged(with(0, in_ranges.clone())), [3, 5]);
+        assert_eq!(flagged(with(1, in_ranges)), [2]);
+        assert_eq!(flagged(with(0, below)), [1, 3, 5]);
+        assert_eq!(flagged(with(0, by_id)), [3, 7]);
+        assert_eq!(flagged(with(0, both)), [1, 3, 7]);
     }
 
     // ── rows that are locked ───────────────────────────────────────────────────────────────────
@@ -498,16 +504,16 @@ mod tests {
     #[test]
     fn a_row_that_could_not_be_marked_is_not_sent_again_and_no_floor_passes_it() {
         let batch = of_lane(0, [1, 2, 3]);
-        let mut verdict = BatchOutcome {
+        let mut outcome = BatchOutcome {
             published: vec![1, 2, 3],
             ..BatchOutcome::default()
         };
-        verdict.leave_locked(&[2], &POLICY);
-        assert_eq!(maybe_sent_by_lane(&batch, &verdict), [(0, 2)], "a successor is told");
-        assert!(returned_maybe_sent(&[], &verdict).is_empty(), "it is not given back");
-        let report = see(&held(0), &batch, &verdict);
+        outcome.leave_locked(&[2], &POLICY);
+        assert_eq!(maybe_sent_by_lane(&batch, &outcome), [(0, 2)], "a successor is told");
+        assert!(returned_maybe_sent(&[], &outcome).is_empty(), "it is not given back");
+        let report = reported(&held(0), &batch, &outcome);
         assert_eq!(
-            (report.published, report.acknowledged, report.maybe_sent_ids),
+            (report.sent.published, report.sent.acknowledged, report.sent.maybe_sent),
             (vec![1, 3], vec![2], vec![2])
         );
         let lowest_pending = report.scan.and_then(|scan| scan.lowest_pending);
@@ -519,13 +525,13 @@ mod tests {
         let mut rows = of_lane(0, [2, 4]);
         let acknowledged = take_acknowledged(&mut rows, std::slice::from_ref(&next));
         assert_eq!((ids(&rows), ids(&acknowledged)), (vec![4], vec![2]));
-        let mut verdict = BatchOutcome {
+        let mut outcome = BatchOutcome {
             published: vec![4],
             ..BatchOutcome::default()
         };
-        put_acknowledged_back(&mut rows, acknowledged, &mut verdict);
-        let report = see(&next, &rows, &verdict);
-        assert_eq!((report.published, report.acknowledged), (vec![4], vec![2]));
+        put_acknowledged_back(&mut rows, acknowledged, &mut outcome);
+        let report = reported(&next, &rows, &outcome);
+        assert_eq!((report.sent.published, report.sent.acknowledged), (vec![4], vec![2]));
         let lowest_pending = report.scan.and_then(|scan| scan.lowest_pending);
         assert_eq!(lowest_pending, Some(2), "still none passes it");
     }
@@ -533,17 +539,17 @@ mod tests {
     // ── returned_maybe_sent, with_floors ────────────────────────────────────────────────────────────────
 
     #[test]
-    fn what_goes_back_keeps_its_doubt() {
-        let suspect = |refusal: Refusal| Refusal {
+    fn rows_that_are_returned_keep_their_flag() {
+        let flagged = |refusal: Refusal| Refusal {
             possible_duplicate: true,
             ..refusal
         };
-        let verdict = BatchOutcome {
+        let outcome = BatchOutcome {
             published: vec![3],
             unsent: vec![1],
             maybe_sent: vec![2, 4, 10],
             unmarked: vec![10],
-            refused: vec![refusal(7, false), suspect(refusal(8, false)), suspect(refusal(9, true))],
+            refused: vec![refusal(7, false), flagged(refusal(8, false)), flagged(refusal(9, true))],
             ..BatchOutcome::default()
         };
         let left_behind = [
@@ -553,11 +559,11 @@ mod tests {
                 ..dropped(6, 0)
             },
         ];
-        assert_eq!(returned_maybe_sent(&left_behind, &verdict), [8, 2, 4, 6]);
+        assert_eq!(returned_maybe_sent(&left_behind, &outcome), [8, 2, 4, 6]);
     }
 
     #[test]
-    fn a_delayed_row_left_behind_cuts_no_lane_and_one_in_the_batch_is_cut_by_nobody() {
+    fn a_delayed_row_left_behind_cuts_no_lane_and_one_in_the_batch_is_not_cut() {
         let left = LeftBehind {
             delayed: true,
             ..dropped(2, 7)
@@ -589,12 +595,12 @@ mod tests {
         assert_eq!(with_floors(&holds, &floors), [(one, 20), (two, 10), (stray, 0)]);
     }
 
-    // ── report_lane ───────────────────────────────────────────────────────────────────────────────
+    // ── lane_report ───────────────────────────────────────────────────────────────────────────────
 
     #[test]
     fn a_lane_whose_rows_are_all_published_has_nothing_left() {
         let rows = [of_lane(0, [1, 2]), of_lane(1, [3])].concat();
-        let verdict = BatchOutcome {
+        let outcome = BatchOutcome {
             published: vec![1, 2, 3],
             ..BatchOutcome::default()
         };
@@ -603,20 +609,20 @@ mod tests {
             soft: 5,
             generation: 6,
         };
-        let rows = ByLane::new(&rows);
-        let report = report_lane(&held(0), &rows, &HashMap::from([(1, 3)]), watermark, &verdict);
+        let rows = RowsByLane::new(&rows);
+        let report = lane_report(&held(0), &rows, &HashMap::from([(1, 3)]), watermark, &outcome);
         assert_eq!(report.scan, Some(ScanResult::of_everything(watermark)));
         assert_eq!((report.lane, report.rows, report.highest_id), (0, 2, 2));
-        assert_eq!(report.published, [1, 2]);
+        assert_eq!(report.sent.published, [1, 2]);
         assert!(
             !report.hit_limit
                 && report.held_topics.is_empty()
                 && report.pause.is_none()
-                && report.maybe_sent_ids.is_empty()
+                && report.sent.maybe_sent.is_empty()
         );
-        let cut = report_lane(&held(1), &rows, &HashMap::from([(1, 3)]), watermark, &verdict);
+        let cut = lane_report(&held(1), &rows, &HashMap::from([(1, 3)]), watermark, &outcome);
         assert!(cut.hit_limit);
-        assert_eq!((cut.lane, cut.published), (1, vec![3]));
+        assert_eq!((cut.lane, cut.sent.published), (1, vec![3]));
         assert_eq!(cut.scan.and_then(|scan| scan.scanned_to), Some(3));
     }
 
@@ -625,49 +631,49 @@ mod tests {
         let mut rows = of_lane(0, 1..=7);
         rows[2] = delayed(row(3));
         rows[3].key = Some("held".into());
-        let verdict = BatchOutcome {
+        let outcome = BatchOutcome {
             published: vec![1],
             refused: vec![refusal(2, true), refusal(5, false)],
             unsent: vec![3, 4, 6, 7],
             holds: vec![hold(0, "k:held")],
             ..BatchOutcome::default()
         };
-        let report = see(&held(0), &rows, &verdict);
+        let report = reported(&held(0), &rows, &outcome);
         assert_eq!(report.scan.and_then(|scan| scan.lowest_pending), Some(5));
-        assert_eq!(report.held_topics, topics(&verdict.holds));
+        assert_eq!(report.held_topics, topics(&outcome.holds));
         assert_eq!(report.pause, None, "something got through");
-        assert!(see(&held(1), &rows, &verdict).held_topics.is_empty());
+        assert!(reported(&held(1), &rows, &outcome).held_topics.is_empty());
     }
 
     #[test]
-    fn only_a_lane_that_got_nothing_through_and_has_rows_left_takes_a_breath() {
+    fn only_a_lane_that_published_nothing_and_has_rows_left_pauses() {
         let rows = of_lane(0, [1]);
         let unsent = BatchOutcome {
             unsent: vec![1],
             ..BatchOutcome::default()
         };
-        assert!(see(&held(0), &rows, &unsent).pause.is_some());
-        assert_eq!(see(&held(1), &rows, &unsent).pause, None, "it had no rows");
+        assert!(reported(&held(0), &rows, &unsent).pause.is_some());
+        assert_eq!(reported(&held(1), &rows, &unsent).pause, None, "it had no rows");
     }
 
     #[test]
-    fn what_may_have_landed_is_remembered_by_id() {
+    fn what_may_have_been_sent_is_remembered_by_id() {
         let mut rows = of_lane(0, 1..=5);
         rows.iter_mut().take(3).for_each(|row| row.possible_duplicate = true);
-        let verdict = BatchOutcome {
+        let outcome = BatchOutcome {
             published: vec![1],
             refused: vec![refusal(2, true)],
             unsent: vec![3, 5],
             maybe_sent: vec![4],
             ..BatchOutcome::default()
         };
-        assert_eq!(see(&held(0), &rows, &verdict).maybe_sent_ids, [3, 4]);
+        assert_eq!(reported(&held(0), &rows, &outcome).sent.maybe_sent, [3, 4]);
     }
 
-    // ── report_unordered ────────────────────────────────────────────────────────────────────────────
+    // ── unordered_report ────────────────────────────────────────────────────────────────────────────
 
     #[test]
-    fn rows_without_a_lane_are_done_when_none_is_left_and_none_was_left_behind() {
+    fn unordered_rows_are_done_when_none_is_left_and_none_was_left_behind() {
         let held = UnorderedCheckout {
             floor: 0,
             start: 0,
@@ -682,79 +688,78 @@ mod tests {
             published: vec![4, 9],
             ..BatchOutcome::default()
         };
-        let done = report_unordered(&held, &rows, &[], &published);
+        let done = unordered_report(&held, &rows, &[], &published);
         assert_eq!((done.lane, done.rows, done.highest_id), (UNORDERED_LANE, 2, 9));
         assert!(done.scan.is_some() && done.pause.is_none());
         assert!(!done.hit_limit && !done.over_budget && done.held_topics.is_empty());
-        let heavy = report_unordered(&held, &rows, &[dropped(10, UNORDERED_LANE)], &published);
+        let heavy = unordered_report(&held, &rows, &[dropped(10, UNORDERED_LANE)], &published);
         assert!(heavy.hit_limit && heavy.over_budget && heavy.scan.is_none() && heavy.pause.is_none());
         let parked = BatchOutcome {
             unsent: vec![4, 9],
             holds: vec![hold(UNORDERED_LANE, "")],
             ..BatchOutcome::default()
         };
-        let stuck = report_unordered(&held, &rows, &[], &parked);
+        let stuck = unordered_report(&held, &rows, &[], &parked);
         assert!(!stuck.held_topics.is_empty() && stuck.scan.is_none() && stuck.pause.is_some());
         let partly = BatchOutcome {
             published: vec![4],
             unsent: vec![9],
             ..BatchOutcome::default()
         };
-        let partly = report_unordered(&held, &rows, &[], &partly);
+        let partly = unordered_report(&held, &rows, &[], &partly);
         assert!(partly.scan.is_none() && partly.pause.is_none());
         assert_eq!(
-            report_unordered(&held, &[], &[], &BatchOutcome::default()).highest_id,
+            unordered_report(&held, &[], &[], &BatchOutcome::default()).highest_id,
             0
         );
         let far = UnorderedCheckout {
             scan_end: Some(50),
             ..held
         };
-        let span_ended = report_unordered(&far, &rows, &[], &published);
-        assert!(span_ended.span_ended && !done.span_ended);
-        assert_eq!(span_ended.resume_at, 50);
-        let hit_limit = report_unordered(&UnorderedCheckout { most: 2, ..far }, &rows, &[], &published);
-        assert!(hit_limit.hit_limit && !hit_limit.span_ended, "by its limit");
+        let cut = unordered_report(&far, &rows, &[], &published);
+        assert_eq!((cut.span_end, done.span_end), (Some(50), None));
+        let hit_limit = unordered_report(&UnorderedCheckout { most: 2, ..far }, &rows, &[], &published);
+        assert!(hit_limit.hit_limit && hit_limit.span_end.is_none(), "by its limit");
     }
 
     #[test]
-    fn a_clean_hand_over_after_everything_was_published_leaves_no_doubt() {
+    fn a_lane_that_is_returned_after_everything_was_published_has_no_ranges() {
         let lane = Inherited::with(3);
         assert_eq!(lane.relay(&[1, 2, 3, 4], &[]), [1, 2, 3]);
-        let done = lane.lanes.floors_to_store();
+        let done = lane.lanes.floors().to_store();
         assert_eq!(
             done[0].done.as_deref(),
             Some([1, 3].as_slice()),
             "what is stored of it is done with"
         );
-        lane.lanes.floors_stored(&done, &[(0, 1, 0)]);
-        assert!(lane.lanes.floors_to_store().is_empty());
-        assert!(lane.lanes.remove_idle().0[0].maybe_sent.is_empty());
+        lane.lanes.floors().stored(&done, &[(0, 1, 0)]);
+        assert!(lane.lanes.floors().to_store().is_empty());
+        assert!(lane.lanes.ownership().remove_idle().0[0].maybe_sent.is_empty());
     }
 
     #[test]
     fn what_a_batch_stores_meanwhile_is_not_taken_for_done() {
         let lane = Inherited::with(3);
         lane.relay(&[1, 2, 3], &[]);
-        let done = lane.lanes.floors_to_store();
-        let more = lane.lanes.maybe_sent_to_store(&[(0, 9)]);
+        let done = lane.lanes.floors().to_store();
+        let more = lane.lanes.maybe_sent().to_store(&[(0, 9)]);
         assert_eq!(more, [(0, vec![9, 9])]);
-        lane.lanes.maybe_sent_stored(lane.term.worker, more);
-        lane.lanes.floors_stored(&done, &[(0, 1, 0)]);
-        let now = lane.lanes.floors_to_store();
+        lane.lanes.maybe_sent().stored(lane.term.worker, more);
+        lane.lanes.floors().stored(&done, &[(0, 1, 0)]);
+        let now = lane.lanes.floors().to_store();
         assert_eq!(now[0].done.as_deref(), Some([9, 9].as_slice()));
     }
 
     // ── a lane from batch to batch ─────────────────────────────────────────────────────────────
 
-    /// A lane taken from somebody who died with rows in flight.
+    /// A lane taken from a worker that died with rows in flight.
     struct Inherited {
         lanes: Lanes,
         term: Term,
     }
 
     impl Inherited {
-        /// The dead one had these first rows in flight.
+        /// The worker that died had this many first rows in flight.
         fn with(rows: i64) -> Self {
             let maybe_sent = if rows > 0 { vec![1, rows] } else { Vec::new() };
             let (lanes, term) = owning_maybe_sent(1, &maybe_sent);
@@ -767,9 +772,9 @@ mod tests {
                 tasks: 1,
                 lease_left: Duration::ZERO,
             };
-            let work = std::iter::repeat_with(|| self.lanes.checkout(&claim_limits).expect("ready").work);
+            let work = std::iter::repeat_with(|| self.lanes.checkouts().next(&claim_limits).expect("ready").work);
             let mut held = work.filter_map(|work| match work {
-                Work::Lanes(held) => held.into_iter().next(),
+                Work::Lanes(lanes) => lanes.into_iter().next(),
                 Work::Unordered(_) => None,
             });
             held.next().expect("the lane")
@@ -781,22 +786,22 @@ mod tests {
             let mut rows = of_lane(0, ids.iter().copied());
             flag_possible_duplicates(&mut rows, std::slice::from_ref(&held));
             let (unsent, published) = ids.iter().partition(|id| unsent.contains(id));
-            let verdict = BatchOutcome {
+            let outcome = BatchOutcome {
                 published,
                 unsent,
                 ..BatchOutcome::default()
             };
             let report = LaneReport {
                 pause: None,
-                ..see(&held, &rows, &verdict)
+                ..reported(&held, &rows, &outcome)
             };
-            self.lanes.checkin(&self.term, vec![report]);
+            self.lanes.checkouts().checkin(&self.term, vec![report]);
             maybe_sent(&rows)
         }
     }
 
     #[test]
-    fn a_suspect_row_kept_back_is_still_flagged_when_later_ones_are_published() {
+    fn a_row_that_may_have_been_sent_is_still_flagged_when_later_ones_are_published() {
         let lane = Inherited::with(3);
         assert_eq!(lane.relay(&[1, 2, 3, 4, 5, 6], &[1]), [1, 2, 3]);
         assert_eq!(lane.relay(&[1, 7], &[1]), [1]);
@@ -804,15 +809,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_handed_over_is_as_doubtful_as_it_was_taken() {
+    fn a_lane_is_returned_with_the_ranges_it_was_taken_with() {
         let lane = Inherited::with(40);
         assert_eq!(lane.relay(&[1, 2, 3], &[1, 2, 3]), [1, 2, 3]);
-        let (given, _) = lane.lanes.remove_idle();
+        let (given, _) = lane.lanes.ownership().remove_idle();
         assert_eq!(given[0].maybe_sent, [1, 40]);
     }
 
     #[test]
-    fn however_often_suspect_rows_are_tried_no_others_are_flagged() {
+    fn however_often_flagged_rows_are_tried_no_others_are_flagged() {
         let lane = Inherited::with(4);
         for _ in 0..5 {
             assert_eq!(lane.relay(&[1, 2], &[1, 2]), [1, 2]);
@@ -822,8 +827,8 @@ mod tests {
     }
 
     proptest! {
-        /// Windows grow and shrink, rows are sent or not: what the last owner may have sent, its oldest rows, is flagged
-        /// each time, and no other row ever.
+        /// Claims grow and shrink, and rows are sent or not. The rows that the last owner may have sent, its oldest ones, are flagged
+        /// each time, and no other row ever is.
         #[test]
         fn the_rows_of_the_last_owner_are_flagged_until_they_are_published(
             maybe_sent_rows in 0..12i64,
@@ -831,8 +836,8 @@ mod tests {
         ) {
             let lane = Inherited::with(maybe_sent_rows);
             let mut pending: Vec<i64> = (1..=200).collect();
-            for (window, sent) in batches {
-                let claimed = pending[..window].to_vec();
+            for (size, sent) in batches {
+                let claimed = pending[..size].to_vec();
                 // Something is left in any case: a lane that has nothing is not claimed from again.
                 let unsent: Vec<i64> = claimed.iter().zip(sent).filter(|(id, sent)| !sent || **id == 1).map(|(id, _)| *id).collect();
                 let flagged = lane.relay(&claimed, &unsent);

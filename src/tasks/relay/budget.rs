@@ -1,21 +1,21 @@
-//! How much goes into one batch: what memory allows, and what the line to Kafka carries within the batch deadline. A batch
-//! too large for its deadline would be given up half-way, sent again, and given up again. A leaf.
+//! How much goes into one batch: as much as memory allows, and as the line to Kafka carries within the batch deadline. A batch that
+//! is too large for its deadline would be cancelled half-way, sent again, and cancelled again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What a row weighs until we have seen some.
+/// The size of a row until some have been seen.
 const ROW_BYTES_GUESS: usize = 1000;
 /// A batch of this size is never too large.
 const BYTES_MIN: usize = 16 << 10;
 
 #[derive(Debug)]
 pub struct BatchBudget {
-    /// What memory allows.
+    /// As much as memory allows.
     bytes_max: usize,
-    /// What the line seems to carry.
+    /// As much as the line seems to carry.
     bytes: AtomicUsize,
-    /// What a row weighed lately, on average.
+    /// The average size of the last rows.
     row_bytes: AtomicUsize,
 }
 
@@ -33,18 +33,19 @@ impl BatchBudget {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// As many rows as fit, if they weigh what the last ones did.
+    /// How many rows fit, if they are as large as the last ones.
     pub fn rows(&self) -> usize {
         (self.bytes() / self.row_bytes.load(Ordering::Relaxed).max(1)).max(1)
     }
 
-    /// A batch of this weight is about to be sent.
+    /// Notes the size of a batch that is about to be sent.
     pub fn weigh(&self, rows: usize, bytes: usize) {
         let average = (3 * self.row_bytes.load(Ordering::Relaxed) + bytes / rows) / 4;
         self.row_bytes.store(average, Ordering::Relaxed);
     }
 
-    /// It took so long. Late: much less next time, since every try costs a deadline. In half the time: twice as much.
+    /// Notes how long a batch took. If it was late, the next one is much smaller, because every attempt costs a deadline. If it took
+    /// less than half of the deadline, the next one may be twice as large.
     pub fn sent(&self, bytes: usize, took: Duration, deadline: Duration) {
         let now = self.bytes();
         let next = if took >= deadline {

@@ -1,116 +1,107 @@
-//! A look at everything that seems to have nothing, and the way of what it finds.
+//! A poll of all lanes without a known backlog, and the publishing of what it finds.
 
 use std::time::Instant;
 
 use tracing::warn;
 
 use super::batch::{discarded_report, empty_report, with_rows};
+use super::poll_schedule::{PollResult, PollSlot};
 use super::{Relay, before_claim};
-use crate::domain::watermark::Watermark;
-use crate::lanes::{CheckedOutLane, PollCheckout, Term};
+use crate::domain::checkout::{CheckedOutLane, PollCheckout};
 use crate::metrics;
 use crate::outbox::{Claim, Found, Result};
-use crate::tasks::relay::poll_schedule::{PollResult, PollSlot};
 
-/// The most rows a look walks before it says that it does not know.
+/// The most rows that a poll scans before it gives up.
 const SCAN_MAX: usize = 1000;
 
-/// What a look found, and the lanes that have it: still checked out.
+/// What a poll found, and the lanes that have it, which are still checked out.
 struct PollHit {
-    term: Term,
-    watermark: Watermark,
+    checkout: PollCheckout,
     lanes: Vec<CheckedOutLane>,
     claim: Claim,
 }
 
 impl Relay {
-    /// Asks for what lanes without a known backlog have, and relays it: a claim of them all in one walk along the ids.
+    /// Asks what lanes without a known backlog have, and publishes it. The poll claims from all of them in one scan along the ids.
     pub(super) async fn poll(&self, slot: PollSlot<'_>) {
         let began = Instant::now();
-        let Some(sighted) = self.sighted(slot).await else {
-            return;
-        };
-        let PollHit {
-            term,
-            watermark,
-            lanes,
-            claim,
-        } = sighted;
-        let report = self.relay_claim(&term, watermark, &lanes, claim, began).await;
-        self.lanes.checkin(&term, report);
+        if let Some(PollHit { checkout, lanes, claim }) = self.poll_for_hit(slot).await {
+            let PollCheckout { term, watermark, .. } = checkout;
+            let reports = self.relay_claim(&term, watermark, &lanes, claim, began).await;
+            self.lanes.checkouts().checkin(&term, reports);
+        }
     }
 
-    /// Takes a look. `None`: nothing is to be relayed, and nothing is checked out any more.
-    async fn sighted(&self, slot: PollSlot<'_>) -> Option<PollHit> {
-        let Some(poll) = self.lanes.checkout_for_poll(&self.claim_limits()) else {
-            slot.over(self.poll_without_lanes());
+    /// `None`: there is nothing to publish, and nothing is checked out any more.
+    async fn poll_for_hit(&self, slot: PollSlot<'_>) -> Option<PollHit> {
+        let Some(mut checkout) = self.lanes.checkouts().for_poll(&self.claim_limits()) else {
+            slot.done(self.poll_without_lanes());
             return None;
         };
-        let found = match self.found(&poll).await {
+        let found = match self.ask(&checkout).await {
             Ok(Some(found)) => found,
-            Ok(None) => {
-                self.lanes.put_back(&poll.term, &poll.lanes);
-                slot.over(PollResult::Found);
-                return None;
-            }
+            Ok(None) => return self.put_back(&checkout, slot, PollResult::Found),
             Err(error) => {
                 metrics::database_error();
                 if slot.is_first_failure() {
-                    warn!(%error, "cannot look for rows; trying again");
+                    warn!(%error, "cannot poll for rows; trying again");
                 }
-                self.lanes.put_back(&poll.term, &poll.lanes);
-                slot.over(PollResult::Failed);
-                return None;
+                return self.put_back(&checkout, slot, PollResult::Failed);
             }
         };
         if found.unordered || found.cut {
-            self.lanes.try_unordered();
+            self.lanes.unordered().set_ready();
         }
+        let checkouts = self.lanes.checkouts();
         if found.cut {
-            self.lanes.request_watermark();
-            let report = poll.lanes.iter().map(|held| discarded_report(held.lane)).collect();
-            self.lanes.checkin(&poll.term, report);
-            slot.over(PollResult::Overflow);
+            self.lanes.watermark().request();
+            let reports = checkout.lanes.iter().map(|lane| discarded_report(lane.lane));
+            checkouts.checkin(&checkout.term, reports.collect());
+            slot.done(PollResult::Overflow);
             return None;
         }
-        self.lanes.poll_answered(&poll, &found.summary);
-        let watermark = poll.watermark;
+        self.lanes.unordered().polled(&checkout, found.lowest_unordered);
         let is_empty = found.claim.is_empty();
-        slot.over(if is_empty && !found.unordered {
+        slot.done(if is_empty && !found.unordered {
             PollResult::Empty
         } else {
             PollResult::Found
         });
-        let (lanes, empty) = with_rows(poll.lanes, &found.claim);
-        let report = empty.iter().map(|lane| empty_report(*lane, watermark)).collect();
+        let (lanes, empty) = with_rows(std::mem::take(&mut checkout.lanes), &found.claim);
+        let reports = empty
+            .iter()
+            .map(|lane| empty_report(*lane, checkout.watermark))
+            .collect();
         if is_empty {
-            self.lanes.checkin(&poll.term, report);
+            checkouts.checkin(&checkout.term, reports);
             return None;
         }
-        self.lanes.checkin_some(&poll.term, report);
-        Some(PollHit {
-            term: poll.term,
-            watermark,
-            lanes,
-            claim: found.claim,
-        })
+        checkouts.checkin_some(&checkout.term, reports);
+        let claim = found.claim;
+        Some(PollHit { checkout, lanes, claim })
     }
 
-    /// Every lane of ours is known to be ready or is at work. Unordered rows have an index of their own: a claim tells.
+    fn put_back(&self, checkout: &PollCheckout, slot: PollSlot<'_>, result: PollResult) -> Option<PollHit> {
+        self.lanes.checkouts().put_back(&checkout.term, &checkout.lanes);
+        slot.done(result);
+        None
+    }
+
+    /// Every lane of ours is ready or checked out. A claim of unordered rows finds out whether there are any.
     fn poll_without_lanes(&self) -> PollResult {
-        self.lanes.try_unordered();
-        if self.lanes.owned() > 0 {
+        self.lanes.unordered().set_ready();
+        if self.lanes.ownership().count() > 0 {
             PollResult::Overflow
         } else {
             PollResult::Empty
         }
     }
 
-    /// `None`: as in [`Relay::claim_lanes`].
-    async fn found(&self, poll: &PollCheckout) -> Result<Option<Found>> {
-        before_claim(poll.lanes.iter().any(|held| poll.start > held.floor)).await;
-        let found = self.outbox.poll(poll, SCAN_MAX, self.budget.bytes()).await?;
-        let proven = self.is_proven(&poll.term, &poll.bypassed).await?;
+    /// `None`: the answer is discarded, because a bypassed writer has ended.
+    async fn ask(&self, checkout: &PollCheckout) -> Result<Option<Found>> {
+        before_claim(checkout.lanes.iter().any(|lane| checkout.start > lane.floor)).await;
+        let found = self.outbox.poll(checkout, SCAN_MAX, self.budget.bytes()).await?;
+        let proven = self.is_proven(&checkout.term, &checkout.bypassed).await?;
         Ok(proven.then_some(found))
     }
 }

@@ -1,10 +1,10 @@
-//! When to look again: one cheap look for the whole process, more often the more recently something was there.
+//! When to poll: one cheap poll for the whole process, more often the more recently something was found.
 //!
-//! Polling, not notification: a notifying commit takes a lock shared by the whole database, and a lost notification
-//! would need the poll anyway. The wait is an eighth of the silence so far, so that a row after a pause of one second
-//! waits at most 125 ms, and an idle daemon asks once per `poll_interval_max`.
+//! The relay polls and is not notified, because a commit that notifies takes a lock shared by the whole database, and a lost
+//! notification would need the poll anyway. The wait is an eighth of the time since something was found. So a row that comes after
+//! a pause of one second waits at most 125 ms, and an idle daemon polls once per `poll_interval_max`.
 //!
-//! Nobody does this alone: a task that has nothing else to do keeps watch, one at a time, and relays itself what it finds.
+//! There is no task for polls. One idle task of the relay at a time waits for the next poll, and publishes what it finds itself.
 
 use std::time::{Duration, Instant};
 
@@ -13,23 +13,22 @@ use tokio::time::sleep_until;
 
 use crate::jitter::jittered;
 
-/// The shortest wait between two looks. With less, steady commits are found in ever smaller batches, and each batch costs
-/// PostgreSQL a look and a mark.
+/// The shortest wait between two polls. With less, steady commits are found in ever smaller batches, and each batch costs
+/// PostgreSQL a poll and a mark.
 const POLL_MIN: Duration = Duration::from_micros(4500);
-/// After a look that was cut short every lane is claimed from: not every few milliseconds.
+/// The wait after a poll that found too much. Every lane is claimed from then, which must not happen every few milliseconds.
 const AFTER_OVERFLOW: Duration = Duration::from_millis(20);
 
-/// The wait after a silence of this length.
+/// The wait if nothing was found for this long.
 pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
     (silence / 8).max(POLL_MIN).min(poll_max)
 }
 
-/// What came of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollResult {
     Empty,
     Found,
-    /// More than a look takes in.
+    /// There are more rows than a poll reads.
     Overflow,
     Failed,
 }
@@ -41,14 +40,13 @@ struct Timing {
     failures: u32,
 }
 
-/// The watch of one process.
 #[derive(Debug)]
 pub struct PollSchedule {
     poll_max: Duration,
     timing: Mutex<Timing>,
 }
 
-/// The right to take the next look.
+/// The right to do the next poll.
 #[derive(Debug)]
 pub struct PollSlot<'a> {
     poll_max: Duration,
@@ -69,7 +67,7 @@ impl PollSchedule {
         }
     }
 
-    /// The next look, if it is time for it and nobody is at it.
+    /// The next poll, if it is due and no other task does it.
     pub fn due(&self) -> Option<PollSlot<'_>> {
         let timing = self
             .timing
@@ -79,7 +77,7 @@ impl PollSchedule {
         Some(self.slot_of(timing))
     }
 
-    /// Waits until it is time for the next look, and nobody else is at it.
+    /// Waits until the next poll is due and no other task does it.
     pub async fn slot(&self) -> PollSlot<'_> {
         let timing = self.timing.lock().await;
         sleep_until(timing.due.into()).await;
@@ -95,25 +93,25 @@ impl PollSchedule {
 }
 
 impl PollSlot<'_> {
-    /// Is this the first look that fails?
+    /// Was the last poll answered?
     pub fn is_first_failure(&self) -> bool {
         self.timing.failures == 0
     }
 
-    /// The look is over; the next is somebody else's.
-    pub fn over(mut self, look: PollResult) {
+    /// Ends the poll, so that any task can do the next one.
+    pub fn done(mut self, result: PollResult) {
         let now = Instant::now();
-        if matches!(look, PollResult::Found | PollResult::Overflow) {
+        if matches!(result, PollResult::Found | PollResult::Overflow) {
             self.timing.last_found = now;
         }
-        self.timing.failures = if look == PollResult::Failed {
+        self.timing.failures = if result == PollResult::Failed {
             self.timing.failures + 1
         } else {
             0
         };
         let wait = delay(now - self.timing.last_found, self.poll_max);
         self.timing.due = now
-            + match look {
+            + match result {
                 PollResult::Empty | PollResult::Found => wait,
                 PollResult::Overflow => wait.max(AFTER_OVERFLOW),
                 PollResult::Failed => jittered(wait.max(Duration::from_millis(100) * self.timing.failures.min(20))),
@@ -135,26 +133,26 @@ mod tests {
         assert_eq!(delay(Duration::ZERO, less), less, "as the operator wants it");
     }
 
-    /// How long after something was last found the next look is due, once this one is over.
-    async fn wait_after(schedule: &PollSchedule, look: PollResult) -> Duration {
-        schedule.slot().await.over(look);
-        let timing = schedule.timing.try_lock().expect("nobody is at it");
+    /// How long after something was last found the next poll is due, once this one is done.
+    async fn wait_after(schedule: &PollSchedule, result: PollResult) -> Duration {
+        schedule.slot().await.done(result);
+        let timing = schedule.timing.try_lock().expect("no task polls");
         timing.due - timing.last_found
     }
 
     #[tokio::test]
-    async fn one_looks_at_a_time_and_not_before_it_is_time() {
+    async fn one_task_polls_at_a_time_and_not_before_it_is_due() {
         let schedule = PollSchedule::new(Duration::from_secs(1));
-        let slot = schedule.due().expect("the first look is due at once");
-        assert!(schedule.due().is_none(), "somebody is at it");
-        slot.over(PollResult::Failed);
-        assert!(schedule.timing.try_lock().is_ok(), "nobody is at it");
-        assert!(schedule.due().is_none(), "it was just looked");
-        schedule.slot().await.over(PollResult::Empty);
+        let slot = schedule.due().expect("the first poll is due at once");
+        assert!(schedule.due().is_none(), "another task polls");
+        slot.done(PollResult::Failed);
+        assert!(schedule.timing.try_lock().is_ok(), "no task polls");
+        assert!(schedule.due().is_none(), "it has just failed");
+        schedule.slot().await.done(PollResult::Empty);
     }
 
     #[tokio::test]
-    async fn a_blind_look_and_a_failed_one_are_not_repeated_at_once() {
+    async fn a_poll_that_overflowed_or_failed_is_not_repeated_at_once() {
         let schedule = PollSchedule::new(Duration::from_secs(1));
         assert_eq!(wait_after(&schedule, PollResult::Found).await, POLL_MIN);
         assert_eq!(wait_after(&schedule, PollResult::Overflow).await, AFTER_OVERFLOW);

@@ -6,11 +6,13 @@ use tokio::time::sleep;
 use tracing::info;
 
 use super::RetryHolds;
+use crate::domain::checkout::CheckedOutLane;
 use crate::domain::decision::{Decision, HoldFate, RowFate};
 use crate::domain::hold::{Hold, HoldPostponement, HoldRelease};
+use crate::domain::in_flight::InFlightEntry;
+use crate::domain::lease::{LoweredLane, Term};
 use crate::domain::retry::Event;
 use crate::failpoint;
-use crate::lanes::{CheckedOutLane, LoweredLane, Record, Term};
 use crate::metrics;
 use crate::tasks::relay::MARK_MARGIN;
 use crate::tasks::report::report_refusal;
@@ -47,7 +49,7 @@ impl HoldChange {
 }
 
 /// What is to be written about a hold, and the record of its head, where that was sent.
-pub type Recorded = (HoldChange, Option<Record>);
+pub type Recorded = (HoldChange, Option<InFlightEntry>);
 
 impl RetryHolds {
     pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<Recorded>) {
@@ -69,7 +71,7 @@ impl RetryHolds {
             // the lane is given back, or somebody claims from where it stood.
             self.writer.fenced(&term, 0);
         }
-        self.lanes.put_back(&term, &[held]);
+        self.lanes.checkouts().put_back(&term, &[held]);
     }
 
     /// False: fenced.
@@ -77,12 +79,12 @@ impl RetryHolds {
         &self,
         term: &Term,
         held: &CheckedOutLane,
-        postponed: Vec<(HoldPostponement, Option<Record>)>,
+        postponed: Vec<(HoldPostponement, Option<InFlightEntry>)>,
     ) -> bool {
         let (mut holds, records) = with_records(postponed);
         while !holds.is_empty() {
             // Heads of which a copy may be there are known by id, and go on to be when their records are gone.
-            let maybe_sent = self.lanes.maybe_sent_of_lane_to_store(held.lane);
+            let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(held.lane);
             let lane = (held.lane, held.epoch);
             let write = || async {
                 let written = self
@@ -99,8 +101,8 @@ impl RetryHolds {
             match written {
                 None => return false,
                 Some(Some(())) => {
-                    self.lanes.entries_done(&records);
-                    self.lanes.maybe_sent_stored(term.worker, maybe_sent);
+                    self.lanes.in_flight.done(&records);
+                    self.lanes.maybe_sent().stored(term.worker, maybe_sent);
                     return true;
                 }
                 Some(None) => {
@@ -137,7 +139,7 @@ impl RetryHolds {
         &self,
         term: &Term,
         held: &CheckedOutLane,
-        mut released: Vec<(HoldRelease, Option<Record>)>,
+        mut released: Vec<(HoldRelease, Option<InFlightEntry>)>,
     ) -> bool {
         while !released.is_empty() {
             let (holds, records) = with_records(released.clone());
@@ -150,7 +152,7 @@ impl RetryHolds {
             match written {
                 None => return false,
                 Some(Some(lowered)) => {
-                    self.lanes.entries_done(&records);
+                    self.lanes.in_flight.done(&records);
                     failpoint::hit("after_hold_release").await;
                     self.released(term, held.lane, lowered, &holds).await;
                     return true;
@@ -176,11 +178,15 @@ impl RetryHolds {
         &self,
         term: &Term,
         held: &CheckedOutLane,
-        waiting: Vec<(HoldRelease, Option<Record>)>,
+        waiting: Vec<(HoldRelease, Option<InFlightEntry>)>,
     ) -> bool {
         let published = waiting.iter().filter_map(|(released, _)| released.published);
         metrics::rows_published(published.clone().count());
-        published.for_each(|id| self.lanes.remember_acknowledged(term.worker, held.lane, id));
+        published.for_each(|id| {
+            self.lanes
+                .maybe_sent()
+                .remember_acknowledged(term.worker, held.lane, id)
+        });
         let postponed = waiting.into_iter().filter_map(|(released, record)| {
             let event = released
                 .refused
@@ -196,10 +202,10 @@ impl RetryHolds {
         let count = published.clone().count();
         metrics::rows_published(count);
         metrics::rows_marked(count as u64);
-        published.for_each(|id| self.lanes.forget_maybe_sent_id(lane, id));
+        published.for_each(|id| self.lanes.maybe_sent().forget(lane, id));
         // Unless we know which are left, assume that all are: it costs a little reading.
         let held_topics = self.outbox.held_topics(lane).await.ok();
-        self.lanes.lower_floor(term, lane, lowered, held_topics);
+        self.lanes.holds().released(term, lane, lowered, held_topics);
         // Of what is paused in many lanes it is said once.
         for HoldRelease { hold, .. } in released.iter().filter(|released| released.hold.head_id.is_some()) {
             info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
@@ -210,10 +216,10 @@ impl RetryHolds {
         loop {
             let changed = self.lanes.changed();
             let current = self.lanes.term()?;
-            if current.worker != term.worker || !self.lanes.owns(lane) {
+            if current.worker != term.worker || !self.lanes.ownership().owns(lane) {
                 return None;
             }
-            if let Some(checkout) = self.lanes.checkout_one(lane, MARK_MARGIN) {
+            if let Some(checkout) = self.lanes.checkouts().one(lane, MARK_MARGIN) {
                 return Some(checkout);
             }
             tokio::select! {
@@ -225,7 +231,7 @@ impl RetryHolds {
 }
 
 /// Holds that are changed together, and the records that go with that.
-fn with_records<T>(changes: Vec<(T, Option<Record>)>) -> (Vec<T>, Vec<Record>) {
-    let (holds, records): (Vec<T>, Vec<Option<Record>>) = changes.into_iter().unzip();
+fn with_records<T>(changes: Vec<(T, Option<InFlightEntry>)>) -> (Vec<T>, Vec<InFlightEntry>) {
+    let (holds, records): (Vec<T>, Vec<Option<InFlightEntry>>) = changes.into_iter().unzip();
     (holds, records.into_iter().flatten().collect())
 }

@@ -12,12 +12,14 @@ use tracing::warn;
 
 use super::change::{HoldChange, Recorded};
 use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds};
-use crate::boottime::BootInstant;
+use crate::boottime;
+use crate::domain::boot_instant::BootInstant;
 use crate::domain::decision::Decision;
 use crate::domain::hold::Hold;
+use crate::domain::in_flight::InFlightEntry;
+use crate::domain::lease::Term;
 use crate::domain::retry::Event;
 use crate::domain::row::Row;
-use crate::lanes::{Record, Term};
 use crate::metrics;
 use crate::outbox::Result;
 use crate::tasks::report::report_held_key;
@@ -58,7 +60,7 @@ impl RetryHolds {
 
     /// One round. Answers how long to wait for the next.
     async fn retry_due(&self, draining: &CancellationToken) -> Result<Duration> {
-        if !self.lanes.has_holds() || self.publisher.is_paused() {
+        if !self.lanes.holds().exist() || self.publisher.is_paused() {
             return Ok(IDLE_WAIT);
         }
         let Some(term) = self.lanes.live_term(self.settings.lease_needed()) else {
@@ -121,14 +123,14 @@ impl RetryHolds {
             let _ = timeout(TOGETHER, others).await;
             let count = together.len();
             self.change(term, lane, together).await;
-            self.lanes.close_heads(term.worker, lane, count);
+            self.lanes.holds().close_heads(term.worker, lane, count);
         }
     }
 
     /// `None`: the lane has another owner by now.
     async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<Recorded>> {
         // Asked before the row is read: once it is marked, nobody remembers that Kafka has it.
-        let acknowledged = self.lanes.acknowledged_of(hold.lane);
+        let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
         let head = self.outbox.hold_head(&hold, &[]).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
@@ -136,7 +138,7 @@ impl RetryHolds {
             return Ok(None);
         };
         // Closed when what became of it is written: meanwhile the lane is not handed over.
-        if !self.lanes.open_head(live.worker, hold.lane) {
+        if !self.lanes.holds().open_head(live.worker, hold.lane) {
             return Ok(None);
         }
         let known = match &head {
@@ -150,27 +152,27 @@ impl RetryHolds {
             return Ok(self.to_write(&live, hold, decision, None));
         }
         let Some(mut row) = head else { return Ok(None) };
-        row.possible_duplicate = self.lanes.may_have_been_sent(hold.lane, row.id);
+        row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
         let record = match self.record_head(&live, &row).await {
             Ok(Some(record)) => record,
             other => {
-                self.lanes.close_heads(live.worker, hold.lane, 1);
+                self.lanes.holds().close_heads(live.worker, hold.lane, 1);
                 return other.map(|_| None);
             }
         };
         // Until its release is written: should we have to leave meanwhile, the next owner must be told.
-        self.lanes.remember_maybe_sent_id(hold.lane, row.id);
+        self.lanes.maybe_sent().remember(hold.lane, row.id);
         let decision = self.send_head(&hold, &row, live.ends).await;
         self.head_answered(hold.lane, &row, &decision).await;
         Ok(self.to_write(&live, hold, decision, Some(record)))
     }
 
     /// What is to be written about the hold of a head. `None`, and its head is closed: nothing.
-    fn to_write(&self, live: &Term, hold: Hold, decision: Decision, record: Option<Record>) -> Option<Recorded> {
+    fn to_write(&self, live: &Term, hold: Hold, decision: Decision, record: Option<InFlightEntry>) -> Option<Recorded> {
         let lane = hold.lane;
         let head = hold.head_id;
         let Some(change) = HoldChange::new(hold, head, decision) else {
-            self.lanes.close_heads(live.worker, lane, 1);
+            self.lanes.holds().close_heads(live.worker, lane, 1);
             return None;
         };
         if let HoldChange::Postpone(later) = &change
@@ -187,7 +189,7 @@ impl RetryHolds {
     async fn send_head(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
         metrics::possible_duplicates(usize::from(row.possible_duplicate));
-        let until = self.settings.until(began, lease_end.left());
+        let until = self.settings.deadlines(began, boottime::left(lease_end));
         let outcome = self.publisher.send_head(row, until).await;
         self.answered(hold, row, &outcome, began)
     }

@@ -14,13 +14,15 @@ use tracing::{info, warn};
 
 use super::change::HoldChange;
 use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds};
-use crate::boottime::BootInstant;
+use crate::boottime;
+use crate::domain::boot_instant::BootInstant;
 use crate::domain::decision::{Decision, HoldFate};
 use crate::domain::hold::{Hold, HoldRelease};
+use crate::domain::in_flight::InFlightEntry;
+use crate::domain::lease::Term;
 use crate::domain::retry::Event;
 use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::kafka::Deadlines;
-use crate::lanes::{Record, Term};
 use crate::metrics;
 use crate::outbox::Result;
 
@@ -89,11 +91,11 @@ impl RetryHolds {
 
     /// What is to be probed now. `None`: nothing can be.
     async fn due_probes(&self, under_way: &[Hold]) -> Result<Option<Due>> {
-        if !self.lanes.has_holds() {
+        if !self.lanes.holds().exist() {
             self.publisher.end_probes();
         }
         let term = self.lanes.live_term(self.settings.lease_needed());
-        let Some(term) = term.filter(|_| self.lanes.has_holds() && !self.publisher.is_paused()) else {
+        let Some(term) = term.filter(|_| self.lanes.holds().exist() && !self.publisher.is_paused()) else {
             return Ok(None);
         };
         let unordered = under_way.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
@@ -150,18 +152,18 @@ impl RetryHolds {
     /// With the oldest row that one lane keeps back.
     async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
         // What Kafka has had since before the pause says nothing of what is paused now.
-        let not_of = self.lanes.acknowledged_of(hold.lane);
+        let not_of = self.lanes.maybe_sent().acknowledged_of(hold.lane);
         let head = self.outbox.hold_head(hold, &not_of).await?;
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker) else {
             return Ok(ProbeResult::Gone);
         };
         // Closed when what became of it is written: meanwhile the lane is not handed over.
-        if !self.lanes.open_head(live.worker, hold.lane) {
+        if !self.lanes.holds().open_head(live.worker, hold.lane) {
             return Ok(ProbeResult::Gone);
         }
         let probed = self.probe_with(&live, hold, head).await;
-        self.lanes.close_heads(live.worker, hold.lane, 1);
+        self.lanes.holds().close_heads(live.worker, hold.lane, 1);
         probed
     }
 
@@ -173,12 +175,12 @@ impl RetryHolds {
             self.change(live, hold.lane, change.into_iter().collect()).await;
             return Ok(ProbeResult::Gone);
         };
-        row.possible_duplicate = self.lanes.may_have_been_sent(hold.lane, row.id);
+        row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
         let Some(record) = self.record_head(live, &row).await? else {
             return Ok(ProbeResult::Gone);
         };
         // Deadlines its release is written: should we have to leave meanwhile, the next owner must be told.
-        self.lanes.remember_maybe_sent_id(hold.lane, row.id);
+        self.lanes.maybe_sent().remember(hold.lane, row.id);
         let decision = self.send_probe(hold, &row, live.ends).await;
         self.head_answered(hold.lane, &row, &decision).await;
         if let HoldFate::PostponeAll { wait, reason } = decision.hold {
@@ -194,19 +196,19 @@ impl RetryHolds {
     }
 
     /// Nothing of it is in doubt that was not so before.
-    async fn discard_record(&self, live: &Term, lane: i16, record: Record) -> Result<()> {
-        let Some(epoch) = self.lanes.epoch(lane) else {
+    async fn discard_record(&self, live: &Term, lane: i16, record: InFlightEntry) -> Result<()> {
+        let Some(epoch) = self.lanes.ownership().epoch(lane) else {
             return Ok(());
         };
         self.outbox.mark_lanes(live, &[(lane, epoch)], &[], &[record]).await?;
-        self.lanes.entries_done(&[record]);
+        self.lanes.in_flight.done(&[record]);
         Ok(())
     }
 
     pub(super) async fn send_probe(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
         metrics::possible_duplicates(usize::from(row.possible_duplicate));
-        let Deadlines { handed_over, answered } = self.settings.until(began, lease_end.left());
+        let Deadlines { handed_over, answered } = self.settings.deadlines(began, boottime::left(lease_end));
         let soon = began + PROBE_DEADLINE;
         let until = Deadlines {
             handed_over: handed_over.min(soon),

@@ -7,30 +7,31 @@ use tracing::warn;
 
 use super::RetryHolds;
 use super::probes::ProbeResult;
-use crate::boottime::BootInstant;
+use crate::boottime;
 use crate::domain::decision::{Decision, HoldFate, Refusal, RowFate};
 use crate::domain::hold::Hold;
+use crate::domain::lease::Term;
 use crate::domain::retry::Event;
 use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::failpoint;
-use crate::lanes::{LockedRows, Term};
+use crate::lanes::LockedRows;
 use crate::metrics;
 use crate::outbox::{Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::report::report_refusal;
 
 impl RetryHolds {
     pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
-        let began = BootInstant::now();
+        let began = boottime::now();
         let Some((claim, mut row)) = self.claim_head(term, hold).await? else {
             // What it would have asked is not known: its release lets a batch find out.
             self.release_unordered(term, hold, None).await?;
             return Ok(ProbeResult::Gone);
         };
-        let mut decision = if began.elapsed() + self.settings.lease_needed() > self.settings.lease {
+        let mut decision = if began + self.settings.lease < boottime::now() + self.settings.lease_needed() {
             // It could arrive after somebody else has taken the row over.
             self.decide(hold, Event::TooLate(&row), true)
         } else {
-            row.possible_duplicate |= self.lanes.may_have_been_sent(UNORDERED_LANE, row.id);
+            row.possible_duplicate |= self.lanes.maybe_sent().contains(UNORDERED_LANE, row.id);
             let decision = self.send_probe(hold, &row, began + self.settings.lease).await;
             failpoint::hit("after_head_sent").await;
             decision
@@ -86,7 +87,7 @@ impl RetryHolds {
         let lease = self.settings.lease;
         self.outbox.settle_unordered(term, claim, &outcome, lease).await?;
         let unmarked = LockedRows { claim, ids, claimed };
-        self.lanes.remember_unmarked(term.worker, unmarked);
+        self.lanes.unordered().remember_locked(term.worker, unmarked);
         Ok(())
     }
 
@@ -111,7 +112,7 @@ impl RetryHolds {
     /// The oldest row that a hold keeps back, claimed like any other. `None`: it has none that is free.
     async fn claim_head(&self, term: &Term, hold: &Hold) -> Result<Option<(i64, Row)>> {
         let free = UnorderedFilter {
-            claims_from: self.lanes.claims_from(),
+            claims_from: self.lanes.unordered().claims_from(),
             start: hold.resume_floor,
             scan_end: None,
             most: 1,
@@ -147,7 +148,7 @@ impl RetryHolds {
             metrics::rows_marked(1);
         }
         if let Some(stored) = self.outbox.unordered(term.incarnation).await? {
-            self.lanes.unordered_read(term.worker, stored);
+            self.lanes.unordered().note_stored(term.worker, stored);
         }
         Ok(())
     }

@@ -1,0 +1,72 @@
+//! Writes the outcome of a batch of either kind, without the rows that another session has locked.
+
+use std::time::Instant;
+
+use super::Relay;
+use super::ordered::LaneBatch;
+use super::unordered::UnorderedBatch;
+use crate::domain::batch_outcome::BatchOutcome;
+use crate::domain::lease::Term;
+use crate::domain::row::Row;
+use crate::metrics::{self, Stream};
+use crate::tasks::report::report_refusal;
+
+#[derive(Clone, Copy)]
+pub(super) enum Batch<'a> {
+    Lanes(&'a LaneBatch<'a>),
+    Unordered(&'a UnorderedBatch<'a>),
+}
+
+impl<'a> Batch<'a> {
+    fn parts(self) -> (Stream, &'a Term, &'a [Row]) {
+        match self {
+            Batch::Lanes(batch) => (Stream::Ordered, batch.term, &batch.rows),
+            Batch::Unordered(batch) => (Stream::Unordered, batch.term, &batch.rows),
+        }
+    }
+}
+
+impl Relay {
+    /// Writes the outcome of a batch. Answers how many rows were marked. `None`: fenced, or the term is over.
+    pub(super) async fn write(&self, batch: Batch<'_>, outcome: &mut BatchOutcome) -> Option<u64> {
+        let (stream, term, rows) = batch.parts();
+        let began = Instant::now();
+        let written = self.write_unlocked(batch, term, outcome).await;
+        metrics::mark_took(stream, began.elapsed());
+        let marked = written?;
+        metrics::rows_marked(marked);
+        if let Some(oldest) = rows.iter().map(|row| row.created_at).min() {
+            metrics::end_to_end(stream, self.lanes.clock.age(oldest));
+        }
+        Some(marked)
+    }
+
+    async fn write_unlocked(&self, batch: Batch<'_>, term: &Term, outcome: &mut BatchOutcome) -> Option<u64> {
+        loop {
+            let tried = &*outcome;
+            let write = || async {
+                match batch {
+                    Batch::Lanes(batch) => self.write_lanes(batch, tried).await,
+                    Batch::Unordered(batch) => self.write_unordered(batch, tried).await.map(Some),
+                }
+            };
+            let written = self.writer.unless_locked(term, write).await;
+            if !matches!(written, Some(None)) {
+                tried.refused.iter().for_each(report_refusal);
+            }
+            if let Some(marked) = written? {
+                return Some(marked);
+            }
+            self.leave_locked(term, outcome).await?;
+        }
+    }
+
+    /// Takes rows out of the outcome that another session has locked. `None`: the term is over.
+    async fn leave_locked(&self, term: &Term, outcome: &mut BatchOutcome) -> Option<()> {
+        let refused = outcome.refused.iter().map(|refusal| refusal.id);
+        let ids: Vec<i64> = outcome.published.iter().copied().chain(refused).collect();
+        let locked = self.writer.locked(term, &ids).await?;
+        outcome.leave_locked(&locked, &self.settings.policy);
+        Some(())
+    }
+}
