@@ -178,9 +178,9 @@ impl Lane {
         self.window = next_window(self.window, report);
         if report.span_ended {
             self.span
-                .cut(report.rows == 0, report.took, scan.lowest_pending.is_some());
+                .ended_early(report.rows == 0, report.took, scan.lowest_pending.is_some());
         } else if scan.lowest_pending.is_none() {
-            self.span.ended();
+            self.span.completed();
         }
         self.ready = report.hit_limit || report.over_budget || report.span_ended || scan.lowest_pending.is_some();
         let all_done = !self.ready;
@@ -198,8 +198,8 @@ impl Unordered {
         self.stored.has_holds |= !report.held_topics.is_empty();
         match (report.span_ended, report.scan.is_none() && report.pause.is_some()) {
             (_, true) => self.span.failed(),
-            (true, _) => self.span.cut(report.rows == 0, report.took, false),
-            _ => self.span.ended(),
+            (true, _) => self.span.ended_early(report.rows == 0, report.took, false),
+            _ => self.span.completed(),
         }
         self.resume = if report.span_ended { report.resume_at } else { 0 };
         let empty_claims = report.rows == 0 && !report.hit_limit && !report.span_ended && report.scan.is_some();

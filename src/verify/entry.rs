@@ -54,7 +54,7 @@ impl Expected {
             message_id: row.message_id,
             id: row.id,
             topic,
-            place: row.place(),
+            place: row.partition_choice(),
             unit: row.unit().map(|unit| number(&(&row.topic, unit))),
             version: row
                 .aggregate_version
