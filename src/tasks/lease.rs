@@ -73,7 +73,7 @@ impl LeaseTask {
         predecessor::stop_predecessors(&self.outbox, &self.settings, draining).await;
         let mut last: Option<LastTerm> = None;
         while !stop.is_cancelled() {
-            self.health.turned(Loop::Lease);
+            self.health.heartbeat(Loop::Lease);
             if draining.is_cancelled() {
                 pause(Duration::from_millis(100), stop).await;
                 continue;
@@ -120,7 +120,7 @@ impl LeaseTask {
         };
         let mut renew_at = Instant::now();
         while !shutdown.stop.is_cancelled() {
-            self.health.turned(Loop::Lease);
+            self.health.heartbeat(Loop::Lease);
             let Some(term) = self.lanes.term() else { return };
             if Instant::now() >= renew_at {
                 let Some(next) = self.renew_and_balance(&term, &balance, &shutdown.draining).await else {

@@ -139,7 +139,7 @@ impl Relay {
     pub async fn work(&self, health: &Health, draining: &CancellationToken) {
         let mut just_polled = false;
         while !draining.is_cancelled() {
-            health.turned(Loop::Relay);
+            health.heartbeat(Loop::Relay);
             tokio::select! {
                 () = self.publisher.ready() => {}
                 () = sleep(TURN_MAX) => continue,
