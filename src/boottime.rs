@@ -51,12 +51,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_compared_and_apart_by_what_was_added() {
+    fn moments_are_ordered_and_differ_by_what_was_added() {
         let (then, second) = (BootInstant(Duration::from_secs(7)), Duration::from_secs(1));
         assert!(then < then + second);
         assert_eq!((then + second).saturating_since(then), second);
         assert_eq!(then.saturating_since(then + second), Duration::ZERO);
-        assert_eq!(then + Duration::MAX, BootInstant(Duration::MAX), "far enough");
+        assert_eq!(
+            then + Duration::MAX,
+            BootInstant(Duration::MAX),
+            "an addition never overflows"
+        );
     }
 
     #[test]
