@@ -170,7 +170,7 @@ fn spawn(config: &Config, relay: &Arc<Relay>, health: &Arc<Health>, shutdown: &S
         tasks.spawn(async move { r.work(&h, &s.draining).await });
     }
     let (holds, s) = (retry_holds(relay), shutdown.clone());
-    tasks.spawn(async move { holds.run(&s.draining).await });
+    tasks.spawn(async move { holds.run(&s).await });
     let (r, s) = (relay.clone(), shutdown.clone());
     tasks.spawn(async move { r.mark_unmarked(&s.draining).await });
     let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
