@@ -150,7 +150,7 @@ fn record(criterion: &mut Criterion) {
     group.bench_function("partition", |bencher| {
         bencher.iter(|| {
             rows.iter()
-                .filter_map(|row| black_box(row).place().partition(PARTITIONS))
+                .filter_map(|row| black_box(row).partition_choice().partition(PARTITIONS))
                 .sum::<i32>()
         });
     });
@@ -168,7 +168,7 @@ fn record(criterion: &mut Criterion) {
             for row in &rows {
                 let key = row.record_key();
                 let record = BaseRecord::<[u8], [u8]>::to(&row.topic)
-                    .partition(row.place().partition(PARTITIONS).unwrap_or(0))
+                    .partition(row.partition_choice().partition(PARTITIONS).unwrap_or(0))
                     .key(key.as_bytes())
                     .headers(headers(row));
                 black_box(row.body.as_bytes().map(|body| record.payload(body)));

@@ -1,4 +1,4 @@
-//! The database's clock, extrapolated by our monotonic one. Ages and record timestamps are taken from it.
+//! The database's clock, extrapolated by the monotonic clock of this machine. Ages and record timestamps are taken from it.
 //!
 //! A worker's own wall clock may be hours off. Kafka refuses records from the future, and deletes those older than the
 //! topic's retention as soon as it has acknowledged them.
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[derive(Debug)]
 pub struct Clock {
     started: Instant,
-    /// The database's time at our start, in microseconds since 1970. It is our own time until the database's was read.
-    then_us: AtomicI64,
+    /// The database's time when this process started, in microseconds since 1970. Until it is known, the time of this machine.
+    started_us: AtomicI64,
 }
 
 impl Default for Clock {
     fn default() -> Self {
         Clock {
             started: Instant::now(),
-            then_us: AtomicI64::new(micros(SystemTime::now())),
+            started_us: AtomicI64::new(micros(SystemTime::now())),
         }
     }
 }
@@ -25,13 +25,13 @@ impl Default for Clock {
 impl Clock {
     /// Notes the database's time, which was read just now.
     pub fn set(&self, now: SystemTime) {
-        let since = self.started.elapsed().as_micros() as i64;
-        self.then_us.store(micros(now) - since, Ordering::Relaxed);
+        let elapsed = self.started.elapsed().as_micros() as i64;
+        self.started_us.store(micros(now) - elapsed, Ordering::Relaxed);
     }
 
     pub fn now(&self) -> SystemTime {
-        let then = Duration::from_micros(self.then_us.load(Ordering::Relaxed).unsigned_abs());
-        UNIX_EPOCH + then + self.started.elapsed()
+        let started = Duration::from_micros(self.started_us.load(Ordering::Relaxed).unsigned_abs());
+        UNIX_EPOCH + started + self.started.elapsed()
     }
 
     /// The time as Kafka counts it, in milliseconds since 1970.
@@ -40,8 +40,8 @@ impl Clock {
     }
 
     /// The age of something that has a timestamp of the database.
-    pub fn age(&self, stamped: SystemTime) -> Duration {
-        self.now().duration_since(stamped).unwrap_or_default()
+    pub fn age(&self, timestamp: SystemTime) -> Duration {
+        self.now().duration_since(timestamp).unwrap_or_default()
     }
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_by_what_the_database_told_and_not_by_our_own_clock() {
+    fn the_clock_follows_the_database_and_not_this_machine() {
         let clock = Clock::default();
         let database = SystemTime::now() - Duration::from_secs(7200);
         clock.set(database);

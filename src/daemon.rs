@@ -1,5 +1,5 @@
-//! The daemon: starts the tasks, and stops them in two phases. First no new work is taken and what is in flight is finished; then the
-//! lanes are given back.
+//! Starts the tasks, and stops them in two phases. First no new work is taken, and what is in flight is finished. Then the lanes
+//! are returned.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use crate::tasks::relay::{MARK_MARGIN, Relay};
 use crate::tasks::retry_holds::{self, RetryHolds};
 use crate::tasks::watermark::WatermarkTask;
 
-/// The longest a statement may take, however long the lease.
+/// Longest time that a statement may take, however long the lease is.
 const STATEMENT_TIMEOUT_MAX: Duration = Duration::from_secs(25);
 
 /// Why the daemon could not start, or had to stop.
@@ -43,7 +43,7 @@ pub enum Error {
     Broken(String),
 }
 
-/// Runs the daemon until `stop`, then drains; `now` cuts the drain short.
+/// Runs the daemon until `stop`, then drains. `now` ends the process at once.
 pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken) -> Result<(), Error> {
     let recorder = metrics::install().map_err(Error::Broken)?;
     let health = Arc::new(Health::default());
@@ -61,7 +61,7 @@ pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken
         () = now.cancelled() => Err(Error::Broken("stopped at once, by a second signal".to_owned())),
     };
     http_stop.cancel();
-    // A scrape under way must not hold up the exit.
+    // A scrape in progress must not delay the exit.
     let _ = tokio::time::timeout(Duration::from_millis(500), server).await;
     done
 }
@@ -95,7 +95,7 @@ async fn start_and_run(
     let mut lease_task = spawn_lease(&lease, &shutdown);
     let broken = tokio::select! {
         () = stop.cancelled() => None,
-        // No task ends by itself: whichever does has panicked.
+        // No task ends by itself unless it has panicked.
         ended = tasks.join_next() => Some(describe_end(ended)),
         ended = lease_task.join_next() => Some(describe_end(ended)),
     };
@@ -105,7 +105,7 @@ async fn start_and_run(
     relay.lanes.notify_all();
     let deadline = Instant::now() + config.shutdown_grace;
     finish(&mut tasks, deadline, now).await;
-    mark_once_more(&mark_locked).await;
+    mark_unlocked_rows(&mark_locked).await;
     shutdown.stop.cancel();
     leave(&lease, deadline).await;
     lease_task.shutdown().await;
@@ -133,20 +133,21 @@ fn relay(config: &Config, health: &Arc<Health>) -> Result<Relay, Error> {
     })
 }
 
-/// Connections the daemon needs at once: its tasks, one each for lease, watermark and maintenance, and what retries holds.
+/// How many connections the daemon needs at once: one for each relay task, three for lease, watermark and maintenance, and those
+/// that retry holds.
 pub fn pool_size(config: &Config) -> usize {
     config.relay.tasks + 3 + retry_holds::CONNECTIONS
 }
 
 fn open(config: &Config) -> Result<Outbox, Error> {
-    // An answer that comes after the lease is of no use to anybody.
-    let patience = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
-    let pool = outbox::pool_of_worker(&config.database, pool_size(config), patience)?;
-    let outbox = Outbox::new(pool, &config.schema, config.on_published, patience);
+    // An answer that comes after the lease has ended is useless.
+    let timeout = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
+    let pool = outbox::pool_of_worker(&config.database, pool_size(config), timeout)?;
+    let outbox = Outbox::new(pool, &config.schema, config.on_published, timeout);
     Ok(outbox.with_message_limit(&config.schema, config.message_bytes_max))
 }
 
-/// Waits for a database that cannot be reached; gives up on one that is permanently wrong.
+/// Verifies the schema. Waits while the database cannot be reached, and returns errors that will not pass.
 async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Error> {
     let mut failures = 0u32;
     loop {
@@ -207,7 +208,7 @@ fn retry_holds(relay: &Relay) -> RetryHolds {
     }
 }
 
-/// Apart from the others: the lease is kept until they are done.
+/// The lease task has a set of its own, because it keeps the lease until the others have ended.
 fn spawn_lease(lease: &Arc<LeaseTask>, shutdown: &Shutdown) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let (lease, shutdown) = (lease.clone(), shutdown.clone());
@@ -215,7 +216,7 @@ fn spawn_lease(lease: &Arc<LeaseTask>, shutdown: &Shutdown) -> JoinSet<()> {
     tasks
 }
 
-/// The first phase of a stop: no new work, and what is held is finished, marks and all.
+/// The first phase of a stop: waits until the tasks have finished what is in flight, marks included.
 async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationToken) {
     let all_done = async { while tasks.join_next().await.is_some() {} };
     tokio::select! {
@@ -226,13 +227,13 @@ async fn finish(tasks: &mut JoinSet<()>, deadline: Instant, now: &CancellationTo
     tasks.shutdown().await;
 }
 
-/// Tries once more to mark rows that Kafka has, before the lanes are returned, because a successor would send them again. This must not
-/// delay the stop for long.
-async fn mark_once_more(mark_locked: &MarkLocked) {
+/// Marks locked rows once more before the lanes are returned, because a successor sends unmarked rows again. This takes a moment
+/// at most.
+async fn mark_unlocked_rows(mark_locked: &MarkLocked) {
     let _ = tokio::time::timeout(MARK_MARGIN, mark_locked.mark_unlocked()).await;
 }
 
-/// The second phase: the lanes are given back.
+/// The second phase of a stop: returns the lanes.
 async fn leave(lease: &LeaseTask, deadline: Instant) {
     let left = deadline
         .saturating_duration_since(Instant::now())

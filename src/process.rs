@@ -1,8 +1,8 @@
-//! Which process this is, and whether another one is proven to be gone.
+//! Identifies this process, and tells whether another one is proven to be gone.
 //!
 //! A name proves nothing: two processes may carry the same one. Within one machine and process id namespace, a process id with
 //! its start time is unique, and the kernel knows whether that process is alive. In Kubernetes a restarted container has a new
-//! namespace, but the UID of its pod: there the container before it has ended.
+//! namespace, but its pod has the same UID, and the container before it has ended.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// `None` where the system has no `/proc`.
+    /// `None` if the system has no `/proc`.
     pub fn of_this_process(pod_uid: Option<String>) -> Option<Self> {
         let pid = i64::from(std::process::id());
         Some(Identity {
@@ -37,7 +37,7 @@ impl Identity {
     }
 }
 
-/// The host name, which is the worker's name unless it was given another.
+/// The host name, which is the default name of a worker.
 pub fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())
@@ -75,18 +75,18 @@ mod tests {
     use super::*;
 
     fn me() -> Identity {
-        Identity::of_this_process(Some("pod-1".to_owned())).expect("Linux tells")
+        Identity::of_this_process(Some("pod-1".to_owned())).expect("Linux has /proc")
     }
 
     #[test]
-    fn a_process_that_lives_is_not_gone_and_another_under_its_number_is_not_it() {
+    fn a_live_process_is_not_gone_and_an_earlier_one_with_its_id_is() {
         let me = me();
         assert!(!me.proves_gone(&me));
         let before_me = Identity {
             started: me.started - 1,
             ..me.clone()
         };
-        assert!(me.proves_gone(&before_me), "its number is mine now");
+        assert!(me.proves_gone(&before_me), "its process id was used again");
         let no_such = Identity {
             pid: i64::from(i32::MAX),
             ..me.clone()

@@ -24,9 +24,9 @@ use crate::kafka::consumer::{self, Consumer, Extent, Record};
 use crate::kafka::{ClientConfig, KafkaError};
 use crate::outbox::verify::{Snapshot, StoredRow, Window};
 use crate::outbox::{self, Database};
-use entry::{Arrived, Content, Expected, Fate, First, Micros, micros, span};
+use entry::{Arrived, Content, Expected, First, Micros, RowState, micros, span};
 use findings::Findings;
-use judge::{Circumstances, Judge, Partition, SLACK, Topic};
+use judge::{Context, Judge, Partition, SLACK, Topic};
 use spill::{BUCKETS, Spill, Storage};
 
 /// Retention removes rows in steps, so it may have removed rows that are younger by this than the oldest one kept.
@@ -75,17 +75,17 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
     let mut expected = Spill::new(&storage)?;
     reading.arrived = Spill::new(&storage)?;
     let topics = &reading.names;
-    let places: HashMap<&str, u32> = topics.iter().map(String::as_str).zip(0..).collect();
+    let indices: HashMap<&str, u32> = topics.iter().map(String::as_str).zip(0..).collect();
     snapshot
         .each_row(topics, settings.since, |kept| {
             bar.inc(1);
-            let topic = places[kept.row.topic.as_str()];
-            Ok::<_, Error>(expected.push(&Expected::of(&kept.row, topic, fate(&kept)))?)
+            let topic = indices[kept.row.topic.as_str()];
+            Ok::<_, Error>(expected.push(&Expected::of(&kept.row, topic, row_state(&kept)))?)
         })
         .await?;
     snapshot.close().await?;
     let mut reading = on_thread(reading, Reading::read).await?;
-    let judge = Judge::new(Circumstances {
+    let judge = Judge::new(Context {
         topics: reading.topics(&settings.kafka).await,
         phantoms_from: phantoms_from(&windows, settings.since),
         serialized_keys: settings.serialized_keys,
@@ -104,11 +104,11 @@ async fn on_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&mut reading).map(|_| reading)).await?
 }
 
-fn fate(kept: &StoredRow) -> Fate {
+fn row_state(kept: &StoredRow) -> RowState {
     match (kept.state, kept.published_at) {
-        (State::Published, Some(at)) => Fate::Published(micros(at)),
-        (State::Dead, _) => Fate::Dead,
-        _ => Fate::Pending,
+        (State::Published, Some(at)) => RowState::Published(micros(at)),
+        (State::Dead, _) => RowState::Dead,
+        _ => RowState::Pending,
     }
 }
 
@@ -224,15 +224,15 @@ impl Reading {
 
     async fn topics(&self, kafka: &ClientConfig) -> Vec<Topic> {
         let mut topics = Vec::new();
-        for (place, name) in self.names.iter().enumerate() {
-            let extents = &self.extents[place];
+        for (index, name) in self.names.iter().enumerate() {
+            let extents = &self.extents[index];
             let span: i64 = extents.iter().map(|extent| extent.to - extent.from).sum();
-            let has_holes = self.read[place] < span as u64;
+            let has_holes = self.read[index] < span as u64;
             topics.push(Topic {
                 name: name.clone(),
                 partitions: extents
                     .iter()
-                    .zip(&self.first[place])
+                    .zip(&self.first[index])
                     .map(|(e, f)| self.partition(e, *f))
                     .collect(),
                 // If we may not ask, missing offsets suggest compaction.
@@ -245,9 +245,9 @@ impl Reading {
     fn partition(&self, extent: &Extent, first: Option<Micros>) -> Partition {
         let asked = self.since.map(|since| since * 1000);
         // Kafka has removed the records before `low`, or all of them.
-        let cut = (extent.low > 0 && extent.from == extent.low).then(|| first.unwrap_or(Micros::MAX));
+        let truncated_to = (extent.low > 0 && extent.from == extent.low).then(|| first.unwrap_or(Micros::MAX));
         Partition {
-            begins: cut.max(asked),
+            begins: truncated_to.max(asked),
             // If offsets do not begin at 0, there were earlier records.
             first: if extent.from > 0 { Some(Micros::MIN) } else { first },
         }

@@ -41,22 +41,22 @@ impl BatchOutcome {
             sent: Sent::InBatch,
             kafka_answers: kafka_answers || deliveries.contains(&Delivery::Acked),
         };
-        let mut batch = BatchOutcome::default();
+        let mut outcome = BatchOutcome::default();
         let mut held_units = BTreeSet::new();
         // Sorted by unit, because every statement that locks several holds of a topic does so in this order.
         let mut paused_units = BTreeMap::new();
         for (row, delivery) in rows.iter().zip(deliveries) {
             let Decision { row: fate, hold, kafka } = policy.decide(attempt, Event::Delivered(row, delivery), jitter());
-            batch.add(row.id, fate);
+            outcome.add(row.id, fate);
             match hold {
                 HoldFate::Create(hold) if hold.head_id.is_none() => {
-                    let place = (hold.lane, hold.topic.clone(), hold.unit.clone());
-                    paused_units.entry(place).or_insert(hold);
+                    let unit = (hold.lane, hold.topic.clone(), hold.unit.clone());
+                    paused_units.entry(unit).or_insert(hold);
                 }
                 // The first row of a key that remains is its head. Rows behind it wait with the others of the key.
                 HoldFate::Create(hold) => {
                     if held_units.insert((hold.topic.clone(), hold.unit.clone())) {
-                        batch.holds.push(hold);
+                        outcome.holds.push(hold);
                     }
                 }
                 HoldFate::Unchanged
@@ -68,13 +68,13 @@ impl BatchOutcome {
             match kafka {
                 KafkaFate::Unchanged => {}
                 KafkaFate::PausePartition { partition, reason } => {
-                    batch.paused.entry((row.topic.clone(), partition)).or_insert(reason);
+                    outcome.paused.entry((row.topic.clone(), partition)).or_insert(reason);
                 }
-                KafkaFate::PauseEverything { reason } => batch.outage = Some(reason),
+                KafkaFate::PauseEverything { reason } => outcome.outage = Some(reason),
             }
         }
-        batch.holds.extend(paused_units.into_values());
-        batch
+        outcome.holds.extend(paused_units.into_values());
+        outcome
     }
 
     fn add(&mut self, id: i64, fate: RowFate) {
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    fn judge(rows: &[Row], deliveries: &[Delivery], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
+    fn outcome_of(rows: &[Row], deliveries: &[Delivery], kafka_answers: bool, policy: &RetryPolicy) -> BatchOutcome {
         BatchOutcome::of(rows, deliveries, kafka_answers, policy, || 0.5)
     }
 
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_of_locked_rows_and_those_that_kafka_has_are_remembered() {
-        let mut batch = BatchOutcome {
+    fn nothing_is_written_about_locked_rows_and_published_ones_stay_unmarked() {
+        let mut outcome = BatchOutcome {
             published: vec![1, 2, 5],
             refused: vec![POLICY.refusal(&row(3, Some(0), "t", Some("k"), 0), "too large", 0.5)],
             ..BatchOutcome::default()
         };
-        batch.holds = vec![NewHold {
+        outcome.holds = vec![NewHold {
             lane: 0,
             topic: "t".to_owned(),
             unit: "k:k".to_owned(),
@@ -203,15 +203,15 @@ mod tests {
             failures: 1,
             wait: None,
         }];
-        batch.leave_locked(&[2, 3], &POLICY);
-        assert!(batch.holds[0].wait.is_some(), "it is not dead, so it is tried again");
-        assert_eq!(batch.published, [1, 5]);
+        outcome.leave_locked(&[2, 3], &POLICY);
+        assert!(outcome.holds[0].wait.is_some(), "it is not dead, so it is tried again");
+        assert_eq!(outcome.published, [1, 5]);
         assert_eq!(
-            (batch.unmarked.as_slice(), batch.maybe_sent.as_slice()),
+            (outcome.unmarked.as_slice(), outcome.maybe_sent.as_slice()),
             (&[2][..], &[2][..])
         );
-        assert_eq!((batch.refused.len(), batch.unsent.as_slice()), (0, &[3][..]));
-        assert!(!batch.is_clean() && !batch.has_published(2) && batch.has_published(5));
+        assert_eq!((outcome.refused.len(), outcome.unsent.as_slice()), (0, &[3][..]));
+        assert!(!outcome.is_clean() && !outcome.has_published(2) && outcome.has_published(5));
     }
 
     fn deferred() -> Delivery {
@@ -231,7 +231,7 @@ mod tests {
 
     /// The partition of a topic of four that the row belongs to.
     fn partition_of(row: &Row) -> Partition {
-        let number = row.place().partition(4).expect("a partition");
+        let number = row.partition_choice().partition(4).expect("a partition");
         Partition { number, of: 4 }
     }
 
@@ -248,30 +248,30 @@ mod tests {
     #[test]
     fn a_clean_batch_is_published_and_nothing_else() {
         let rows = [row(1, Some(0), "t", Some("a"), 0)];
-        let batch = judge(&rows, &[Delivery::Acked], false, &POLICY);
-        assert!(batch.is_clean());
-        assert_eq!(batch.published, [1]);
+        let outcome = outcome_of(&rows, &[Delivery::Acked], false, &POLICY);
+        assert!(outcome.is_clean());
+        assert_eq!(outcome.published, [1]);
         for delivery in [refused(), deferred(), Delivery::NotSent, Delivery::Unknown, slow()] {
-            assert!(!judge(&rows, &[delivery], true, &POLICY).is_clean());
+            assert!(!outcome_of(&rows, &[delivery], true, &POLICY).is_clean());
         }
     }
 
     #[test]
-    fn a_deferred_row_holds_its_key_untried_and_may_be_sent_at_once() {
+    fn a_deferred_row_holds_its_key_without_a_failure_and_may_be_sent_at_once() {
         let rows = [
             row(1, Some(0), "t", Some("a"), 0),
             row(2, Some(0), "t", Some("a"), 0),
             row(3, None, "t", None, 0),
         ];
-        let batch = judge(&rows, &[deferred(), Delivery::NotSent, deferred()], true, &POLICY);
-        assert_eq!(batch.unsent, [1, 2, 3]);
-        assert!(batch.refused.is_empty(), "it costs no attempt");
-        let [hold] = batch.holds.as_slice() else {
-            panic!("{:?}", batch.holds)
+        let outcome = outcome_of(&rows, &[deferred(), Delivery::NotSent, deferred()], true, &POLICY);
+        assert_eq!(outcome.unsent, [1, 2, 3]);
+        assert!(outcome.refused.is_empty(), "it costs no attempt");
+        let [hold] = outcome.holds.as_slice() else {
+            panic!("{:?}", outcome.holds)
         };
         assert_eq!((hold.unit.as_str(), hold.head_id), ("k:a", Some(1)));
         assert_eq!((hold.failures, hold.wait), (0, Some(Duration::ZERO)));
-        assert!(batch.holds_back(&rows[1]));
+        assert!(outcome.holds_back(&rows[1]));
     }
 
     #[test]
@@ -282,49 +282,52 @@ mod tests {
             row(3, Some(0), "t", Some("b"), 0),
         ];
         let deliveries = [refused(), Delivery::NotSent, Delivery::Acked];
-        let batch = judge(&rows, &deliveries, false, &POLICY);
-        assert_eq!(batch.published, [3]);
-        assert_eq!(batch.holds.len(), 1);
-        assert_eq!(batch.holds[0].head_id, Some(1));
-        assert!(batch.holds_back(&rows[1]));
-        assert!(!batch.holds_back(&rows[2]));
+        let outcome = outcome_of(&rows, &deliveries, false, &POLICY);
+        assert_eq!(outcome.published, [3]);
+        assert_eq!(outcome.holds.len(), 1);
+        assert_eq!(outcome.holds[0].head_id, Some(1));
+        assert!(outcome.holds_back(&rows[1]));
+        assert!(!outcome.holds_back(&rows[2]));
     }
 
     #[test]
-    fn the_last_attempt_is_a_dead_letter_and_by_default_lets_the_key_go_on() {
+    fn the_last_attempt_is_a_dead_letter_and_by_default_the_key_continues() {
         let rows = [row(1, Some(0), "t", Some("a"), 2)];
-        let batch = judge(&rows, &[refused()], true, &POLICY);
-        assert!(batch.refused[0].dead);
-        assert!(batch.holds.is_empty());
+        let outcome = outcome_of(&rows, &[refused()], true, &POLICY);
+        assert!(outcome.refused[0].dead);
+        assert!(outcome.holds.is_empty());
         let hold = RetryPolicy {
             on_dead: OnDead::Hold,
             ..POLICY
         };
-        let batch = judge(&rows, &[refused()], true, &hold);
-        assert_eq!(batch.holds[0].wait, None, "waits for an operator");
+        let outcome = outcome_of(&rows, &[refused()], true, &hold);
+        assert_eq!(outcome.holds[0].wait, None, "waits for an operator");
     }
 
     #[test]
-    fn silence_from_all_of_kafka_is_an_outage_and_holds_nothing() {
+    fn a_timeout_of_all_of_kafka_is_an_outage_and_holds_nothing() {
         let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(1), "u", Some("b"), 0)];
-        let batch = judge(&rows, &[slow(), slow()], false, &POLICY);
-        assert!(batch.outage.is_some());
-        assert!(batch.holds.is_empty());
-        assert_eq!(batch.maybe_sent, [1, 2]);
+        let outcome = outcome_of(&rows, &[slow(), slow()], false, &POLICY);
+        assert!(outcome.outage.is_some());
+        assert!(outcome.holds.is_empty());
+        assert_eq!(outcome.maybe_sent, [1, 2]);
     }
 
     #[test]
-    fn silence_from_one_topic_parks_that_topic() {
+    fn a_timeout_of_one_topic_parks_that_topic() {
         let rows = [row(1, Some(0), "t", Some("a"), 0), row(2, Some(0), "u", Some("b"), 0)];
-        let batch = judge(&rows, &[slow(), Delivery::Acked], false, &POLICY);
-        assert!(batch.outage.is_none());
-        assert_eq!(batch.holds.len(), 1);
-        assert_eq!((batch.holds[0].topic.as_str(), batch.holds[0].unit.as_str()), ("t", ""));
+        let outcome = outcome_of(&rows, &[slow(), Delivery::Acked], false, &POLICY);
+        assert!(outcome.outage.is_none());
+        assert_eq!(outcome.holds.len(), 1);
+        assert_eq!(
+            (outcome.holds[0].topic.as_str(), outcome.holds[0].unit.as_str()),
+            ("t", "")
+        );
     }
 
     #[test]
-    fn silence_from_one_partition_pauses_that_partition_in_each_lane_that_met_it() {
-        // By the known answers of murmur2: "21" belongs to partition 0 of four, "foobar" to 2 and "abc" to 3.
+    fn a_timeout_of_one_partition_pauses_that_partition_in_each_lane_with_rows_for_it() {
+        // By the expected values of murmur2: "21" belongs to partition 0 of four, "foobar" to 2 and "abc" to 3.
         let rows = [
             row(1, Some(0), "t", Some("21"), 0),
             row(2, Some(0), "t", Some("foobar"), 0),
@@ -336,17 +339,21 @@ mod tests {
             .map(|row| partition_unavailable(row, Unavailability::Transient))
             .collect();
         deliveries[1] = Delivery::Acked;
-        let batch = judge(&rows, &deliveries, false, &POLICY);
-        let held: Vec<_> = batch.holds.iter().map(|hold| (hold.lane, hold.unit.clone())).collect();
+        let outcome = outcome_of(&rows, &deliveries, false, &POLICY);
+        let held: Vec<_> = outcome
+            .holds
+            .iter()
+            .map(|hold| (hold.lane, hold.unit.clone()))
+            .collect();
         let unordered = (UNORDERED_LANE, partition_of(&rows[3]).unit());
         assert_eq!(held, [unordered, (0, "s:0/4".to_owned()), (1, "s:0/4".to_owned())]);
         assert!(
-            batch
+            outcome
                 .holds
                 .iter()
                 .all(|hold| hold.head_id.is_none() && hold.failures == 1)
         );
-        let holds_back = |lane, key| batch.holds_back(&row(9, Some(lane), "t", Some(key), 0));
+        let holds_back = |lane, key| outcome.holds_back(&row(9, Some(lane), "t", Some(key), 0));
         assert!(holds_back(0, "21") && holds_back(1, "21"));
         assert!(!holds_back(0, "foobar") && !holds_back(0, "abc") && !holds_back(2, "21"));
     }
@@ -354,7 +361,7 @@ mod tests {
     #[test]
     fn a_partition_known_to_be_paused_is_held_though_nothing_was_acknowledged() {
         let rows = [row(1, Some(0), "t", Some("21"), 0)];
-        let paused = judge(
+        let paused = outcome_of(
             &rows,
             &[partition_unavailable(&rows[0], Unavailability::Paused)],
             false,
@@ -362,7 +369,7 @@ mod tests {
         );
         assert_eq!((paused.outage, paused.holds.len()), (None, 1));
         assert_eq!((paused.unsent, paused.maybe_sent), (vec![1], vec![]));
-        let silent = judge(
+        let silent = outcome_of(
             &rows,
             &[partition_unavailable(&rows[0], Unavailability::Transient)],
             false,
@@ -384,7 +391,7 @@ mod tests {
                 reason: "unavailable".into(),
                 maybe_landed,
             }),
-            // Of its row's own partition, once that is drawn.
+            // The partition is replaced by that of the row.
             1 => Just(partition_unavailable(&row(0, None, "", None, 0), Unavailability::Transient)),
             1 => Just(partition_unavailable(&row(0, None, "", None, 0), Unavailability::Paused)),
         ]
@@ -415,69 +422,71 @@ mod tests {
     }
 
     proptest! {
-        /// The plain model: each row alone, by the table of decisions.
+        /// Compares the outcome with a plain model, which looks at each row alone.
         #[test]
-        fn every_row_meets_the_fate_of_the_plain_model(
+        fn every_row_has_the_fate_of_the_plain_model(
             batch in any_batch(), answers: bool, hold_dead: bool,
         ) {
             let policy = RetryPolicy { on_dead: if hold_dead { OnDead::Hold } else { OnDead::Continue }, ..POLICY };
             let (rows, deliveries): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let batch = judge(&rows, &deliveries, answers, &policy);
-            let alive = answers || deliveries.contains(&Delivery::Acked);
+            let outcome = outcome_of(&rows, &deliveries, answers, &policy);
+            let kafka_answers = answers || deliveries.contains(&Delivery::Acked);
             for (row, delivery) in rows.iter().zip(&deliveries) {
-                let refusal = batch.refused.iter().find(|r| r.id == row.id);
-                let places = [
-                    batch.published.contains(&row.id),
-                    batch.unsent.contains(&row.id),
-                    batch.maybe_sent.contains(&row.id),
+                let refusal = outcome.refused.iter().find(|r| r.id == row.id);
+                let fates = [
+                    outcome.published.contains(&row.id),
+                    outcome.unsent.contains(&row.id),
+                    outcome.maybe_sent.contains(&row.id),
                     refusal.is_some(),
                 ];
-                prop_assert_eq!(places.iter().filter(|p| **p).count(), 1, "exactly one fate each");
+                prop_assert_eq!(fates.iter().filter(|p| **p).count(), 1, "exactly one fate each");
                 match delivery {
-                    Delivery::Acked => prop_assert!(places[0]),
-                    Delivery::NotSent => prop_assert!(places[1]),
-                    Delivery::Unknown => prop_assert!(places[2]),
+                    Delivery::Acked => prop_assert!(fates[0]),
+                    Delivery::NotSent => prop_assert!(fates[1]),
+                    Delivery::Unknown => prop_assert!(fates[2]),
                     Delivery::Refused { .. } => {
                         let refusal = refusal.expect("refused");
                         prop_assert_eq!(refusal.dead, row.attempts + 1 >= policy.max_attempts);
                         let kept = !refusal.dead || hold_dead;
                         if row.lane.is_some() && kept {
-                            prop_assert!(batch.holds_back(row), "a refused head holds its key");
+                            prop_assert!(outcome.holds_back(row), "a refused head holds its key");
                         }
                     }
                     Delivery::Deferred { .. } => {
-                        prop_assert!(places[1]);
-                        prop_assert!(row.lane.is_none() || batch.holds_back(row), "its key waits for it");
+                        prop_assert!(fates[1]);
+                        prop_assert!(row.lane.is_none() || outcome.holds_back(row), "its key waits for it");
                     }
                     Delivery::Unavailable { fault, maybe_landed, partition, .. } => {
-                        let place = 1 + usize::from(*maybe_landed);
-                        prop_assert!(places[place]);
-                        let outage = *fault == Unavailability::Transient && !alive;
+                        let fate = 1 + usize::from(*maybe_landed);
+                        prop_assert!(fates[fate]);
+                        let outage = *fault == Unavailability::Transient && !kafka_answers;
                         let lane = row.lane.unwrap_or(UNORDERED_LANE);
                         let unit = partition.map_or_else(String::new, Partition::unit);
-                        let parked = batch.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit == unit);
+                        let parked = outcome.holds.iter().any(|h| h.lane == lane && h.topic == row.topic && h.unit == unit);
                         if outage {
-                            prop_assert!(batch.outage.is_some());
+                            prop_assert!(outcome.outage.is_some());
                         } else {
                             prop_assert!(parked, "an unavailable topic is parked in its lane, or a partition of it");
-                            prop_assert!(row.lane.is_none() || batch.holds_back(row), "and keeps the row back");
+                            prop_assert!(row.lane.is_none() || outcome.holds_back(row), "and keeps the row back");
                         }
                     }
                 }
             }
-            for hold in &batch.holds {
+            for hold in &outcome.holds {
                 let cause = rows.iter().zip(&deliveries).any(|(row, delivery)| {
                     row.lane.unwrap_or(UNORDERED_LANE) == hold.lane && row.topic == hold.topic
                         && match delivery {
                             Delivery::Refused { .. } | Delivery::Deferred { .. } => hold.head_id == Some(row.id),
-                            Delivery::Unavailable { partition, .. } => hold.unit == partition.map_or_else(String::new, Partition::unit),
+                            Delivery::Unavailable { partition, .. } => {
+                                hold.unit == partition.map_or_else(String::new, Partition::unit)
+                            }
                             _ => false,
                         }
                 });
                 prop_assert!(cause, "no hold without a cause: {:?}", hold);
             }
-            if alive {
-                prop_assert_eq!(batch.outage, None);
+            if kafka_answers {
+                prop_assert_eq!(outcome.outage, None);
             }
         }
     }

@@ -1,21 +1,21 @@
-//! How many lanes each worker should hold. Pure.
+//! How many lanes each worker should own.
 
 use uuid::Uuid;
 
 use crate::domain::row::LANE_COUNT;
 
-/// The fair share of `me`: every live worker gets the floor of an even split, and the remainder goes to those
-/// who already hold more, so that a newcomer never starves and nobody swaps lanes for the sake of evenness.
-pub fn fair_share(me: Uuid, holdings: &[(Uuid, usize)]) -> usize {
-    let mut order: Vec<_> = holdings.to_vec();
-    // Everybody must arrive at the same answer: ties are broken by identity.
+/// The fair share of `me`, given how many lanes each live worker owns. An even split is rounded down, and the remainder goes to
+/// the workers that own most. So a new worker always gets lanes, and no two workers swap lanes.
+pub fn fair_share(me: Uuid, owned: &[(Uuid, usize)]) -> usize {
+    let mut order: Vec<_> = owned.to_vec();
+    // All workers must compute the same shares, so ties are broken by id.
     order.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
-    let Some(place) = order.iter().position(|(worker, _)| *worker == me) else {
+    let Some(rank) = order.iter().position(|(worker, _)| *worker == me) else {
         return 0;
     };
     let even = LANE_COUNT / order.len();
     let remainder = LANE_COUNT % order.len();
-    even + usize::from(place < remainder)
+    even + usize::from(rank < remainder)
 }
 
 #[cfg(test)]
@@ -25,8 +25,8 @@ mod tests {
 
     type Holdings = Vec<(Uuid, usize)>;
 
-    /// One round of everybody following the rule; free lanes go to whoever is short. Returns lanes that moved.
-    fn settle(holdings: &mut Holdings) -> usize {
+    /// Does one round in which all workers return their surplus and take free lanes. Returns how many lanes were returned.
+    fn balance(holdings: &mut Holdings) -> usize {
         let view = holdings.clone();
         let mut free = LANE_COUNT - view.iter().map(|h| h.1).sum::<usize>();
         let mut moved = 0;
@@ -73,37 +73,37 @@ mod tests {
         }
 
         #[test]
-        fn one_round_evens_everything_out_and_then_nothing_moves(mut holdings in any_holdings()) {
-            settle(&mut holdings);
+        fn one_round_balances_all_lanes_and_then_none_moves(mut holdings in any_holdings()) {
+            balance(&mut holdings);
             prop_assert!(spread(&holdings) <= 1);
             let before = holdings.clone();
-            prop_assert_eq!(settle(&mut holdings), 0);
+            prop_assert_eq!(balance(&mut holdings), 0);
             prop_assert_eq!(before, holdings);
         }
 
         #[test]
-        fn a_joiner_gets_its_share_and_only_that_moves(workers in 1usize..20) {
+        fn a_new_worker_gets_its_share_and_no_other_lanes_move(workers in 1usize..20) {
             let mut holdings: Holdings = (0..workers).map(|n| (Uuid::from_u128(n as u128 + 1), 0)).collect();
-            settle(&mut holdings);
+            balance(&mut holdings);
             holdings.push((Uuid::from_u128(1000), 0));
-            let moved = settle(&mut holdings);
-            let joined = holdings.last().unwrap().1;
-            prop_assert!(joined >= LANE_COUNT / (workers + 1));
-            prop_assert_eq!(moved, joined, "nobody else's lanes changed hands");
+            let moved = balance(&mut holdings);
+            let share = holdings.last().unwrap().1;
+            prop_assert!(share >= LANE_COUNT / (workers + 1));
+            prop_assert_eq!(moved, share, "no other lanes moved");
         }
 
         #[test]
-        fn a_rolling_restart_moves_each_leavers_lanes_and_no_others(workers in 2usize..12) {
+        fn a_rolling_restart_moves_only_the_lanes_of_the_workers_that_leave(workers in 2usize..12) {
             let mut holdings: Holdings = (0..workers).map(|n| (Uuid::from_u128(n as u128 + 1), 0)).collect();
-            settle(&mut holdings);
+            balance(&mut holdings);
             for n in 0..workers {
-                // Surge first, as a rolling update does: the successor joins, then the old one leaves.
+                // As in a rolling update, the successor joins before the old worker leaves.
                 holdings.push((Uuid::from_u128(100 + n as u128), 0));
-                let to_joiner = settle(&mut holdings);
-                prop_assert!(to_joiner <= LANE_COUNT.div_ceil(workers + 1));
+                let to_new = balance(&mut holdings);
+                prop_assert!(to_new <= LANE_COUNT.div_ceil(workers + 1));
                 holdings.remove(0);
-                let among_the_rest = settle(&mut holdings);
-                prop_assert_eq!(among_the_rest, 0, "a leaver's lanes go to those short of them, nobody swaps");
+                let among_others = balance(&mut holdings);
+                prop_assert_eq!(among_others, 0, "the lanes that were left go to workers that lack some");
                 prop_assert!(spread(&holdings) <= 1);
             }
         }

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_stops_below_what_is_left_and_where_the_claim_was_cut() {
+    fn a_floor_stops_below_a_pending_row_and_where_the_claim_stopped() {
         let watermark = watermark(100, 100, 0);
         let advanced = |from, scanned_to, lowest_pending| {
             let mut floor = Floor::at(from);
@@ -104,11 +104,11 @@ mod tests {
         assert_eq!(advanced(10, None, None), 100);
         assert_eq!(advanced(10, Some(50), None), 50);
         assert_eq!(advanced(10, Some(50), Some(30)), 29);
-        assert_eq!(advanced(40, None, Some(30)), 40, "never backwards");
+        assert_eq!(advanced(40, None, Some(30)), 40, "a claim never lowers the floor");
     }
 
     #[test]
-    fn a_floor_that_is_lowered_is_so_in_both_parts() {
+    fn lowering_a_floor_lowers_both_parts() {
         let mut floor = Floor::at(0);
         floor.advance(ScanResult::of_everything(watermark(10, 100, 3)));
         let tracker = WatermarkTracker::default();

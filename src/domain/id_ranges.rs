@@ -1,14 +1,14 @@
-//! Ids of rows that may have been sent before, as ranges: exact enough to flag few others, and small however many there are. Pure.
+//! Ids of rows that may have been sent before, as ranges. They are small however many ids there are, and include few others.
 
-/// So many ranges of a lane are stored.
+/// Most ranges of a lane that are stored.
 const STORED_MAX: usize = 32;
 
-/// IdRanges of ids, first and last included: in order, and apart from each other.
+/// Ranges of ids, including the first and the last of each. They are sorted, and neither overlap nor touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdRanges(Vec<(i64, i64)>);
 
 impl IdRanges {
-    /// As they are stored: first, last, first, last.
+    /// Reads the format in which they are stored: first, last, first, last.
     pub fn from_flat(flat: &[i64]) -> Self {
         let mut ranges = IdRanges::default();
         for pair in flat.chunks_exact(2) {
@@ -29,14 +29,14 @@ impl IdRanges {
         ranges
     }
 
-    /// Neighbours and those that overlap become one.
+    /// Adds a range, and merges it with ranges that it overlaps or touches.
     pub fn insert(&mut self, first: i64, last: i64) {
         let from = self.0.partition_point(|range| range.1.saturating_add(1) < first);
         let to = self.0.partition_point(|range| range.0 <= last.saturating_add(1));
         let (mut first, mut last) = (first, last);
-        if let Some(met) = self.0.get(from..to).filter(|met| !met.is_empty()) {
-            first = first.min(met[0].0);
-            last = last.max(met[met.len() - 1].1);
+        if let Some(merged) = self.0.get(from..to).filter(|merged| !merged.is_empty()) {
+            first = first.min(merged[0].0);
+            last = last.max(merged[merged.len() - 1].1);
         }
         self.0.splice(from..to.max(from), [(first, last)]);
     }
@@ -45,27 +45,27 @@ impl IdRanges {
         others.0.iter().for_each(|(first, last)| self.insert(*first, *last));
     }
 
-    /// At most so many: those with the least between them become one.
-    pub fn capped(mut self, most: usize) -> Self {
-        while self.0.len() > most.max(1) {
+    /// Reduces them to at most `max` ranges, by merging those with the smallest gaps.
+    pub fn capped(mut self, max: usize) -> Self {
+        while self.0.len() > max.max(1) {
             let gaps = self.0.windows(2).map(|pair| pair[1].0 - pair[0].1).enumerate();
-            let Some((place, _)) = gaps.min_by_key(|(_, gap)| *gap) else {
+            let Some((index, _)) = gaps.min_by_key(|(_, gap)| *gap) else {
                 break;
             };
-            let (_, last) = self.0.remove(place + 1);
-            self.0[place].1 = last;
+            let (_, last) = self.0.remove(index + 1);
+            self.0[index].1 = last;
         }
         self
     }
 
-    /// As they are stored of a lane: a few, which say a little more than they must.
+    /// The format in which the ranges of a lane are stored. There are few of them, so they may include more ids.
     pub fn to_stored(&self) -> Vec<i64> {
         self.clone().capped(STORED_MAX).to_flat()
     }
 
     pub fn contains(&self, id: i64) -> bool {
-        let place = self.0.partition_point(|range| range.1 < id);
-        self.0.get(place).is_some_and(|range| range.0 <= id)
+        let index = self.0.partition_point(|range| range.1 < id);
+        self.0.get(index).is_some_and(|range| range.0 <= id)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -96,16 +96,16 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_meet_become_one() {
+    fn ranges_that_overlap_or_touch_are_merged() {
         assert_eq!(flat(&[(5, 6), (1, 2)]), [1, 2, 5, 6]);
-        assert_eq!(flat(&[(1, 2), (3, 4)]), [1, 4], "neighbours");
+        assert_eq!(flat(&[(1, 2), (3, 4)]), [1, 4], "they touch");
         assert_eq!(flat(&[(1, 2), (8, 9), (2, 8)]), [1, 9]);
         assert_eq!(flat(&[(1, 9), (3, 4)]), [1, 9]);
         assert_eq!(flat(&[(1, i64::MAX), (3, 4)]), [1, i64::MAX]);
     }
 
     #[test]
-    fn too_many_become_fewer_where_least_lies_between_them() {
+    fn a_cap_merges_the_ranges_with_the_smallest_gaps() {
         let ranges = IdRanges::of_ids([100, 1, 3, 50, 103]);
         assert_eq!(ranges.clone().capped(5), ranges);
         assert_eq!(ranges.clone().capped(3).to_flat(), [1, 3, 50, 50, 100, 103]);
@@ -115,8 +115,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exactly_what_was_inserted_is_in_them_and_nothing_is_lost_by_a_cap(
-            inserted in prop::collection::vec((0..60i64, 0..6i64), 0..20), most in 1..5usize,
+        fn ranges_contain_exactly_what_was_inserted_and_a_cap_loses_nothing(
+            inserted in prop::collection::vec((0..60i64, 0..6i64), 0..20), max in 1..5usize,
         ) {
             let mut ranges = IdRanges::default();
             let mut ids = BTreeSet::new();
@@ -126,10 +126,10 @@ mod tests {
             }
             let found: BTreeSet<i64> = (-5..80).filter(|id| ranges.contains(*id)).collect();
             prop_assert_eq!(&found, &ids);
-            prop_assert_eq!(&IdRanges::of_ids(ids.iter().copied()), &ranges, "there is one way to write them");
+            prop_assert_eq!(&IdRanges::of_ids(ids.iter().copied()), &ranges, "equal sets have equal ranges");
             prop_assert_eq!(&IdRanges::from_flat(&ranges.to_flat()), &ranges);
-            let capped = ranges.capped(most);
-            prop_assert!(capped.iter().count() <= most);
+            let capped = ranges.capped(max);
+            prop_assert!(capped.iter().count() <= max);
             prop_assert!(ids.iter().all(|id| capped.contains(*id)));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::row::Row;
 
-/// See [`Row::place`].
+/// See [`Row::partition_choice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartitionChoice {
     /// The application named the partition.
@@ -50,7 +50,7 @@ impl Partition {
 
     /// Does the row belong to this partition? `outbox.holds_of` decides the same in SQL.
     pub fn takes(self, row: &Row) -> bool {
-        row.place().partition(self.of) == Some(self.number)
+        row.partition_choice().partition(self.of) == Some(self.number)
     }
 }
 
@@ -67,8 +67,8 @@ fn murmur2(data: &[u8]) -> u32 {
     }
     let tail = words.remainder();
     if !tail.is_empty() {
-        for (place, byte) in tail.iter().enumerate() {
-            hash ^= u32::from(*byte) << (8 * place);
+        for (index, byte) in tail.iter().enumerate() {
+            hash ^= u32::from(*byte) << (8 * index);
         }
         hash = hash.wrapping_mul(M);
     }
@@ -82,9 +82,9 @@ mod tests {
     use crate::domain::row::tests::row;
     use proptest::prelude::*;
 
-    /// The known answers of the Java client's own test of `Utils.murmur2`.
+    /// The expected values of the Java client's own test of `Utils.murmur2`.
     #[test]
-    fn murmur2_answers_as_the_java_client_does() {
+    fn murmur2_hashes_as_the_java_client_does() {
         let known: [(&[u8], i32); 7] = [
             (b"21", -973_932_308),
             (b"foobar", -790_332_482),
@@ -94,13 +94,13 @@ mod tests {
             (b"abc", 479_470_107),
             (b"", 275_646_681),
         ];
-        for (key, answer) in known {
-            assert_eq!(murmur2(key) as i32, answer, "{key:?}");
+        for (key, hash) in known {
+            assert_eq!(murmur2(key) as i32, hash, "{key:?}");
         }
     }
 
     #[test]
-    fn a_paused_partition_is_spelled_as_it_is_read_and_takes_the_rows_that_belong_there() {
+    fn a_paused_partition_is_written_as_it_is_read_and_takes_the_rows_that_belong_to_it() {
         let third = Partition { number: 3, of: 12 };
         assert_eq!(third.unit(), "s:3/12");
         assert_eq!(Partition::of_unit("s:3/12"), Some(third));
@@ -110,36 +110,39 @@ mod tests {
         let explicit = |partition| Row { partition, ..row(1) };
         assert!(third.takes(&explicit(Some(3))));
         assert!(!third.takes(&explicit(Some(15))));
-        let hashed = row(1).place().partition(12).expect("a partition");
+        let hashed = row(1).partition_choice().partition(12).expect("a partition");
         assert!(Partition { number: hashed, of: 12 }.takes(&row(1)));
         let next = (hashed + 1) % 12;
         assert!(!Partition { number: next, of: 12 }.takes(&row(1)));
     }
 
     #[test]
-    fn a_key_is_placed_where_the_java_client_would_and_an_explicit_partition_where_it_says() {
-        // 1,357,151,166: the known answer for "foobar" without its sign.
+    fn a_key_belongs_to_the_partition_that_the_java_client_chooses() {
+        // 1,357,151,166: the expected value for "foobar" without its sign.
         let foobar = Row {
             key: Some("foobar".into()),
             ..row(1)
         };
-        assert_eq!(foobar.place().partition(1000), Some(166));
-        assert_eq!(foobar.place().partition(0), None);
+        assert_eq!(foobar.partition_choice().partition(1000), Some(166));
+        assert_eq!(foobar.partition_choice().partition(0), None);
         let third = Row {
             partition: Some(3),
             ..foobar
         };
         assert_eq!(
-            (third.place().partition(4), third.place().partition(3)),
+            (
+                third.partition_choice().partition(4),
+                third.partition_choice().partition(3)
+            ),
             (Some(3), None)
         );
     }
 
     proptest! {
         #[test]
-        fn an_explicit_partition_is_itself_or_does_not_exist(partition in 0..=i32::MAX, count in 0..=i32::MAX) {
+        fn an_explicit_partition_is_chosen_if_it_exists(partition in 0..=i32::MAX, count in 0..=i32::MAX) {
             let row = Row { partition: Some(partition), ..row(1) };
-            prop_assert_eq!(row.place().partition(count), (partition < count).then_some(partition));
+            prop_assert_eq!(row.partition_choice().partition(count), (partition < count).then_some(partition));
         }
     }
 }

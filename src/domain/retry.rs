@@ -114,23 +114,9 @@ impl RetryPolicy {
         let sent = attempt.sent;
         match event {
             // Kafka has the row. Remedy: none is needed.
-            Event::Delivered(_, Acked) => Decision::new(
-                RowFate::Published,
-                match sent {
-                    Sent::InBatch => HoldFate::Unchanged,
-                    Sent::AsHead(_) => HoldFate::Release,
-                    Sent::AsProbe(_) => HoldFate::ReleaseAll,
-                },
-            ),
-            // The row was removed, redriven, discarded or done. Remedy: none is needed. A probe learned nothing, so only its own
-            // hold goes.
-            Event::RowGone => Decision::new(
-                RowFate::Gone,
-                match sent {
-                    Sent::InBatch => HoldFate::Unchanged,
-                    Sent::AsHead(_) | Sent::AsProbe(_) => HoldFate::Release,
-                },
-            ),
+            Event::Delivered(_, Acked) => Decision::new(RowFate::Published, acked(sent)),
+            // The row was removed, redriven, discarded or done. Remedy: none is needed.
+            Event::RowGone => Decision::new(RowFate::Gone, row_gone(sent)),
             // Another transaction has locked the row. Remedy: end that transaction.
             Event::MarkLocked => Decision::new(RowFate::PublishedUnmarked, self.mark_locked(sent, jitter)),
             // Another transaction has locked the row. Remedy: end that transaction; the row is sent and refused again.
@@ -161,10 +147,25 @@ impl RetryPolicy {
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
             // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or
             // the partition.
-            Event::Delivered(row, delivery @ Unavailable { maybe_landed, .. }) => {
-                let (hold, kafka) = self.unavailable(row, delivery, attempt, jitter);
-                let row = pending(row, *maybe_landed);
-                Decision { row, hold, kafka }
+            Event::Delivered(
+                row,
+                Unavailable {
+                    fault,
+                    partition,
+                    reason,
+                    maybe_landed,
+                },
+            ) => {
+                let is_outage = *fault == Unavailability::Transient && !attempt.kafka_answers;
+                Decision {
+                    row: pending(row, *maybe_landed),
+                    hold: match sent {
+                        // Nothing reached Kafka at all, so nothing is held.
+                        Sent::InBatch if is_outage => HoldFate::Unchanged,
+                        _ => self.unavailable(row, *partition, reason, sent, jitter),
+                    },
+                    kafka: kafka_unavailable(*fault, *partition, reason, sent, is_outage),
+                }
             }
         }
     }
@@ -216,41 +217,21 @@ impl RetryPolicy {
         Decision::new(RowFate::Refused(refusal), hold)
     }
 
-    /// The topic or partition is held until a probe is accepted. If all of Kafka may be down, nothing is held and all publishing
-    /// pauses.
-    fn unavailable(&self, row: &Row, delivery: &Delivery, attempt: Attempt<'_>, jitter: f64) -> (HoldFate, KafkaFate) {
-        use Unavailability::{Paused, Transient, Unusable};
-        let Delivery::Unavailable {
-            fault,
-            partition,
-            reason,
-            ..
-        } = delivery
-        else {
-            return (HoldFate::Unchanged, KafkaFate::Unchanged);
-        };
-        let is_outage = *fault == Transient && !attempt.kafka_answers;
-        let hold = match attempt.sent {
-            // Nothing reached Kafka at all, so nothing is held.
-            Sent::InBatch if is_outage => HoldFate::Unchanged,
-            Sent::InBatch => self.hold_paused(row, *partition, reason, jitter),
+    /// The topic or partition is held until a probe is accepted.
+    fn unavailable(
+        &self,
+        row: &Row,
+        partition: Option<Partition>,
+        reason: &str,
+        sent: Sent<'_>,
+        jitter: f64,
+    ) -> HoldFate {
+        match sent {
+            Sent::InBatch => self.hold_paused(row, partition, reason, jitter),
             // Only one of the topic's partitions accepts nothing, so the topic is not held as a whole any more.
             Sent::AsProbe(hold) if partition.is_some() && hold.unit.is_empty() => HoldFate::ReleaseAll,
-            Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(attempt.sent, reason, jitter),
-        };
-        let kafka = match (fault, attempt.sent, partition) {
-            (Unusable | Paused, _, _) => KafkaFate::Unchanged,
-            // A partition that still does not answer says nothing about Kafka as a whole, which has just answered about its
-            // topic.
-            (Transient, Sent::AsProbe(_), Some(_)) => KafkaFate::Unchanged,
-            (Transient, _, _) if is_outage => KafkaFate::PauseEverything { reason: reason.clone() },
-            (Transient, _, None) => KafkaFate::Unchanged,
-            (Transient, _, Some(partition)) => KafkaFate::PausePartition {
-                partition: *partition,
-                reason: reason.clone(),
-            },
-        };
-        (hold, kafka)
+            Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
+        }
     }
 
     /// The refusal of a row: it counts one more attempt, and tells whether that was the last one.
@@ -317,6 +298,42 @@ fn hold_key(row: &Row, reason: &str, failures: i32, wait: Option<Duration>) -> H
     })
 }
 
+/// What an unavailable topic or partition says about Kafka. If all of Kafka may be down, all publishing pauses.
+fn kafka_unavailable(
+    fault: Unavailability,
+    partition: Option<Partition>,
+    reason: &str,
+    sent: Sent<'_>,
+    is_outage: bool,
+) -> KafkaFate {
+    use Unavailability::{Paused, Transient, Unusable};
+    let reason = reason.to_owned();
+    match (fault, sent, partition) {
+        (Unusable | Paused, _, _) => KafkaFate::Unchanged,
+        // A partition that still does not answer says nothing about Kafka as a whole, which has just answered about its topic.
+        (Transient, Sent::AsProbe(_), Some(_)) => KafkaFate::Unchanged,
+        (Transient, _, _) if is_outage => KafkaFate::PauseEverything { reason },
+        (Transient, _, None) => KafkaFate::Unchanged,
+        (Transient, _, Some(partition)) => KafkaFate::PausePartition { partition, reason },
+    }
+}
+
+fn acked(sent: Sent<'_>) -> HoldFate {
+    match sent {
+        Sent::InBatch => HoldFate::Unchanged,
+        Sent::AsHead(_) => HoldFate::Release,
+        Sent::AsProbe(_) => HoldFate::ReleaseAll,
+    }
+}
+
+/// Nothing was learned about the topic or partition, so a probe releases only its own hold.
+fn row_gone(sent: Sent<'_>) -> HoldFate {
+    match sent {
+        Sent::InBatch => HoldFate::Unchanged,
+        Sent::AsHead(_) | Sent::AsProbe(_) => HoldFate::Release,
+    }
+}
+
 fn pending(row: &Row, maybe_landed: bool) -> RowFate {
     RowFate::Pending {
         maybe_sent: row.possible_duplicate || maybe_landed,
@@ -368,7 +385,7 @@ mod tests {
         }
     }
 
-    fn said(decision: &Decision) -> String {
+    fn describe(decision: &Decision) -> String {
         let wait = |wait: &Option<Duration>| wait.map_or("never".to_owned(), |wait| format!("in {wait:?}"));
         let row = match &decision.row {
             RowFate::Published => "published",
@@ -393,278 +410,89 @@ mod tests {
         let kafka = match &decision.kafka {
             KafkaFate::Unchanged => "",
             KafkaFate::PausePartition { .. } => ", pause partition",
-            KafkaFate::PauseEverything { .. } => ", pause everything",
+            KafkaFate::PauseEverything { .. } => ", pause all",
         };
         format!("{row}{hold}{kafka}")
     }
 
-    /// How rows are sent here: ordered or not, and with which hold.
+    /// How the row was sent, and for which hold.
     const BATCH: &str = "batch";
     const HEAD: &str = "head";
     const TOPIC: &str = "probe of the topic";
     const PARTITION: &str = "probe of the partition";
 
-    /// What happened, how the row was sent, whether Kafka answers others (where that matters), and the decisions on an
-    /// ordered row and on an unordered one, which is never the head of a hold.
+    /// What happened, how the row was sent, whether Kafka answers (`None` for both), and the decisions about an ordered row and
+    /// about an unordered one, which is never the head of a hold.
     type Line = (&'static str, &'static str, Option<bool>, &'static str, &'static str);
 
+    #[rustfmt::skip]
     const TABLE: &[Line] = &[
         ("acked", BATCH, None, "published", "published"),
         ("acked", HEAD, None, "published, release", ""),
         ("acked", TOPIC, None, "published, release all", "published, release all"),
-        (
-            "acked",
-            PARTITION,
-            None,
-            "published, release all",
-            "published, release all",
-        ),
+        ("acked", PARTITION, None, "published, release all", "published, release all"),
         ("gone", BATCH, None, "gone", "gone"),
         ("gone", HEAD, None, "gone, release", ""),
         ("gone", TOPIC, None, "gone, release", "gone, release"),
         ("gone", PARTITION, None, "gone, release", "gone, release"),
         ("mark locked", BATCH, None, "unmarked", "unmarked"),
         ("mark locked", HEAD, None, "unmarked, again in 2s", ""),
-        (
-            "mark locked",
-            TOPIC,
-            None,
-            "unmarked, again in 2s",
-            "unmarked, release all",
-        ),
-        (
-            "mark locked",
-            PARTITION,
-            None,
-            "unmarked, again in 2s",
-            "unmarked, release all",
-        ),
-        (
-            "refusal locked",
-            BATCH,
-            None,
-            "pending, again in 4s",
-            "pending, again in 4s",
-        ),
+        ("mark locked", TOPIC, None, "unmarked, again in 2s", "unmarked, release all"),
+        ("mark locked", PARTITION, None, "unmarked, again in 2s", "unmarked, release all"),
+        ("refusal locked", BATCH, None, "pending, again in 4s", "pending, again in 4s"),
         ("refusal locked", HEAD, None, "pending, again in 2s", ""),
-        (
-            "refusal locked",
-            TOPIC,
-            None,
-            "pending, release all",
-            "pending, release all",
-        ),
-        (
-            "refusal locked",
-            PARTITION,
-            None,
-            "pending, release all",
-            "pending, release all",
-        ),
+        ("refusal locked", TOPIC, None, "pending, release all", "pending, release all"),
+        ("refusal locked", PARTITION, None, "pending, release all", "pending, release all"),
         ("unsent", BATCH, None, "pending", "pending"),
         ("unsent", HEAD, None, "pending, again in 2s", ""),
-        (
-            "unsent",
-            TOPIC,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
-        (
-            "unsent",
-            PARTITION,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
+        ("unsent", TOPIC, None, "pending, all again in 2s", "pending, all again in 2s"),
+        ("unsent", PARTITION, None, "pending, all again in 2s", "pending, all again in 2s"),
         ("too late", BATCH, None, "pending", "pending"),
         ("too late", HEAD, None, "pending, again in 2s", ""),
-        (
-            "too late",
-            TOPIC,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
+        ("too late", TOPIC, None, "pending, all again in 2s", "pending, all again in 2s"),
         ("unknown", BATCH, None, "maybe sent", "maybe sent"),
         ("unknown", HEAD, None, "maybe sent, again in 2s", ""),
-        (
-            "unknown",
-            TOPIC,
-            None,
-            "maybe sent, all again in 2s",
-            "maybe sent, all again in 2s",
-        ),
-        (
-            "unknown",
-            PARTITION,
-            None,
-            "maybe sent, all again in 2s",
-            "maybe sent, all again in 2s",
-        ),
+        ("unknown", TOPIC, None, "maybe sent, all again in 2s", "maybe sent, all again in 2s"),
+        ("unknown", PARTITION, None, "maybe sent, all again in 2s", "maybe sent, all again in 2s"),
         ("deferred", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
         ("deferred", HEAD, None, "pending, again in 2s", ""),
-        (
-            "deferred",
-            TOPIC,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
+        ("deferred", TOPIC, None, "pending, all again in 2s", "pending, all again in 2s"),
         ("refused", BATCH, None, "refused, hold k:k 1x in 1s", "refused"),
         ("refused", HEAD, None, "refused, again in 1s", ""),
         ("refused", TOPIC, None, "pending, release all", "refused, release all"),
-        (
-            "refused",
-            PARTITION,
-            None,
-            "pending, release all",
-            "refused, release all",
-        ),
+        ("refused", PARTITION, None, "pending, release all", "refused, release all"),
         ("dead", BATCH, None, "dead", "dead"),
         ("dead", HEAD, None, "dead, release", ""),
         ("dead", TOPIC, None, "pending, release all", "dead, release all"),
         ("dead, on-dead hold", BATCH, None, "dead, hold k:k 1x never", "dead"),
         ("dead, on-dead hold", HEAD, None, "dead, again never", ""),
-        (
-            "dead, on-dead hold",
-            PARTITION,
-            None,
-            "pending, release all",
-            "dead, release all",
-        ),
-        (
-            "topic unusable",
-            BATCH,
-            None,
-            "pending, hold topic 1x in 1s",
-            "pending, hold topic 1x in 1s",
-        ),
+        ("dead, on-dead hold", PARTITION, None, "pending, release all", "dead, release all"),
+        ("topic unusable", BATCH, None, "pending, hold topic 1x in 1s", "pending, hold topic 1x in 1s"),
         ("topic unusable", HEAD, None, "pending, again in 2s", ""),
-        (
-            "topic unusable",
-            TOPIC,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
-        (
-            "topic unusable",
-            PARTITION,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
-        (
-            "topic silent",
-            BATCH,
-            Some(true),
-            "maybe sent, hold topic 1x in 1s",
-            "maybe sent, hold topic 1x in 1s",
-        ),
-        (
-            "topic silent",
-            BATCH,
-            Some(false),
-            "maybe sent, pause everything",
-            "maybe sent, pause everything",
-        ),
+        ("topic unusable", TOPIC, None, "pending, all again in 2s", "pending, all again in 2s"),
+        ("topic unusable", PARTITION, None, "pending, all again in 2s", "pending, all again in 2s"),
+        ("topic silent", BATCH, Some(true), "maybe sent, hold topic 1x in 1s", "maybe sent, hold topic 1x in 1s"),
+        ("topic silent", BATCH, Some(false), "maybe sent, pause all", "maybe sent, pause all"),
         ("topic silent", HEAD, Some(true), "maybe sent, again in 2s", ""),
-        (
-            "topic silent",
-            HEAD,
-            Some(false),
-            "maybe sent, again in 2s, pause everything",
-            "",
-        ),
-        (
-            "topic silent",
-            TOPIC,
-            Some(true),
-            "maybe sent, all again in 2s",
-            "maybe sent, all again in 2s",
-        ),
-        (
-            "topic silent",
-            TOPIC,
-            Some(false),
-            "maybe sent, all again in 2s, pause everything",
-            "maybe sent, all again in 2s, pause everything",
-        ),
-        (
-            "topic silent",
-            PARTITION,
-            Some(false),
-            "maybe sent, all again in 2s, pause everything",
-            "maybe sent, all again in 2s, pause everything",
-        ),
-        (
-            "partition silent",
-            BATCH,
-            Some(true),
-            "maybe sent, hold s:3/12 1x in 1s, pause partition",
-            "maybe sent, hold s:3/12 1x in 1s, pause partition",
-        ),
-        (
-            "partition silent",
-            BATCH,
-            Some(false),
-            "maybe sent, pause everything",
-            "maybe sent, pause everything",
-        ),
-        (
-            "partition silent",
-            HEAD,
-            Some(true),
-            "maybe sent, again in 2s, pause partition",
-            "",
-        ),
-        (
-            "partition silent",
-            HEAD,
-            Some(false),
-            "maybe sent, again in 2s, pause everything",
-            "",
-        ),
-        (
-            "partition silent",
-            TOPIC,
-            None,
-            "maybe sent, release all",
-            "maybe sent, release all",
-        ),
-        (
-            "partition silent",
-            PARTITION,
-            None,
-            "maybe sent, all again in 2s",
-            "maybe sent, all again in 2s",
-        ),
-        (
-            "partition paused",
-            BATCH,
-            None,
-            "pending, hold s:3/12 1x in 1s",
-            "pending, hold s:3/12 1x in 1s",
-        ),
+        ("topic silent", HEAD, Some(false), "maybe sent, again in 2s, pause all", ""),
+        ("topic silent", TOPIC, Some(true), "maybe sent, all again in 2s", "maybe sent, all again in 2s"),
+        ("topic silent", TOPIC, Some(false), "maybe sent, all again in 2s, pause all", "maybe sent, all again in 2s, pause all"),
+        ("topic silent", PARTITION, Some(false),
+         "maybe sent, all again in 2s, pause all", "maybe sent, all again in 2s, pause all"),
+        ("partition silent", BATCH, Some(true),
+         "maybe sent, hold s:3/12 1x in 1s, pause partition", "maybe sent, hold s:3/12 1x in 1s, pause partition"),
+        ("partition silent", BATCH, Some(false), "maybe sent, pause all", "maybe sent, pause all"),
+        ("partition silent", HEAD, Some(true), "maybe sent, again in 2s, pause partition", ""),
+        ("partition silent", HEAD, Some(false), "maybe sent, again in 2s, pause all", ""),
+        ("partition silent", TOPIC, None, "maybe sent, release all", "maybe sent, release all"),
+        ("partition silent", PARTITION, None, "maybe sent, all again in 2s", "maybe sent, all again in 2s"),
+        ("partition paused", BATCH, None, "pending, hold s:3/12 1x in 1s", "pending, hold s:3/12 1x in 1s"),
         ("partition paused", HEAD, None, "pending, again in 2s", ""),
-        (
-            "partition paused",
-            TOPIC,
-            None,
-            "pending, release all",
-            "pending, release all",
-        ),
-        (
-            "partition paused",
-            PARTITION,
-            None,
-            "pending, all again in 2s",
-            "pending, all again in 2s",
-        ),
+        ("partition paused", TOPIC, None, "pending, release all", "pending, release all"),
+        ("partition paused", PARTITION, None, "pending, all again in 2s", "pending, all again in 2s"),
     ];
 
-    fn decided(what: &str, how: &str, is_ordered: bool, kafka_answers: bool) -> Decision {
+    fn decide(what: &str, how: &str, is_ordered: bool, kafka_answers: bool) -> Decision {
         let mut row = if is_ordered { row::tests::row(1) } else { unordered(0) };
         let mut policy = POLICY;
         if what.starts_with("dead") {
@@ -710,15 +538,19 @@ mod tests {
     }
 
     #[test]
-    fn each_event_has_its_answer_however_the_row_was_sent() {
+    fn each_event_has_its_decision_however_the_row_was_sent() {
         for (what, how, answers, ordered, unordered) in TABLE {
             let cases = answers.map_or(vec![true, false], |answers| vec![answers]);
             for kafka_answers in cases {
-                let say = |is_ordered| said(&decided(what, how, is_ordered, kafka_answers));
-                assert_eq!(say(true), *ordered, "{what}, {how}, Kafka answers: {kafka_answers}");
+                let decision = |is_ordered| describe(&decide(what, how, is_ordered, kafka_answers));
+                assert_eq!(
+                    decision(true),
+                    *ordered,
+                    "{what}, {how}, Kafka answers: {kafka_answers}"
+                );
                 if *how != HEAD {
                     assert_eq!(
-                        say(false),
+                        decision(false),
                         *unordered,
                         "{what}, {how}, unordered, Kafka answers: {kafka_answers}"
                     );
@@ -733,8 +565,8 @@ mod tests {
             possible_duplicate: true,
             ..row::tests::row(1)
         };
-        let held = hold("k:k", Some(1), true);
-        for sent in [Sent::InBatch, Sent::of_hold(&held)] {
+        let hold = hold("k:k", Some(1), true);
+        for sent in [Sent::InBatch, Sent::of_hold(&hold)] {
             let attempt = Attempt {
                 sent,
                 kafka_answers: true,
@@ -754,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_of_a_locked_row_is_decided_again() {
+    fn a_fate_that_cannot_be_written_to_a_locked_row_is_decided_again() {
         let refusal = POLICY.refusal(&unordered(0), "too large", 0.5);
         assert!(matches!(RowFate::Published.when_locked(), Some(Event::MarkLocked)));
         assert!(matches!(
@@ -766,7 +598,7 @@ mod tests {
             RowFate::PublishedUnmarked,
             RowFate::Pending { maybe_sent: true },
         ] {
-            assert!(fate.when_locked().is_none(), "nothing was to be written: {fate:?}");
+            assert!(fate.when_locked().is_none(), "nothing is written: {fate:?}");
         }
     }
 
@@ -790,19 +622,19 @@ mod tests {
         );
         assert!(first.wait <= POLICY.backoff_min, "{:?}", first.wait);
         assert!(second.wait >= POLICY.backoff_min, "{:?}", second.wait);
-        assert!(refusal(i16::MAX, false).dead, "and no count overflows");
-        let astray = Row {
+        assert!(refusal(i16::MAX, false).dead, "the count does not overflow");
+        let without_lane = Row {
             lane: None,
             ..row::tests::row(1)
         };
         assert!(
-            POLICY.refusal(&astray, "no lane", 0.5).dead,
-            "another try would end in the same way"
+            POLICY.refusal(&without_lane, "no lane", 0.5).dead,
+            "another attempt would be refused, too"
         );
     }
 
     #[test]
-    fn what_takes_nothing_is_tried_again_soon_however_patient_we_are_with_refused_rows() {
+    fn probes_are_frequent_even_if_refused_rows_wait_long() {
         let patient = RetryPolicy {
             backoff_min: Duration::from_secs(600),
             ..POLICY

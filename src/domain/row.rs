@@ -101,7 +101,7 @@ impl Row {
     }
 
     /// Which partition the record belongs to.
-    pub fn place(&self) -> PartitionChoice {
+    pub fn partition_choice(&self) -> PartitionChoice {
         match self.partition {
             Some(partition) => PartitionChoice::Explicit(partition),
             None => PartitionChoice::of_key(self.record_key().as_bytes()),
@@ -255,7 +255,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_header_beyond_what_a_parser_bears_takes_no_other_along() {
+    fn a_header_value_that_no_parser_accepts_is_sent_with_the_others() {
         let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         let huge = ["1e400", "-1e-400", "123456789012345678901234567890.10", &nested];
         for value in huge {
@@ -272,7 +272,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_a_row_that_may_have_been_sent_says_it_may_be_a_repeat() {
+    fn only_a_row_that_may_have_been_sent_is_flagged_as_a_possible_duplicate() {
         let mut flagged = row(1);
         flagged.possible_duplicate = true;
         assert!(headers_of(&flagged).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
@@ -280,7 +280,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_row_weighs_all_that_was_written_and_something_for_the_rest() {
+    fn the_size_of_a_row_is_all_that_was_written_and_an_overhead() {
         let bare = Row {
             body: Body::Tombstone,
             key: None,
@@ -301,14 +301,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_body_is_its_bytes_and_only_a_tombstone_has_none() {
+    fn only_a_tombstone_has_no_bytes() {
         assert_eq!(Body::Json(b"{}".to_vec()).as_bytes(), Some(b"{}".as_slice()));
         assert_eq!(Body::Bytes(Vec::new()).as_bytes(), Some(b"".as_slice()));
         assert_eq!(Body::Tombstone.as_bytes(), None);
     }
 
     #[test]
-    fn a_row_without_key_travels_under_its_message_id() {
+    fn a_row_without_a_key_is_sent_with_its_message_id_as_the_key() {
         let mut unordered = row(1);
         unordered.key = None;
         assert_eq!(
@@ -323,18 +323,18 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn every_key_is_the_records_own_and_lands_on_a_partition_that_exists(
+        fn every_key_is_the_key_of_its_record_and_belongs_to_a_partition_that_exists(
             key in ".{0,256}", count in 1..=i32::MAX,
         ) {
             let row = Row { key: Some(key.clone()), ..row(1) };
             let record_key = row.record_key();
             prop_assert_eq!(record_key.as_bytes(), key.as_bytes());
-            let partition = row.place().partition(count);
+            let partition = row.partition_choice().partition(count);
             prop_assert!(partition.is_some_and(|partition| (0..count).contains(&partition)));
         }
 
         #[test]
-        fn any_headers_bytes_make_headers_or_nothing(json: Vec<u8>) {
+        fn any_bytes_are_accepted_as_headers(json: Vec<u8>) {
             let mut row = row(1);
             row.headers = Some(json);
             prop_assert_eq!(&headers_of(&row)[0].0, "message-id");
@@ -358,7 +358,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// A JSON value, neither text nor null, as somebody might write it.
+    /// A JSON value, neither a string nor null, in any spelling.
     fn any_spelling() -> impl Strategy<Value = String> {
         let number = r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?";
         let leaf = prop_oneof![number, "true|false", r#"\[null, *"\\\\u00fc"\]"#];
@@ -367,7 +367,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn every_header_of_any_object_travels_once_and_reads_back(
+        fn every_header_of_any_object_is_sent_once_and_reads_back(
             object in prop::collection::btree_map(any::<String>(), any_json(), 0..8),
         ) {
             let mut row = row(1);
@@ -386,7 +386,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn what_is_not_text_travels_as_it_is_spelt(spellings in prop::collection::vec(any_spelling(), 0..8)) {
+        fn a_header_that_is_not_a_string_is_sent_as_it_is_spelt(spellings in prop::collection::vec(any_spelling(), 0..8)) {
             let members: Vec<_> = spellings.iter().enumerate().map(|(n, value)| format!(r#""{n}": {value}"#)).collect();
             let row = Row { headers: Some(format!("{{{}}}", members.join(", ")).into_bytes()), ..row(1) };
             let sent: Vec<_> = headers_of(&row).into_iter().skip(1).map(|(_, value)| value.expect("a value")).collect();
@@ -395,14 +395,14 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn text_arrives_unescaped_however_it_was_escaped(text: String) {
+        fn a_string_is_sent_unescaped_however_it_was_escaped(text: String) {
             let escaped: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
             let row = Row { headers: Some(format!(r#"{{"text": "{escaped}"}}"#).into_bytes()), ..row(1) };
             prop_assert_eq!(headers_of(&row).pop(), Some(("text".to_owned(), Some(text.into_bytes()))));
         }
 
         #[test]
-        fn two_keys_are_never_one_unit(one: String, other: String, partition: i32) {
+        fn two_keys_never_have_the_same_unit(one: String, other: String, partition: i32) {
             let unit = |key: Option<&str>| {
                 let key = key.map(Into::into);
                 Row { key, partition: Some(partition), ..row(1) }.unit()

@@ -20,6 +20,7 @@ pub struct Sample {
     pub held_keys: i64,
     pub parked_topics: i64,
     pub paused_partitions: i64,
+    /// Age in transactions of the oldest snapshot, which pins the vacuum horizon.
     pub horizon_age: i64,
     pub dead_tuples: i64,
 }

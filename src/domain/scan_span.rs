@@ -1,16 +1,16 @@
-//! How far one statement walks: a claim that would walk over millions of published rows runs into its timeout, and then into it again.
-//! Pure.
+//! How many ids one statement scans. A claim that scans millions of published rows runs into its timeout, and so does the next
+//! one.
 
 use std::time::Duration;
 
 use crate::domain::watermark::Watermark;
 
-/// So many ids one statement walks, to begin with. Of all lanes together they are hardly more, since an id is of one lane: some 0.2 s where
-/// all of them are published, and more rows than a batch takes where all are pending.
+/// How many ids one statement scans at first. Each id is of one lane, so a claim of all lanes together scans hardly more. If all
+/// of the rows are published this takes about 0.2 s, and if all are pending it is more than a batch takes.
 const SPAN: i64 = 100_000;
 const SPAN_MIN: i64 = 1_000;
-/// Who walked so far in less time may walk further.
-const SWIFT: Duration = Duration::from_millis(100);
+/// After a scan that was faster than this, the next one may be longer.
+const FAST: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
 pub struct ScanSpan {
@@ -24,29 +24,29 @@ impl Default for ScanSpan {
 }
 
 impl ScanSpan {
-    /// Where a claim from here is cut short; `None`: it need not be. Only what is settled can be walked in parts: beyond that the floor could
-    /// not follow, and the next claim would walk the same part again.
+    /// The id at which a claim from `start` ends, or `None` if it need not end early. A claim ends early only below the
+    /// watermark. Above it the floor could not follow, and the next claim would scan the same ids again.
     pub fn scan_end(&self, start: i64, watermark: Watermark) -> Option<i64> {
         let scan_end = start.saturating_add(self.span);
         (scan_end < watermark.soft).then_some(scan_end)
     }
 
-    /// It was cut short. If it found nothing in little time there may be nothing for long: ids that were never used. If the floor could not
-    /// follow, only a longer walk comes to what is behind.
-    pub fn cut(&mut self, found_nothing: bool, took: Duration, is_stuck: bool) {
-        if is_stuck || (took < SWIFT && (found_nothing || self.span < SPAN)) {
+    /// Notes a scan that ended early. If it found nothing and was fast, many more ids may be unused, so the next one is longer.
+    /// If the floor is stuck at a pending row, only a longer scan reaches the rows behind that.
+    pub fn ended_early(&mut self, found_nothing: bool, took: Duration, is_stuck: bool) {
+        if is_stuck || (took < FAST && (found_nothing || self.span < SPAN)) {
             self.span = self.span.saturating_mul(2);
         } else {
             self.span = self.span.min(SPAN);
         }
     }
 
-    /// It came to the end.
-    pub fn ended(&mut self) {
+    /// Notes a scan that did not end early.
+    pub fn completed(&mut self) {
         self.span = SPAN;
     }
 
-    /// It was too much, or the server was away.
+    /// Notes a scan that failed. It may have been too long, or the server was unavailable.
     pub fn failed(&mut self) {
         self.span = (self.span / 2).max(SPAN_MIN);
     }
@@ -67,30 +67,41 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_is_cut_short_only_where_more_than_that_is_settled() {
-        let walk = ScanSpan::default();
-        assert_eq!(walk.scan_end(7, watermark(7 + SPAN)), None, "it ends there anyway");
-        assert_eq!(walk.scan_end(7, watermark(8 + SPAN)), Some(7 + SPAN));
-        assert_eq!(walk.scan_end(i64::MAX - 1, watermark(i64::MAX)), None);
+    fn a_scan_ends_early_only_below_the_watermark() {
+        let span = ScanSpan::default();
+        assert_eq!(
+            span.scan_end(7, watermark(7 + SPAN)),
+            None,
+            "the watermark is no higher"
+        );
+        assert_eq!(span.scan_end(7, watermark(8 + SPAN)), Some(7 + SPAN));
+        assert_eq!(span.scan_end(i64::MAX - 1, watermark(i64::MAX)), None);
     }
 
     #[test]
-    fn a_walk_gets_longer_over_nothing_and_where_it_is_stuck_and_shorter_when_it_fails() {
+    fn the_span_grows_over_unused_ids_and_if_the_floor_is_stuck_and_shrinks_after_a_failure() {
         let span_after = |span, change: &dyn Fn(&mut ScanSpan)| {
-            let mut walk = ScanSpan { span };
-            change(&mut walk);
-            walk.span
+            let mut scan_span = ScanSpan { span };
+            change(&mut scan_span);
+            scan_span.span
         };
-        let cut = |found_nothing, took, is_stuck| move |walk: &mut ScanSpan| walk.cut(found_nothing, took, is_stuck);
-        assert_eq!(span_after(SPAN, &cut(true, Duration::ZERO, false)), 2 * SPAN);
-        assert_eq!(span_after(4 * SPAN, &cut(true, SLOW, false)), SPAN);
-        assert_eq!(span_after(4 * SPAN, &cut(false, Duration::ZERO, false)), SPAN);
-        assert_eq!(span_after(4 * SPAN, &cut(false, SLOW, true)), 8 * SPAN);
-        assert_eq!(span_after(SPAN / 4, &cut(false, Duration::ZERO, false)), SPAN / 2);
-        assert_eq!(span_after(SPAN / 4, &cut(true, SLOW, false)), SPAN / 4);
+        let ended_early =
+            |found_nothing, took, is_stuck| move |span: &mut ScanSpan| span.ended_early(found_nothing, took, is_stuck);
+        assert_eq!(span_after(SPAN, &ended_early(true, Duration::ZERO, false)), 2 * SPAN);
+        assert_eq!(span_after(4 * SPAN, &ended_early(true, SLOW, false)), SPAN);
+        assert_eq!(span_after(4 * SPAN, &ended_early(false, Duration::ZERO, false)), SPAN);
+        assert_eq!(span_after(4 * SPAN, &ended_early(false, SLOW, true)), 8 * SPAN);
+        assert_eq!(
+            span_after(SPAN / 4, &ended_early(false, Duration::ZERO, false)),
+            SPAN / 2
+        );
+        assert_eq!(span_after(SPAN / 4, &ended_early(true, SLOW, false)), SPAN / 4);
         assert_eq!(span_after(SPAN, &ScanSpan::failed), SPAN / 2);
         assert_eq!(span_after(SPAN_MIN, &ScanSpan::failed), SPAN_MIN);
-        assert_eq!(span_after(8 * SPAN, &ScanSpan::ended), SPAN);
-        assert_eq!(span_after(i64::MAX, &cut(true, Duration::ZERO, false)), i64::MAX);
+        assert_eq!(span_after(8 * SPAN, &ScanSpan::completed), SPAN);
+        assert_eq!(
+            span_after(i64::MAX, &ended_early(true, Duration::ZERO, false)),
+            i64::MAX
+        );
     }
 }

@@ -230,19 +230,23 @@ mod tests {
     fn the_watermark_passes_no_id_that_an_open_writer_may_have_drawn() {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a", "b"]));
-        assert_eq!(hard(&tracker), 0, "nothing is known of either");
+        assert_eq!(hard(&tracker), 0, "both may have drawn any id");
         tracker.observe(110, &writers(&["b", "c"]));
         assert_eq!(hard(&tracker), 0, "b has not ended");
         tracker.observe(120, &writers(&["c"]));
-        assert_eq!(hard(&tracker), 100, "c came later and cannot hold a lower id");
+        assert_eq!(
+            hard(&tracker),
+            100,
+            "c was not open at the first check, so it has drawn no lower id"
+        );
         tracker.observe(130, &writers(&["c", "d"]));
         assert_eq!(hard(&tracker), 100, "c has not ended");
         tracker.observe(140, &writers(&["d"]));
-        assert_eq!(hard(&tracker), 120, "d came after that check");
+        assert_eq!(hard(&tracker), 120, "d was not open at that check");
     }
 
     #[test]
-    fn a_sequence_that_hands_out_ids_of_old_is_out_of_order_and_another_file_of_the_same_kind_a_restart() {
+    fn a_sequence_with_a_cache_or_downwards_is_out_of_order_and_a_new_file_is_a_restart() {
         let sequence = |cache, increment, file| Sequence { cache, increment, file };
         assert!(sequence(1, 1, 7).is_in_order() && sequence(1, 10, 7).is_in_order());
         assert!(!sequence(50, 1, 7).is_in_order() && !sequence(1, -1, 7).is_in_order());
@@ -263,7 +267,7 @@ mod tests {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
         tracker.bypass_old_writers();
-        assert!(tracker.bypassed().is_empty(), "it has only just come");
+        assert!(tracker.bypassed().is_empty(), "it was not open before");
         tracker.bypass_old_writers();
         assert_eq!(tracker.watermark(), watermark(0, 100, 0));
         tracker.observe(200, &writers(&["a", "b"]));
@@ -276,8 +280,8 @@ mod tests {
         assert!(tracker.bypassed().is_empty());
     }
 
-    /// A writer that stays open, and a job beside it that began after the check at 200.
-    fn beside_a_job() -> WatermarkTracker {
+    /// A writer that stays open, and a job that began after the check at 200. Both are bypassed.
+    fn tracker_with_a_job() -> WatermarkTracker {
         let mut tracker = WatermarkTracker::default();
         tracker.observe(100, &writers(&["a"]));
         bypass_all(&mut tracker);
@@ -293,7 +297,7 @@ mod tests {
         let noticed_by_claim = |tracker: &mut WatermarkTracker| tracker.end(&[i64::from(b'j')]);
         let noticed_by_check = |tracker: &mut WatermarkTracker| tracker.observe(300, &writers(&["a"]));
         for job_ends in [noticed_by_claim, noticed_by_check] {
-            let mut tracker = beside_a_job();
+            let mut tracker = tracker_with_a_job();
             assert_eq!(tracker.watermark(), watermark(0, 300, 0));
             let mut floor = Floor::at(0);
             floor.advance(ScanResult::of_everything(tracker.watermark()));
@@ -302,36 +306,40 @@ mod tests {
             assert_eq!(
                 tracker.watermark(),
                 watermark(0, 300, 1),
-                "no one else may commit what the job has drawn"
+                "no other writer may commit ids of the job"
             );
             assert_eq!(floor.start(&tracker), 200);
             assert_eq!(tracker.bypassed(), [i64::from(b'a')]);
             floor.advance(ScanResult::of_everything(tracker.watermark()));
-            assert_eq!((floor.hard(), floor.start(&tracker)), (0, 300), "and is read now");
+            assert_eq!(
+                (floor.hard(), floor.start(&tracker)),
+                (0, 300),
+                "the rows of the job have been read"
+            );
         }
     }
 
     #[test]
     fn when_the_oldest_writer_ends_the_hard_watermark_moves_up_to_the_next() {
-        let mut tracker = beside_a_job();
+        let mut tracker = tracker_with_a_job();
         tracker.end(&[i64::from(b'a')]);
         assert_eq!(tracker.watermark(), watermark(200, 300, 1));
         tracker.end(&[i64::from(b'a')]);
-        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "it counts once");
+        assert_eq!(tracker.watermark(), watermark(200, 300, 1), "a writer ends once");
         tracker.end(&[i64::from(b'j')]);
         assert_eq!(tracker.watermark(), watermark(300, 300, 2));
     }
 
     #[test]
-    fn a_claim_relies_on_those_bypassed_writers_alone_that_may_have_lower_ids() {
-        let tracker = beside_a_job();
+    fn a_claim_relies_only_on_bypassed_writers_that_may_have_lower_ids() {
+        let tracker = tracker_with_a_job();
         assert!(tracker.bypassed_below(0).is_empty());
         assert_eq!(tracker.bypassed_below(200), [i64::from(b'a')]);
         assert_eq!(tracker.bypassed_below(201), [i64::from(b'a'), i64::from(b'j')]);
     }
 
     #[test]
-    fn a_floor_drops_to_the_lowest_of_the_drops_it_has_missed() {
+    fn a_floor_drops_to_the_lowest_drop_since_its_generation() {
         let mut tracker = WatermarkTracker::default();
         let mut drop_to = |to| {
             let is_bypassed = OpenWriter {
@@ -349,14 +357,18 @@ mod tests {
             floor
         };
         let floor = floor_of(1);
-        assert_eq!(floor.start(&drop_to(10)), 1000, "it is of that generation already");
+        assert_eq!(
+            floor.start(&drop_to(10)),
+            1000,
+            "the floor is of that generation already"
+        );
         assert_eq!(floor.start(&drop_to(300)), 300);
         assert_eq!(floor.start(&drop_to(400)), 300);
         assert_eq!(floor.start(&drop_to(200)), 200);
         assert_eq!(floor.start(&drop_to(1)), 5, "not below the hard floor");
         let missed_one = |tracker: &WatermarkTracker| floor_of(tracker.watermark().generation - 1).start(tracker);
         for to in 500..520 {
-            assert_eq!(missed_one(&drop_to(to)), to, "of many drops the last are told apart");
+            assert_eq!(missed_one(&drop_to(to)), to, "the last drops are kept apart");
         }
         assert_eq!(tracker.soft_drops.len(), SOFT_DROPS_MAX);
     }
@@ -373,7 +385,7 @@ mod tests {
         assert_eq!(
             tracker.watermark(),
             watermark(0, 300, 0),
-            "b has ended, and nothing was lost by it"
+            "the end of a writer that was not bypassed drops no floor"
         );
     }
 

@@ -105,7 +105,7 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
         });
     }
     let partition = row
-        .place()
+        .partition_choice()
         .partition(topic.partitions)
         .ok_or_else(|| Delivery::Refused {
             reason: format!(

@@ -177,9 +177,9 @@ impl Lane {
         let is_cut = report.span_end.is_some();
         if is_cut {
             self.span
-                .cut(report.rows == 0, report.took, scan.lowest_pending.is_some());
+                .ended_early(report.rows == 0, report.took, scan.lowest_pending.is_some());
         } else if scan.lowest_pending.is_none() {
-            self.span.ended();
+            self.span.completed();
         }
         self.ready = report.hit_limit || report.over_budget || is_cut || scan.lowest_pending.is_some();
         // The claim did not read rows that a hold keeps back, and the last owner may have sent those, too.

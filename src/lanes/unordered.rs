@@ -104,9 +104,9 @@ impl UnorderedLane {
         if report.scan.is_none() && report.pause.is_some() {
             self.span.failed();
         } else if is_cut {
-            self.span.cut(report.rows == 0, report.took, false);
+            self.span.ended_early(report.rows == 0, report.took, false);
         } else {
-            self.span.ended();
+            self.span.completed();
         }
         self.resume = report.span_end.unwrap_or(0);
         let is_empty = report.rows == 0 && !report.hit_limit && !is_cut && report.scan.is_some();

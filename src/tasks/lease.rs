@@ -1,4 +1,4 @@
-//! Keeps the lease of this process and its fair share of the lanes: register, renew, take, return, leave.
+//! Keeps the lease of this process and its fair share of the lanes. It registers, renews, takes and returns lanes, and leaves.
 
 mod balance;
 mod predecessor;
@@ -27,18 +27,17 @@ use crate::metrics;
 use crate::outbox::{Outbox, Peer, Result};
 use crate::process::Identity;
 
-/// How the lease is kept.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
     pub worker_name: String,
-    /// `None`: this system does not tell which process this is.
+    /// `None` if the system has no way to identify this process.
     pub identity: Option<Identity>,
     pub duration: Duration,
 }
 
-/// Wait before registration is tried again.
-const REGISTER_AGAIN: Duration = Duration::from_secs(1);
-/// While surplus lanes wait for their batch to end, they are checked this often.
+/// Wait before a failed registration is tried again.
+const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How often surplus lanes are checked while they wait for the end of their batches.
 const CHECK_SURPLUS_EVERY: Duration = Duration::from_millis(50);
 
 impl LeaseSettings {
@@ -46,18 +45,17 @@ impl LeaseSettings {
         self.duration / 6
     }
 
-    /// When to try again after a failure: soon, to save the lease; once it is over there is no hurry.
-    fn renew_again(&self, term: &Term) -> Duration {
+    /// How long to wait after a failed renewal. It is short while the lease can still be saved.
+    fn renew_again_after(&self, term: &Term) -> Duration {
         let soon = self.renew_every() / 4;
         jittered(if term.lasts(boottime::now(), Duration::ZERO) {
             soon
         } else {
-            soon.max(REGISTER_AGAIN)
+            soon.max(REGISTER_AGAIN_AFTER)
         })
     }
 }
 
-/// Registers, renews and balances until it is stopped.
 pub struct LeaseTask {
     pub lanes: Arc<Lanes>,
     pub outbox: Arc<Outbox>,
@@ -67,18 +65,18 @@ pub struct LeaseTask {
 }
 
 impl LeaseTask {
-    /// Runs until `shutdown.stop`; takes no new lanes once `shutdown.draining`.
+    /// Runs until `shutdown.stop`, and takes no lanes after `shutdown.draining`.
     pub async fn run(&self, shutdown: &Shutdown) {
         let Shutdown { draining, stop } = shutdown;
         predecessor::stop_predecessors(&self.outbox, &self.settings, draining).await;
         let mut last: Option<LastTerm> = None;
         while !stop.is_cancelled() {
-            self.health.turned(Loop::Lease);
+            self.health.heartbeat(Loop::Lease);
             if draining.is_cancelled() {
                 pause(Duration::from_millis(100), stop).await;
                 continue;
             }
-            self.wait_for_open_batches(stop).await;
+            self.wait_for_batches(stop).await;
             match self.terms().begin(last.as_ref()).await {
                 Ok(term) => {
                     info!(worker = %term.worker, name = self.settings.worker_name, "registered");
@@ -87,7 +85,7 @@ impl LeaseTask {
                 }
                 Err(error) => {
                     warn!(%error, "cannot register with the database; trying again");
-                    pause(jittered(REGISTER_AGAIN), stop).await;
+                    pause(jittered(REGISTER_AGAIN_AFTER), stop).await;
                 }
             }
         }
@@ -102,15 +100,15 @@ impl LeaseTask {
         }
     }
 
-    /// What was sent under an old term ends before a new one begins, or else its lease does.
-    async fn wait_for_open_batches(&self, stop: &CancellationToken) {
+    /// Waits until the batches of the last term have ended, or at least its lease, before a new term begins.
+    async fn wait_for_batches(&self, stop: &CancellationToken) {
         let deadline = Instant::now() + self.settings.duration;
         while self.lanes.checkouts().outstanding() > 0 && Instant::now() < deadline && !stop.is_cancelled() {
             pause(Duration::from_millis(20), stop).await;
         }
     }
 
-    /// Renews and balances until the term is over or the process stops.
+    /// Renews the lease and balances lanes until the term is over or the process stops.
     async fn maintain_term(&self, shutdown: &Shutdown) {
         let mut floors = StoredFloors::new(&self.lanes, &self.outbox);
         let balance = Balance {
@@ -120,7 +118,7 @@ impl LeaseTask {
         };
         let mut renew_at = Instant::now();
         while !shutdown.stop.is_cancelled() {
-            self.health.turned(Loop::Lease);
+            self.health.heartbeat(Loop::Lease);
             let Some(term) = self.lanes.term() else { return };
             if Instant::now() >= renew_at {
                 let Some(next) = self.renew_and_balance(&term, &balance, &shutdown.draining).await else {
@@ -142,8 +140,8 @@ impl LeaseTask {
         }
     }
 
-    /// Renews the lease and, unless the process is about to leave, balances its share of the lanes. Answers when to do so again; `None`:
-    /// the lease is lost.
+    /// Renews the lease and balances lanes, unless the process is about to leave. Returns when to do so again, or `None` if the
+    /// lease is lost.
     async fn renew_and_balance(
         &self,
         term: &Term,
@@ -159,7 +157,7 @@ impl LeaseTask {
             if draining.is_cancelled() {
                 return Ok(Some(wait));
             }
-            // Be there the moment somebody's lease runs out.
+            // Come back as soon as the lease of a peer may run out.
             Ok(Some(wait.min(balance.balance(term, &peers).await?)))
         }
         .await;
@@ -172,17 +170,18 @@ impl LeaseTask {
             }
             Err(error) => {
                 warn!(%error, "cannot renew the lease or share the lanes; trying again");
-                Some(Instant::now() + self.settings.renew_again(term))
+                Some(Instant::now() + self.settings.renew_again_after(term))
             }
         }
     }
 
-    /// Answers who is here; `None`: this process is not, any more. It also learns which floors others have lowered.
+    /// Renews the lease, and reads the floor of the unordered rows, which other workers may have lowered. Returns all workers
+    /// with a lease, or `None` if the lease of this one is lost.
     async fn renew(&self, term: &Term) -> Result<Option<Vec<Peer>>> {
         let (asked, oldest_entry) = (boottime::now(), self.lanes.in_flight.oldest(term.worker));
         failpoint::hit("before_renew").await;
         let renewal = self.outbox.renew(term, self.settings.duration, oldest_entry).await?;
-        // An answer that comes after expiry is not ownership.
+        // An answer that comes after the lease has expired does not renew it.
         let Some(renewal) = renewal.filter(|_| term.lasts(boottime::now(), Duration::ZERO)) else {
             return Ok(None);
         };
@@ -192,7 +191,7 @@ impl LeaseTask {
         Ok(Some(renewal.peers))
     }
 
-    /// Resolves when the term has ended, e.g. because a mark was fenced.
+    /// Waits until the term has ended, for example because a mark was fenced.
     async fn term_over(&self, worker: Uuid) {
         loop {
             let changed = self.lanes.changed();
@@ -203,16 +202,16 @@ impl LeaseTask {
         }
     }
 
-    /// Leaves in order: stamps this worker stopped and frees every lane without a batch in flight, in one transaction.
-    /// A lane whose batch is still out is not freed: a successor takes it when the lease ends.
+    /// Stamps this worker stopped and frees all of its lanes, in one transaction. If some lanes still have a batch in flight, it
+    /// frees only the others. A successor takes those lanes when the lease ends.
     pub async fn leave(&self) -> Result<()> {
         let Some(term) = self.lanes.term() else { return Ok(()) };
-        let (given, busy) = self.lanes.ownership().remove_idle();
+        let (returned, busy) = self.lanes.ownership().remove_idle();
         if busy == 0 {
-            self.outbox.leave(&term, &given).await?;
-            info!(lanes = given.len(), "left: lanes are free for other workers");
+            self.outbox.leave(&term, &returned).await?;
+            info!(lanes = returned.len(), "left: lanes are free for other workers");
         } else {
-            self.outbox.give_up(&term, &given).await?;
+            self.outbox.give_up(&term, &returned).await?;
             warn!(
                 lanes = busy,
                 "stopping with sends in flight: these lanes are taken over when the lease ends"
@@ -223,6 +222,7 @@ impl LeaseTask {
     }
 }
 
+/// Ends the term because its lease is lost.
 fn lose(lanes: &Lanes, term: &Term, why: &str) {
     if lanes.ownership().end_term(term.worker) {
         metrics::leases_lost();

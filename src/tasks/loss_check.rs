@@ -1,4 +1,4 @@
-//! Asks the server, after it has crashed or failed over, which published rows it has lost.
+//! Asks the server after a crash or a failover which published rows it has lost.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,18 +12,19 @@ use crate::failpoint;
 use crate::jitter::jittered;
 use crate::lanes::{RecentlyPublished, Sent};
 use crate::metrics;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Result};
 
-/// The server is asked again after this long, and after twice as long each time up to the maximum.
+/// Wait before a failed question is asked again. It doubles each time, up to the maximum.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(30);
-/// An answer that comes later could mistake retention, which is an hour at least, for loss.
+/// A later answer could mistake rows that retention has removed for lost ones. Retention keeps rows for at least an hour.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3000);
 
-/// The log names this many lost rows.
-const LOST_NAMED: usize = 10;
+/// How many lost rows are logged by their ids.
+const LOGGED_IDS_MAX: usize = 10;
 
-/// Asks for what is in question until it is answered, and reports what is lost. It is apart from the lease: neither waits for the other.
+/// Repeats each question until it is answered, and reports lost rows. It is a task of its own, so that the lease task never waits
+/// for it.
 pub struct LossCheck {
     pub published: Arc<RecentlyPublished>,
     pub outbox: Arc<Outbox>,
@@ -39,7 +40,7 @@ impl LossCheck {
                 () = draining.cancelled() => return,
             }
             tokio::select! {
-                () = self.until_answered() => {}
+                () = self.ask_until_answered() => {}
                 () = draining.cancelled() => {
                     error!("stopped before the server has said whether it has lost published rows: compare with `outboxd verify`");
                     return;
@@ -48,8 +49,8 @@ impl LossCheck {
         }
     }
 
-    async fn until_answered(&self) {
-        let (began, mut again) = (Instant::now(), ASK_AGAIN);
+    async fn ask_until_answered(&self) {
+        let (began, mut wait) = (Instant::now(), ASK_AGAIN);
         loop {
             failpoint::hit("before_loss_check").await;
             let question = self.published.take_question();
@@ -63,14 +64,14 @@ impl LossCheck {
             }
             warn!(%error, "cannot ask the server whether it has lost published rows; asking again");
             self.published.put_back(question);
-            sleep(jittered(again)).await;
-            again = (again * 2).min(ASK_AGAIN_MAX);
+            sleep(jittered(wait)).await;
+            wait = (wait * 2).min(ASK_AGAIN_MAX);
         }
     }
 }
 
-/// Which of these has the server lost?
-async fn ask(outbox: &Outbox, question: &VecDeque<Sent>) -> crate::outbox::Result<()> {
+/// Asks which of these rows the server has lost, and reports them.
+async fn ask(outbox: &Outbox, question: &VecDeque<Sent>) -> Result<()> {
     if question.is_empty() {
         return Ok(());
     }
@@ -80,7 +81,7 @@ async fn ask(outbox: &Outbox, question: &VecDeque<Sent>) -> crate::outbox::Resul
         metrics::published_rows_lost(lost.len());
         error!(
             rows = lost.len(),
-            first_ids = ?&lost[..lost.len().min(LOST_NAMED)],
+            first_ids = ?&lost[..lost.len().min(LOGGED_IDS_MAX)],
             "the server has lost rows that are already in Kafka: `outboxd verify` compares, docs/operations.md says what to do"
         );
     }

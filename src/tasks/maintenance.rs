@@ -1,4 +1,4 @@
-//! Retention, gauges and the safety net, by one worker only: the owner of lane 0.
+//! Retention, sampled gauges and the rescan. One worker does this: the owner of lane 0.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,37 +14,39 @@ use crate::metrics;
 use crate::outbox::{OnPublished, Outbox, Purge, Result};
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(15);
-/// Commands, inbox, duplicates: less urgent than the backlog, and not everybody has any.
-const INTAKE_EVERY: Duration = Duration::from_secs(60);
-/// The most rows a sample scans: an estimate of the backlog must not become a load.
+/// Commands, inbox and duplicates are less urgent than the backlog, and many applications use none of them.
+const CONSUMERS_EVERY: Duration = Duration::from_secs(60);
+/// Most rows that a sample scans. It is an estimate, and must not become a load.
 const SAMPLE_ROWS_MAX: i64 = 10_000;
-/// One step of retention, and the pause after it.
+/// Most rows that one statement of retention removes.
 const PURGE_ROWS: i32 = 2_000;
+/// The pause after such a statement, if there is more to remove.
 const PURGE_PAUSE: Duration = Duration::from_millis(200);
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 const PURGE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 const PURGE_EVERY: Duration = Duration::from_secs(600);
-/// The safety net: a slow scan of the whole table.
+/// The rescan scans the whole table slowly, for rows that a floor has passed by mistake. One step scans this many rows.
 const RESCAN_ROWS: i64 = 5_000;
 const RESCAN_EVERY: Duration = Duration::from_secs(60);
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
-/// Most orphaned commands ended in one statement, and the wait after one that found fewer.
+/// Most orphaned commands that one statement ends.
 const ORPHANED_ROWS: i32 = 1_000;
+/// The wait after a statement that found fewer.
 const ORPHANED_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub on_published: OnPublished,
     pub retention: Retention,
-    /// Commands whose lock ran out so long ago are failed for good; `None`: never.
+    /// Commands whose lock ran out this long ago are failed for good. `None` if this is never done.
     pub end_orphaned_after: Option<Duration>,
 }
 
-/// Where each job stands.
+/// When each job is due, and how far it has come.
 struct Jobs {
     sample_at: Instant,
-    intake_at: Instant,
-    /// By the database, at the last sample: what is new since then is ours to count.
+    consumers_at: Instant,
+    /// The database's counters at the last sample. The metrics count what was added since.
     counted: Option<Counters>,
     orphaned_at: Instant,
     purges: Vec<PurgeJob>,
@@ -53,14 +55,16 @@ struct Jobs {
     housekeeping_at: Instant,
 }
 
-/// One table's retention: its pass, and when the next one begins.
+/// Retention of one table.
 struct PurgeJob {
     purge: Purge,
+    /// When the next statement is due.
     at: Instant,
+    /// Rows removed by this pass so far.
     purged: i64,
 }
 
-/// Samples, purges and rescans while this process owns lane 0.
+/// Does maintenance while this process owns lane 0.
 pub struct MaintenanceTask {
     pub lanes: Arc<Lanes>,
     pub outbox: Arc<Outbox>,
@@ -83,20 +87,20 @@ impl MaintenanceTask {
             }
             if !self.lanes.ownership().owns(0) {
                 metrics::not_sampled();
-                // The next owner counts from its first sample on; what grew in between is not counted.
+                // The next owner counts from its first sample on. What is added before that is not counted.
                 jobs.counted = None;
                 continue;
             }
             if let Err(error) = jobs.step(&self.outbox, self.settings).await {
                 metrics::database_error();
-                warn!(%error, "housekeeping failed; trying again");
+                warn!(%error, "maintenance failed; trying again");
                 sleep(Duration::from_secs(1)).await;
             }
         }
     }
 }
 
-/// Published rows are in the table only where they are kept.
+/// The tables that retention applies to. Published rows are in their table only if they are kept there.
 fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeJob> {
     let kept = |table: &Table| *table != Table::Message || on_published == OnPublished::Keep;
     let tables = Table::ALL.into_iter().filter(kept).map(Purge::of);
@@ -108,7 +112,7 @@ impl Jobs {
         let now = Instant::now();
         Jobs {
             sample_at: now,
-            intake_at: now,
+            consumers_at: now,
             counted: None,
             orphaned_at: now,
             purges: purges(on_published, now),
@@ -118,7 +122,7 @@ impl Jobs {
         }
     }
 
-    /// Time until the next check of what is due: short only while a purge has more to remove.
+    /// Time until the next step. It is short only while retention has more to remove.
     fn wait(&self) -> Duration {
         let is_purging = self.purges.iter().any(|job| job.at <= Instant::now());
         if is_purging { PURGE_PAUSE } else { CHECK_EVERY }
@@ -130,8 +134,8 @@ impl Jobs {
             self.sample_at = now + SAMPLE_EVERY;
             metrics::backlog(&outbox.sample(SAMPLE_ROWS_MAX).await?);
         }
-        if now >= self.intake_at {
-            self.intake_at = now + INTAKE_EVERY;
+        if now >= self.consumers_at {
+            self.consumers_at = now + CONSUMERS_EVERY;
             metrics::commands(&outbox.sample_commands(SAMPLE_ROWS_MAX, metrics::OPERATIONS_MAX).await?);
             metrics::inbox(&outbox.sample_inbox(SAMPLE_ROWS_MAX).await?);
             let counted = outbox.sample_counted().await?;
@@ -154,14 +158,14 @@ impl Jobs {
             self.end_orphaned(outbox, age).await?;
         }
         for job in self.purges.iter_mut().filter(|job| now >= job.at) {
-            // Should it fail, the others have their turn before it has another.
+            // If this one fails, the others are due before it is again.
             job.at = now + PURGE_AFTER_FAILURE;
             job.step(outbox, settings.retention).await?;
         }
         Ok(())
     }
 
-    /// Fails commands for good that nobody ended, and says so: each is one whose effect nobody knows.
+    /// Fails commands for good that no worker has ended, and logs their number, since their effect is unknown.
     async fn end_orphaned(&mut self, outbox: &Outbox, age: Duration) -> Result<()> {
         self.orphaned_at = Instant::now() + ORPHANED_EVERY;
         let ended = outbox.end_orphaned(age, ORPHANED_ROWS).await?;
@@ -196,7 +200,7 @@ async fn keep_history(outbox: &Outbox, retention: Duration) -> Result<()> {
     if days.locked > 0 {
         info!(
             days = days.locked,
-            "somebody reads the history, as a backup does; days that are old enough are dropped later"
+            "another session reads the history, for example a backup; expired days are dropped later"
         );
     }
     Ok(())

@@ -98,7 +98,7 @@ impl Relay {
         let draining = &shutdown.draining;
         let mut just_polled = false;
         while !draining.is_cancelled() {
-            self.health.turned(Loop::Relay);
+            self.health.heartbeat(Loop::Relay);
             tokio::select! {
                 () = self.publisher.ready() => {}
                 () = sleep(HEALTH_EVERY) => continue,

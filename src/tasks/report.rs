@@ -1,4 +1,4 @@
-//! Log lines: one for each event that an operator acts on, none for each message.
+//! Logs one line for each event that an operator acts on, and none for each message.
 
 use tracing::{debug, error, warn};
 
@@ -7,8 +7,8 @@ use crate::domain::hold::NewHold;
 use crate::domain::partition::Partition;
 use crate::metrics;
 
-/// An attempt is counted, unless another transaction has locked the row. The last one is an event an operator acts on. Where
-/// the answer to that is lost, it may be written: so it is reported.
+/// Counts a refusal, and logs it if the row is dead. It is called unless the refusal was certainly not written, because another
+/// transaction had locked the row. So it also reports a write whose answer was lost.
 pub fn report_refusal(refusal: &Refusal) {
     metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
     if refusal.dead {
@@ -20,15 +20,22 @@ pub fn report_refusal(refusal: &Refusal) {
     }
 }
 
+/// Reports refusals after [`FencedWriter::unless_locked`](super::fenced::FencedWriter::unless_locked), unless that wrote nothing.
+pub fn report_unless_locked<'a, T>(written: &Option<Option<T>>, refusals: impl IntoIterator<Item = &'a Refusal>) {
+    if !matches!(written, Some(None)) {
+        refusals.into_iter().for_each(report_refusal);
+    }
+}
+
 pub fn report_hold(hold: &NewHold) {
     if hold.unit.is_empty() {
         warn!(
             topic = hold.topic,
             reason = hold.reason,
-            "topic parked: it is tried again by itself; other topics go on"
+            "topic parked: it is tried again by itself; other topics continue"
         );
     } else if let Some(paused) = Partition::of_unit(&hold.unit) {
-        // The publisher has said so, once for all lanes.
+        // The publisher has logged the pause once for all lanes.
         debug!(
             topic = hold.topic,
             partition = paused.number,
@@ -36,13 +43,13 @@ pub fn report_hold(hold: &NewHold) {
             "rows of a paused partition are kept back"
         );
     } else if hold.failures == 0 {
-        // Perhaps thousands, each for a moment: nobody has to act.
+        // There may be thousands of these, each for a moment, and nobody has to act.
         debug!(
             topic = hold.topic,
             unit = hold.unit,
             id = hold.head_id,
             reason = hold.reason,
-            "key held until its row has been sent alone; other keys go on"
+            "key held until its row has been sent alone; other keys continue"
         );
     } else {
         report_held_key(&hold.topic, &hold.unit, hold.head_id, &hold.reason);
@@ -52,6 +59,6 @@ pub fn report_hold(hold: &NewHold) {
 pub fn report_held_key(topic: &str, unit: &str, id: Option<i64>, reason: &str) {
     warn!(
         topic,
-        unit, id, reason, "key held behind a refused row; other keys go on"
+        unit, id, reason, "key held behind a refused row; other keys continue"
     );
 }

@@ -1,16 +1,16 @@
-//! CheckedOutLane keys, paused partitions and parked topics: tried again when their time has come, released when Kafka takes the row.
-//! What becomes of a row that was tried, and when it is tried again, is decided by [`crate::domain::retry`].
+//! Retries holds: heads of held keys, paused partitions and parked topics. [`crate::domain::retry`] decides what becomes of a row
+//! that was tried, and when it is tried again.
 //!
-//! Heads of refused keys are tried in `keys`; topics and partitions that take nothing are probed beside that, in `probes`, so
-//! that nobody's retry waits for one that gives no answer. What became of either is written by `change`.
+//! `keys` sends the heads of held keys. `probes` sends to topics and partitions that accept nothing, and runs beside `keys`, so
+//! that no head waits for a probe without an answer. `change` writes the decisions of both.
 //!
-//! A hold lives in `outbox.hold`, so that a successor finds what a floor has passed. Its head is sent alone, in quarantine,
-//! while the lane goes on; only the change of the hold itself waits for the lane to be between batches. What is due in a lane
-//! is tried, and changed, together: each change is a transaction, and after a release its lane walks again over all that was
-//! published since.
+//! Holds are stored in `outbox.hold`, because a floor passes their rows, and a successor has to find them. A head is sent alone,
+//! in quarantine, while batches of its lane continue. Only the change of the hold waits until no batch has the lane checked out.
+//! Holds of one lane that are due together are changed in one transaction, because after each release the lane scans again
+//! everything that was published since.
 //!
-//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. A head that another
-//! transaction has locked is marked before, by itself: see [`crate::tasks::relay`].
+//! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. If another transaction has
+//! locked the head, it is marked before that, by itself: see [`crate::tasks::relay`].
 
 mod change;
 mod keys;
@@ -20,7 +20,6 @@ mod unordered;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shutdown;
 use crate::domain::decision::{Decision, KafkaFate, RowFate};
 use crate::domain::delivery::Delivery;
 use crate::domain::hold::Hold;
@@ -32,21 +31,22 @@ use crate::failpoint;
 use crate::kafka::Publisher;
 use crate::lanes::{Lanes, RecentlyPublished};
 use crate::outbox::{Outbox, Result};
+use crate::tasks::Shutdown;
 use crate::tasks::fenced::FencedWriter;
 use crate::tasks::relay::Settings;
 
-/// Connections that the task uses at most.
+/// Most connections that the task uses.
 pub const CONNECTIONS: usize = keys::CONNECTIONS + probes::CONNECTIONS;
-/// The most rows that are published and not marked yet.
+/// Most rows that are published and not marked yet.
 pub const IN_FLIGHT_MAX: usize = keys::IN_FLIGHT_MAX + probes::IN_FLIGHT_MAX;
-/// While nothing is held, how often to check whether something is.
+/// How often to check for holds while there are none.
 const IDLE_WAIT: Duration = Duration::from_millis(500);
-/// The shortest pause between two rounds.
+/// Shortest pause between two rounds.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// After an error of the database, before the same is tried again.
+/// Wait after a database error before the same work is tried again.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
-/// An acknowledgement that is no older than this when a row is sent says that Kafka answers.
-const JUST_BEFORE: Duration = Duration::from_secs(1);
+/// Kafka counts as answering if it has acknowledged anything since this long before the row was sent.
+const RECENT_ANSWER: Duration = Duration::from_secs(1);
 
 pub struct RetryHolds {
     pub outbox: Arc<Outbox>,
@@ -58,23 +58,23 @@ pub struct RetryHolds {
 }
 
 impl RetryHolds {
-    /// Retries what is due until `shutdown.draining`. What is in progress is finished.
+    /// Runs until `shutdown.draining`, and finishes what it has begun.
     pub async fn run(&self, shutdown: &Shutdown) {
         let draining = &shutdown.draining;
         tokio::join!(self.retry_keys(draining), self.probe_paused(draining));
     }
 
-    /// What becomes of the row that a hold waits for.
+    /// Decides what becomes of the row that a hold waits for.
     fn decide(&self, hold: &Hold, event: Event<'_>, kafka_answers: bool) -> Decision {
         let sent = Sent::of_hold(hold);
         let attempt = Attempt { sent, kafka_answers };
         self.settings.policy.decide(attempt, event, fastrand::f64())
     }
 
-    /// What becomes of the row that a hold waits for, by the answer of Kafka.
-    fn answered(&self, hold: &Hold, row: &Row, outcome: &Delivery, began: Instant) -> Decision {
-        let kafka_answers = self.publisher.answered_since(began - JUST_BEFORE);
-        let decision = self.decide(hold, Event::Delivered(row, outcome), kafka_answers);
+    /// Decides what becomes of a row that was sent for a hold, and notes what this says about Kafka.
+    fn decide_delivered(&self, hold: &Hold, row: &Row, delivery: &Delivery, began: Instant) -> Decision {
+        let kafka_answers = self.publisher.answered_since(began - RECENT_ANSWER);
+        let decision = self.decide(hold, Event::Delivered(row, delivery), kafka_answers);
         match &decision.kafka {
             KafkaFate::Unchanged => {}
             KafkaFate::PausePartition { partition, reason } => {
@@ -88,7 +88,7 @@ impl RetryHolds {
         decision
     }
 
-    /// Writes down which head is about to be sent. `None`: not now, since the lane has changed meanwhile.
+    /// Writes the in-flight record of a row that is about to be sent. `None` if this process lost the lane.
     async fn record_head(&self, live: &Term, row: &Row) -> Result<Option<InFlightEntry>> {
         let lane = row.lane.unwrap_or(UNORDERED_LANE);
         match self.lanes.ownership().epoch(lane) {
@@ -100,8 +100,8 @@ impl RetryHolds {
         }
     }
 
-    /// A row that Kafka certainly does not have need not be remembered as maybe sent any longer.
-    async fn head_answered(&self, lane: i16, row: &Row, decision: &Decision) {
+    /// Forgets that the row may have been sent, if Kafka certainly has no copy of it.
+    async fn note_answer(&self, lane: i16, row: &Row, decision: &Decision) {
         failpoint::hit("after_head_sent").await;
         if decision.row.is_certainly_not_sent() {
             self.lanes.maybe_sent().forget(lane, row.id);

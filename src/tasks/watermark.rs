@@ -1,10 +1,10 @@
-//! The task that moves the horizon: see `domain::watermark` for the rules. The gap between floor and tail triggers it, because every claim reads that
-//! gap again. The floor of the unordered rows follows here, too.
+//! Moves the watermark of this process by the rules of [`crate::domain::watermark`], and with it the floor of the unordered rows.
 //!
-//! While rows come in, the task asks the database who writes for every [`GAP_WORTH`] ids, or every [`GAP_SOME`] if they come more slowly.
-//! It asks twice if a writer is under way at that moment, because the first answer settles no more than what was drawn before the last
-//! question. So at 1,000 rows a second it asks ten to twenty times a second. It spends at most a twentieth of its time on that, or asks
-//! again a second after a slow answer. A process whose own lanes get nothing asks when a poll has to walk over too many rows of other lanes.
+//! What triggers the task is the gap between the soft watermark and the highest id claimed, because every claim reads that gap
+//! again. While rows come in, the task queries the open writers for every [`GAP_URGENT`] ids, or every [`SMALL_GAP_AFTER`] if ids
+//! come more slowly. If a writer is open at that moment, it takes two queries, because the first one moves the watermark no
+//! further than the highest id of the query before it. At 1,000 rows a second this makes ten to twenty queries a second. A
+//! process whose own lanes get no rows queries only when a poll would have to scan too many rows of other lanes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,32 +21,34 @@ use crate::lanes::{Lanes, UnorderedScan};
 use crate::metrics;
 use crate::outbox::{Error, Outbox, Result, WriterIdentity};
 
-/// A gap of so many ids is worth closing at once; a smaller one after a while.
-const GAP_WORTH: i64 = 100;
-const GAP_SOME: Duration = Duration::from_millis(500);
-/// How often the gap is compared with these. That asks the database nothing.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// While there is no gap and no change.
-const NOTHING_TO_DO: Duration = Duration::from_secs(1);
-/// The unordered floor costs a query of its own; where so many rows were claimed since, claims cost more without it.
-const KEYLESS_EVERY: Duration = Duration::from_millis(100);
-const KEYLESS_LAG_WORTH: usize = 1000;
-/// Of its time, at most one part in this many; but an answer that was long on its way must not stop floors for long.
-const SHARE_OF_TIME: u32 = 20;
-const REST_MAX: Duration = Duration::from_secs(1);
+/// A gap of this many ids is closed at once.
+const GAP_URGENT: i64 = 100;
+/// A smaller gap is closed after this time.
+const SMALL_GAP_AFTER: Duration = Duration::from_millis(500);
+/// How often the gap is checked. This does not query the database.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
+/// Longest wait while there is no gap and nothing changes.
+const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// The floor of the unordered rows needs a query of its own, so it is raised this often.
+const UNORDERED_EVERY: Duration = Duration::from_millis(100);
+/// It is raised at once if this many unordered rows were claimed since, because every claim reads them again.
+const UNORDERED_LAG_URGENT: usize = 1000;
+/// The task spends at most one part in this many of its time on queries.
+const QUERY_TIME_SHARE: u32 = 20;
+/// Longest pause after a slow query, so that it does not stop floors for long.
+const THROTTLE_MAX: Duration = Duration::from_secs(1);
 
-/// A writer that stays open longer than this is a holder: the soft horizon moves without it. It is lost in two halves: who was open
-/// when the first was over, and still is when the second is, has outstayed it.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// Rows of a holder are found at most this much after it commits.
-const BYPASSED_EVERY: Duration = Duration::from_millis(50);
-/// How ids are drawn is looked at this often, though floors have no reason to move.
-const SEQUENCE_EVERY: Duration = Duration::from_secs(15);
-/// One that has held for so long is named, and asked for again as often; the log says so more seldom.
-const NAME_AFTER: Duration = Duration::from_secs(10);
-const REMIND_EVERY: Duration = Duration::from_secs(60);
+/// A writer that is open at two of these moments in a row is bypassed by the soft watermark.
+const BYPASS_EVERY: Duration = Duration::from_millis(250);
+/// The rows of a bypassed writer are found at most this long after it commits.
+const CHECK_BYPASSED_EVERY: Duration = Duration::from_millis(50);
+/// How often the sequence is checked if floors have no reason to move.
+const CHECK_SEQUENCE_EVERY: Duration = Duration::from_secs(15);
+/// The oldest writer is identified after it has stopped the watermark for this long, and again as often.
+const IDENTIFY_EVERY: Duration = Duration::from_secs(10);
+/// The same warning is logged again after this time.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Moves the horizon of this process.
 pub struct WatermarkTask {
     pub lanes: Arc<Lanes>,
     pub outbox: Arc<Outbox>,
@@ -60,12 +62,12 @@ impl WatermarkTask {
             let changed = self.lanes.changed();
             let wait = progress.step_if_due().await;
             tokio::select! {
-                () = sleep(wait.unwrap_or(NOTHING_TO_DO)) => {}
+                () = sleep(wait.unwrap_or(IDLE_WAIT)) => {}
                 () = changed, if wait.is_none() => {}
                 () = shutdown.draining.cancelled() => return,
             }
             if wait.is_none() {
-                // There was no need to move it, up to this moment.
+                // Until now the watermark had no need to move.
                 progress.moved_at = Instant::now();
             }
         }
@@ -75,19 +77,24 @@ impl WatermarkTask {
 struct Progress<'a> {
     lanes: &'a Lanes,
     outbox: &'a Outbox,
-    /// The hard horizon as it was last seen, and when it last moved, or had no need to.
+    /// The hard watermark at the last check.
     watermark: i64,
+    /// When the hard watermark last moved, or had no need to.
     moved_at: Instant,
+    /// When old writers were last bypassed.
     bypassed_at: Instant,
-    /// Nobody is asked who writes before that.
+    /// The writers are not queried again before this moment.
     not_before: Instant,
+    /// When the floor of the unordered rows was last raised.
     unordered_at: Instant,
-    named_at: Option<Instant>,
-    told: Option<(Instant, WriterIdentity)>,
-    /// When the writers and the sequence were last looked at.
-    asked_at: Option<Instant>,
-    /// When it was last said that ids are not drawn one by one.
-    sequence_told: Option<Instant>,
+    /// When the oldest writer was last identified.
+    identified_at: Option<Instant>,
+    /// The writer that was last warned of, and when.
+    warned: Option<(Instant, WriterIdentity)>,
+    /// When the writers and the sequence were last queried.
+    queried_at: Option<Instant>,
+    /// When it was last logged that the sequence is out of order.
+    sequence_warned_at: Option<Instant>,
 }
 
 impl<'a> Progress<'a> {
@@ -101,47 +108,47 @@ impl<'a> Progress<'a> {
             bypassed_at: now,
             not_before: now,
             unordered_at: now,
-            named_at: None,
-            told: None,
-            asked_at: None,
-            sequence_told: None,
+            identified_at: None,
+            warned: None,
+            queried_at: None,
+            sequence_warned_at: None,
         }
     }
 
-    /// One step, if there is a reason for it; answers how long to wait before the next. `None`: until something changes.
+    /// Does one step if there is a reason for it. Returns how long to wait for the next one, or `None` to wait for a change.
     async fn step_if_due(&mut self) -> Option<Duration> {
         let term = self.lanes.term()?;
         self.note_progress();
         let has_bypassed = !self.lanes.watermark().bypassed().is_empty();
         let gap = self.lanes.watermark().gap();
-        let is_due = self.asked_at.is_none_or(|at| at.elapsed() >= SEQUENCE_EVERY);
+        let is_sequence_due = self.queried_at.is_none_or(|at| at.elapsed() >= CHECK_SEQUENCE_EVERY);
         if gap <= 0 && !has_bypassed {
             self.moved_at = Instant::now();
             self.forget_open_writer();
-            if !is_due {
-                return self.follow(&term).await;
+            if !is_sequence_due {
+                return self.raise_unordered_if_due(&term).await;
             }
-        } else if !is_due && gap < GAP_WORTH && !has_bypassed && self.moved_at.elapsed() < GAP_SOME {
-            return self.follow(&term).await.or(Some(LOOK_EVERY));
+        } else if !is_sequence_due && gap < GAP_URGENT && !has_bypassed && self.moved_at.elapsed() < SMALL_GAP_AFTER {
+            return self.raise_unordered_if_due(&term).await.or(Some(CHECK_EVERY));
         }
         let began = Instant::now();
         if began < self.not_before {
-            return self.follow(&term).await.or(Some(LOOK_EVERY));
+            return self.raise_unordered_if_due(&term).await.or(Some(CHECK_EVERY));
         }
         if let Err(error) = self.step(&term).await {
             return Some(cannot_move(&error));
         }
         self.note_progress();
         metrics::floor_age(self.moved_at.elapsed());
-        self.not_before = Instant::now() + (began.elapsed() * SHARE_OF_TIME).min(REST_MAX);
-        Some(if has_bypassed && gap < GAP_WORTH {
-            BYPASSED_EVERY
+        self.not_before = Instant::now() + (began.elapsed() * QUERY_TIME_SHARE).min(THROTTLE_MAX);
+        Some(if has_bypassed && gap < GAP_URGENT {
+            CHECK_BYPASSED_EVERY
         } else {
-            LOOK_EVERY
+            CHECK_EVERY
         })
     }
 
-    /// A claim that sees the end of a holder moves it, too.
+    /// Notes whether the watermark has moved. A claim that notices the end of a bypassed writer moves it, too.
     fn note_progress(&mut self) {
         let watermark = self.lanes.watermark().current().hard;
         if std::mem::replace(&mut self.watermark, watermark) == watermark {
@@ -153,16 +160,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Where the horizon has no reason to move, as in a backlog that was there before, the floor of the unordered rows has still
-    /// to follow what was claimed of them: at once if it is much, some time after the last of it otherwise.
-    async fn follow(&mut self, term: &Term) -> Option<Duration> {
+    /// Raises the floor of the unordered rows although the watermark has no reason to move, as in an old backlog. It does so at
+    /// once if many were claimed since, and otherwise after a while. Returns as [`Progress::step_if_due`].
+    async fn raise_unordered_if_due(&mut self, term: &Term) -> Option<Duration> {
         let lag = self.lanes.unordered().lag();
-        if lag == 0 || (lag < KEYLESS_LAG_WORTH && self.unordered_at.elapsed() < NOTHING_TO_DO) {
+        if lag == 0 || (lag < UNORDERED_LAG_URGENT && self.unordered_at.elapsed() < IDLE_WAIT) {
             return None;
         }
         match self.raise_unordered(term).await {
-            // Reads only what was claimed since, so it may come as often as there is something.
-            Ok(()) => Some(LOOK_EVERY),
+            // The query reads only what was claimed since, so it may be repeated soon.
+            Ok(()) => Some(CHECK_EVERY),
             Err(error) => Some(cannot_move(&error)),
         }
     }
@@ -170,7 +177,7 @@ impl<'a> Progress<'a> {
     async fn step(&mut self, term: &Term) -> Result<()> {
         let highest_known = self.lanes.watermark().highest_known();
         let writing = self.outbox.writers(term).await?;
-        self.asked_at = Some(Instant::now());
+        self.queried_at = Some(Instant::now());
         if self
             .lanes
             .watermark()
@@ -189,7 +196,7 @@ impl<'a> Progress<'a> {
                 tracker.observe(writing.highest_id, &writing.writers);
             }
         });
-        if self.bypassed_at.elapsed() > PATIENCE / 2 {
+        if self.bypassed_at.elapsed() > BYPASS_EVERY {
             self.bypassed_at = Instant::now();
             self.lanes
                 .watermark()
@@ -198,22 +205,22 @@ impl<'a> Progress<'a> {
         if self.lanes.watermark().bypassed().is_empty() {
             self.forget_open_writer();
         } else {
-            self.name_open_writer().await?;
+            self.warn_of_open_writer().await?;
         }
-        if self.unordered_at.elapsed() >= KEYLESS_EVERY || self.lanes.unordered().lag() >= KEYLESS_LAG_WORTH {
+        if self.unordered_at.elapsed() >= UNORDERED_EVERY || self.lanes.unordered().lag() >= UNORDERED_LAG_URGENT {
             self.raise_unordered(term).await?;
         }
         Ok(())
     }
 
-    /// Are ids drawn one by one? As long as they are not, floors stay where they are: a session may hand out a lower id at any time.
+    /// Are ids drawn one by one, and upwards? If not, floors do not move, because a session may use a lower id at any time.
     fn is_in_order(&mut self, sequence: Sequence) -> bool {
         let is_in_order = sequence.is_in_order();
         metrics::sequence_misconfigured(!is_in_order);
         if is_in_order {
-            self.sequence_told = None;
-        } else if self.sequence_told.is_none_or(|at| at.elapsed() >= REMIND_EVERY) {
-            self.sequence_told = Some(Instant::now());
+            self.sequence_warned_at = None;
+        } else if self.sequence_warned_at.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            self.sequence_warned_at = Some(Instant::now());
             error!(
                 cache = sequence.cache,
                 increment = sequence.increment,
@@ -224,14 +231,15 @@ impl<'a> Progress<'a> {
         is_in_order
     }
 
-    /// Unordered rows are claimed by anyone, so their floor comes from a look at the table, not from our claims.
+    /// Raises the floor of the unordered rows. Every worker claims such rows, so the floor comes from the table and not from the
+    /// claims of this process.
     async fn raise_unordered(&mut self, term: &Term) -> Result<()> {
         self.unordered_at = Instant::now();
         while self.raise_unordered_part(term).await? {}
         Ok(())
     }
 
-    /// One walk that is not too long. True: there is more to walk over.
+    /// Scans one span. Returns whether there is another one to scan.
     async fn raise_unordered_part(&mut self, term: &Term) -> Result<bool> {
         let UnorderedScan {
             start,
@@ -260,13 +268,13 @@ impl<'a> Progress<'a> {
             && self.lanes.term().is_some_and(|now| now.worker == term.worker))
     }
 
-    /// Who left a transaction open after its INSERT: for the operator, who alone can end it.
-    async fn name_open_writer(&mut self) -> Result<()> {
-        let held = self.moved_at.elapsed();
-        if held < NAME_AFTER || self.named_at.is_some_and(|at| at.elapsed() < NAME_AFTER) {
+    /// Tells the operator which session left a transaction open after its INSERT.
+    async fn warn_of_open_writer(&mut self) -> Result<()> {
+        let open_for = self.moved_at.elapsed();
+        if open_for < IDENTIFY_EVERY || self.identified_at.is_some_and(|at| at.elapsed() < IDENTIFY_EVERY) {
             return Ok(());
         }
-        self.named_at = Some(Instant::now());
+        self.identified_at = Some(Instant::now());
         let Some(oldest) = self.lanes.watermark().bypassed().into_iter().min() else {
             return Ok(());
         };
@@ -277,11 +285,11 @@ impl<'a> Progress<'a> {
             WriterIdentity::Session { pid, .. } => pid,
             WriterIdentity::Prepared { .. } => 0,
         });
-        // What was a session's is nobody's once it is prepared: then another is to be told of, and another command.
-        let is_told = |(at, of): &(Instant, WriterIdentity)| of == &writer && at.elapsed() < REMIND_EVERY;
-        if !self.told.as_ref().is_some_and(is_told) {
-            tell(&writer, held);
-            self.told = Some((Instant::now(), writer));
+        // A transaction that is prepared has no session any more, and another command ends it: this is warned of at once.
+        let is_recent = |(at, warned): &(Instant, WriterIdentity)| warned == &writer && at.elapsed() < WARN_EVERY;
+        if !self.warned.as_ref().is_some_and(is_recent) {
+            log_open_writer(&writer, open_for);
+            self.warned = Some((Instant::now(), writer));
         }
         Ok(())
     }
@@ -289,12 +297,12 @@ impl<'a> Progress<'a> {
     fn forget_open_writer(&mut self) {
         metrics::floor_age(Duration::ZERO);
         metrics::open_writer(0);
-        self.named_at = None;
+        self.identified_at = None;
     }
 }
 
-fn tell(writer: &WriterIdentity, held: Duration) {
-    let seconds = held.as_secs();
+fn log_open_writer(writer: &WriterIdentity, open_for: Duration) {
+    let seconds = open_for.as_secs();
     match writer {
         WriterIdentity::Session { pid, application } => warn!(
             pid,

@@ -1,4 +1,4 @@
-//! What is kept of a row and of a record while they are compared: a few words each, however large they are.
+//! What is kept of a row and of a record while they are compared. It is a few words each, however large they are.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,34 +27,34 @@ pub const fn span(duration: Duration) -> Micros {
 pub struct Expected {
     pub message_id: Uuid,
     pub id: i64,
-    /// Its place in the list of topics.
+    /// Its index in the list of topics.
     pub topic: u32,
-    pub place: PartitionChoice,
+    pub partition_choice: PartitionChoice,
     /// Topic and key, or topic and explicit partition, as a number. `None` if no order is promised.
     pub unit: Option<u64>,
     /// The aggregate as a number, and its version.
     pub version: Option<(u64, i64)>,
     pub created: Micros,
-    pub state: Fate,
+    pub state: RowState,
     pub content: Content,
 }
 
-/// The state of the row by the table.
+/// The state of the row in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RowState {
     Pending,
     Published(Micros),
     Dead,
 }
 
 impl Expected {
-    pub fn of(row: &Row, topic: u32, state: Fate) -> Self {
+    pub fn of(row: &Row, topic: u32, state: RowState) -> Self {
         let aggregate = number(&(&row.aggregate_type, &row.aggregate_id));
         Expected {
             message_id: row.message_id,
             id: row.id,
             topic,
-            place: row.place(),
+            partition_choice: row.partition_choice(),
             unit: row.unit().map(|unit| number(&(&row.topic, unit))),
             version: row
                 .aggregate_version
@@ -102,7 +102,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Stands for a row that could not be read completely. Any record may be its own.
+    /// The content of a row that could not be read completely. Any record may belong to it.
     pub const UNKNOWN: Content = Content {
         key: 0,
         payload: 0,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::entry::{Arrived, Expected, Fate, First, Micros, span};
+use super::entry::{Arrived, Expected, First, Micros, RowState, span};
 use super::findings::{Findings, Offender};
 use crate::domain::partition::PartitionChoice;
 
@@ -11,7 +11,7 @@ pub const SLACK: Micros = span(Duration::from_secs(600));
 
 /// What the judge needs to know besides rows and records.
 #[derive(Clone, Debug, Default)]
-pub struct Circumstances {
+pub struct Context {
     pub topics: Vec<Topic>,
     /// A record without a row from before this time may belong to a row that retention removed.
     pub phantoms_from: Micros,
@@ -37,11 +37,11 @@ pub struct Partition {
 }
 
 pub struct Judge {
-    pub circumstances: Circumstances,
+    pub context: Context,
     pub findings: Findings,
 }
 
-/// The verdict about two rows of a unit that arrived against the order of their ids.
+/// How to judge two rows of a unit that arrived against the order of their ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Inversion {
     Right,
@@ -53,9 +53,9 @@ enum Inversion {
 const PAIRS: usize = 1_000_000;
 
 impl Judge {
-    pub fn new(circumstances: Circumstances) -> Self {
+    pub fn new(context: Context) -> Self {
         Judge {
-            circumstances,
+            context,
             findings: Findings::default(),
         }
     }
@@ -79,13 +79,13 @@ impl Judge {
             let (copies, others) = others.split_at(others.partition_point(|r| r.message_id == row.message_id));
             unmatched.extend_from_slice(without_row);
             rest = others;
-            if let Some(copy) = self.row(row, copies) {
+            if let Some(copy) = self.compare_row(row, copies) {
                 first(copy);
             }
         }
         unmatched.extend_from_slice(rest);
         let before = unmatched.len();
-        unmatched.retain(|record| record.timestamp >= self.circumstances.phantoms_from);
+        unmatched.retain(|record| record.timestamp >= self.context.phantoms_from);
         self.findings.counts.outside += (before - unmatched.len()) as u64;
         unmatched
     }
@@ -99,18 +99,18 @@ impl Judge {
     }
 
     /// Compares one row with the records that have its message id.
-    fn row(&mut self, row: &Expected, copies: &[Arrived]) -> Option<First> {
+    fn compare_row(&mut self, row: &Expected, copies: &[Arrived]) -> Option<First> {
         self.findings.counts.rows += 1;
         match row.state {
-            Fate::Pending => self.findings.counts.pending += 1,
-            Fate::Published(_) => self.findings.counts.published += 1,
-            Fate::Dead => self.findings.counts.dead += 1,
+            RowState::Pending => self.findings.counts.pending += 1,
+            RowState::Published(_) => self.findings.counts.published += 1,
+            RowState::Dead => self.findings.counts.dead += 1,
         }
-        // An application that reads one topic and writes another often copies the headers.
-        let (own, passed_on): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
-        self.findings.counts.foreign += passed_on.len() as u64;
+        // An application that reads one topic and writes to another often copies the headers.
+        let (own, copied): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
+        self.findings.counts.foreign += copied.len() as u64;
         let Some(first) = first_of(&own) else {
-            self.absent(row);
+            self.note_missing(row);
             return None;
         };
         // Only the copy that was sent first has no flag. If its request timed out, it may be written after its repeat.
@@ -118,9 +118,9 @@ impl Judge {
         for copy in &own {
             if !std::ptr::eq(*copy, first) {
                 let overtaken = first.flagged && original.is_some_and(|original| std::ptr::eq(*copy, original));
-                self.repeat(row, copy, copy.flagged || overtaken);
+                self.note_repeat(row, copy, copy.flagged || overtaken);
             }
-            self.partition(row, copy);
+            self.check_partition(row, copy);
             if let Some(part) = copy.content.difference(row.content) {
                 let offender = self.at_record(Some(row.id), copy, format!("{part} differs from the row"));
                 self.findings.altered.add(|| offender);
@@ -133,26 +133,26 @@ impl Judge {
 
     /// Is this certainly the first copy? An earlier one may have been removed from the topic, or may not have been read.
     fn is_surely_first(&self, row: &Expected, copy: &Arrived) -> bool {
-        let topic = &self.circumstances.topics[copy.topic as usize];
+        let topic = &self.context.topics[copy.topic as usize];
         let begins = topic.partitions.get(copy.partition as usize).and_then(|p| p.begins);
         begins.is_none_or(|begins| row.created >= begins) && !(topic.compacted && copy.flagged)
     }
 
-    fn absent(&mut self, row: &Expected) {
-        let Fate::Published(at) = row.state else {
-            self.findings.counts.waiting += u64::from(row.state == Fate::Pending);
+    fn note_missing(&mut self, row: &Expected) {
+        let RowState::Published(at) = row.state else {
+            self.findings.counts.waiting += u64::from(row.state == RowState::Pending);
             return;
         };
-        let topic = &self.circumstances.topics[row.topic as usize];
+        let topic = &self.context.topics[row.topic as usize];
         let offender = |what: &str| Offender {
             id: Some(row.id),
             message_id: row.message_id.to_string(),
             topic: topic.name.clone(),
-            partition: row.place.partition(topic.partitions.len() as i32),
+            partition: row.partition_choice.partition(topic.partitions.len() as i32),
             offset: None,
             what: what.to_owned(),
         };
-        if topic.would_have(row.place, at) {
+        if topic.must_have(row.partition_choice, at) {
             self.findings
                 .missing
                 .add(|| offender("published, but not in the topic"));
@@ -163,7 +163,7 @@ impl Judge {
         }
     }
 
-    fn repeat(&mut self, row: &Expected, copy: &Arrived, flagged: bool) {
+    fn note_repeat(&mut self, row: &Expected, copy: &Arrived, flagged: bool) {
         let what = match (copy.flagged, flagged) {
             (true, _) => "repeat, flagged",
             (false, true) => "overtaken by its repeat, which is flagged",
@@ -179,13 +179,13 @@ impl Judge {
         }
     }
 
-    fn partition(&mut self, row: &Expected, copy: &Arrived) {
-        let topic = &self.circumstances.topics[row.topic as usize];
-        let right = row.place.partition(topic.partitions.len() as i32);
+    fn check_partition(&mut self, row: &Expected, copy: &Arrived) {
+        let topic = &self.context.topics[row.topic as usize];
+        let right = row.partition_choice.partition(topic.partitions.len() as i32);
         if right == Some(copy.partition) {
             return;
         }
-        if topic.had_fewer(row.place, copy) {
+        if topic.had_fewer(row.partition_choice, copy) {
             let name = topic.name.clone();
             self.findings.grown.insert(name);
             return;
@@ -209,17 +209,17 @@ impl Judge {
     fn order_of_unit(&mut self, copies: &[First]) {
         let mut highest = i64::MIN;
         let mut pairs = PAIRS;
-        for (place, late) in copies.iter().enumerate() {
+        for (index, late) in copies.iter().enumerate() {
             if late.id > highest {
                 highest = late.id;
                 continue;
             }
-            let (inversion, early) = self.worst(late, &copies[..place], &mut pairs);
+            let (inversion, early) = self.worst_inversion(late, &copies[..index], &mut pairs);
             let what = format!("arrived after row {} (offset {})", early.id, early.offset);
             let offender = Offender {
                 id: Some(late.id),
                 message_id: late.message_id.to_string(),
-                topic: self.circumstances.topics[late.topic as usize].name.clone(),
+                topic: self.context.topics[late.topic as usize].name.clone(),
                 partition: Some(late.partition),
                 offset: Some(late.offset),
                 what,
@@ -233,14 +233,14 @@ impl Judge {
     }
 
     /// The worst of the pairs of this row with rows of higher ids that arrived before it. There is at least one.
-    fn worst<'a>(&self, late: &First, earlier: &'a [First], pairs: &mut usize) -> (Inversion, &'a First) {
+    fn worst_inversion<'a>(&self, late: &First, earlier: &'a [First], pairs: &mut usize) -> (Inversion, &'a First) {
         let mut worst = (Inversion::Right, &earlier[0]);
         for early in earlier.iter().rev().filter(|early| early.id > late.id) {
             let inversion = match pairs.checked_sub(1) {
                 None => Inversion::MayOverlap,
                 Some(left) => {
                     *pairs = left;
-                    self.weigh(late, early)
+                    self.inversion(late, early)
                 }
             };
             if inversion > worst.0 {
@@ -255,8 +255,8 @@ impl Judge {
 
     /// Two transactions that do not overlap draw ids in the order in which they commit. The table shows that two did overlap if
     /// the row with the lower id was written after the other one had been published.
-    fn weigh(&self, late: &First, early: &First) -> Inversion {
-        if self.circumstances.serialized_keys {
+    fn inversion(&self, late: &First, early: &First) -> Inversion {
+        if self.context.serialized_keys {
             return Inversion::Wrong;
         }
         if early.published.is_some_and(|at| at < late.created) {
@@ -273,7 +273,7 @@ impl Judge {
         Offender {
             id,
             message_id: record.message_id.to_string(),
-            topic: self.circumstances.topics[record.topic as usize].name.clone(),
+            topic: self.context.topics[record.topic as usize].name.clone(),
             partition: Some(record.partition),
             offset: Some(record.offset),
             what,
@@ -283,8 +283,8 @@ impl Judge {
 
 impl Topic {
     /// Must the record of a row that was published then be among those that were read?
-    fn would_have(&self, place: PartitionChoice, published: Micros) -> bool {
-        let partition = place.partition(self.partitions.len() as i32);
+    fn must_have(&self, choice: PartitionChoice, published: Micros) -> bool {
+        let partition = choice.partition(self.partitions.len() as i32);
         let Some(partition) = partition.and_then(|partition| self.partitions.get(partition as usize)) else {
             return false;
         };
@@ -293,14 +293,14 @@ impl Topic {
     }
 
     /// Was this the right partition when the topic had fewer of them? Then those added since had no record at that time.
-    fn had_fewer(&self, place: PartitionChoice, copy: &Arrived) -> bool {
-        let PartitionChoice::Hashed(_) = place else {
+    fn had_fewer(&self, choice: PartitionChoice, copy: &Arrived) -> bool {
+        let PartitionChoice::Hashed(_) = choice else {
             return false;
         };
         let partitions = self.partitions.len() as i32;
         (copy.partition + 1..partitions).any(|fewer| {
             let added = &self.partitions[fewer as usize..];
-            place.partition(fewer) == Some(copy.partition)
+            choice.partition(fewer) == Some(copy.partition)
                 && added
                     .iter()
                     .all(|partition| partition.first.is_none_or(|first| first > copy.timestamp))
@@ -327,8 +327,8 @@ fn first_copy(row: &Expected, copy: &Arrived, unit: u64) -> First {
         version: row.version,
         created: row.created,
         published: match row.state {
-            Fate::Published(at) => Some(at),
-            Fate::Pending | Fate::Dead => None,
+            RowState::Published(at) => Some(at),
+            RowState::Pending | RowState::Dead => None,
         },
     }
 }
@@ -347,9 +347,9 @@ mod tests {
     };
     const UNITS: i64 = 5;
 
-    /// What is done to one row of a sound history.
+    /// What is wrong with one row of a history.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Plant {
+    enum Defect {
         Nothing,
         Lost,
         Pending,
@@ -359,7 +359,7 @@ mod tests {
         Unflagged,
         Misplaced,
         Altered,
-        /// It changes places with the next row of its unit.
+        /// It swaps places with the next row of its unit.
         Swapped,
     }
 
@@ -368,11 +368,11 @@ mod tests {
             message_id: Uuid::from_u128(id as u128),
             id,
             topic: 0,
-            place: PartitionChoice::Explicit(0),
+            partition_choice: PartitionChoice::Explicit(0),
             unit: Some((id % UNITS) as u64),
             version: None,
             created: id,
-            state: Fate::Published(1_000_000),
+            state: RowState::Published(1_000_000),
             content: CONTENT,
         }
     }
@@ -389,8 +389,8 @@ mod tests {
         }
     }
 
-    fn circumstances() -> Circumstances {
-        Circumstances {
+    fn context() -> Context {
+        Context {
             topics: vec![Topic {
                 name: "orders".to_owned(),
                 partitions: vec![Partition::default(); 2],
@@ -401,8 +401,8 @@ mod tests {
         }
     }
 
-    fn judged(circumstances: Circumstances, rows: Vec<Expected>, records: Vec<Arrived>) -> Findings {
-        let mut judge = Judge::new(circumstances);
+    fn judged(context: Context, rows: Vec<Expected>, records: Vec<Arrived>) -> Findings {
+        let mut judge = Judge::new(context);
         let mut firsts = Vec::new();
         let unmatched = judge.compare(rows, records, |first| firsts.push(first));
         judge.phantoms(&unmatched);
@@ -410,106 +410,110 @@ mod tests {
         judge.findings
     }
 
-    /// A history with these defects: rows, records.
-    fn planted(plants: &[Plant]) -> (Vec<Expected>, Vec<Arrived>) {
+    /// The rows and records of a history with these defects.
+    fn history(defects: &[Defect]) -> (Vec<Expected>, Vec<Arrived>) {
         let (mut rows, mut records) = (Vec::new(), Vec::new());
-        let last = plants.len() as i64;
-        for (id, plant) in (0..).zip(plants) {
+        let last = defects.len() as i64;
+        for (id, defect) in (0..).zip(defects) {
             let (mut row, mut record) = (row(id), record(id, id));
             let mut repeat = Arrived {
                 offset: last + id,
                 ..record.clone()
             };
-            match plant {
-                Plant::Pending => row.state = Fate::Pending,
-                Plant::Dead => row.state = Fate::Dead,
-                Plant::Misplaced => record.partition = 1,
-                Plant::Altered => record.content.payload = 9,
-                Plant::Swapped => record.offset = id + UNITS,
-                _ if id >= UNITS && plants[(id - UNITS) as usize] == Plant::Swapped => record.offset = id - UNITS,
+            match defect {
+                Defect::Pending => row.state = RowState::Pending,
+                Defect::Dead => row.state = RowState::Dead,
+                Defect::Misplaced => record.partition = 1,
+                Defect::Altered => record.content.payload = 9,
+                Defect::Swapped => record.offset = id + UNITS,
+                _ if id >= UNITS && defects[(id - UNITS) as usize] == Defect::Swapped => record.offset = id - UNITS,
                 _ => {}
             }
-            if *plant != Plant::Phantom {
+            if *defect != Defect::Phantom {
                 rows.push(row);
             }
-            if matches!(plant, Plant::Flagged | Plant::Unflagged) {
-                repeat.flagged = *plant == Plant::Flagged;
+            if matches!(defect, Defect::Flagged | Defect::Unflagged) {
+                repeat.flagged = *defect == Defect::Flagged;
                 records.push(repeat);
             }
-            if !matches!(plant, Plant::Lost | Plant::Pending | Plant::Dead) {
+            if !matches!(defect, Defect::Lost | Defect::Pending | Defect::Dead) {
                 records.push(record);
             }
         }
         (rows, records)
     }
 
-    fn plants() -> impl Strategy<Value = Vec<Plant>> {
-        let plant = prop_oneof![
-            20 => Just(Plant::Nothing),
-            1 => Just(Plant::Lost),
-            1 => Just(Plant::Pending),
-            1 => Just(Plant::Dead),
-            1 => Just(Plant::Phantom),
-            1 => Just(Plant::Flagged),
-            1 => Just(Plant::Unflagged),
-            1 => Just(Plant::Misplaced),
-            1 => Just(Plant::Altered),
-            1 => Just(Plant::Swapped),
+    fn defects() -> impl Strategy<Value = Vec<Defect>> {
+        let defect = prop_oneof![
+            20 => Just(Defect::Nothing),
+            1 => Just(Defect::Lost),
+            1 => Just(Defect::Pending),
+            1 => Just(Defect::Dead),
+            1 => Just(Defect::Phantom),
+            1 => Just(Defect::Flagged),
+            1 => Just(Defect::Unflagged),
+            1 => Just(Defect::Misplaced),
+            1 => Just(Defect::Altered),
+            1 => Just(Defect::Swapped),
         ];
-        proptest::collection::vec(plant, 0..200).prop_map(|mut plants| {
-            // A swap needs an undisturbed partner behind it.
-            for place in 0..plants.len() {
-                if plants[place] == Plant::Swapped {
-                    match plants.get_mut(place + UNITS as usize) {
-                        Some(partner) => *partner = Plant::Nothing,
-                        None => plants[place] = Plant::Nothing,
+        proptest::collection::vec(defect, 0..200).prop_map(|mut defects| {
+            // A swap needs a next row of its unit without a defect.
+            for index in 0..defects.len() {
+                if defects[index] == Defect::Swapped {
+                    match defects.get_mut(index + UNITS as usize) {
+                        Some(partner) => *partner = Defect::Nothing,
+                        None => defects[index] = Defect::Nothing,
                     }
                 }
             }
-            plants
+            defects
         })
     }
 
     proptest! {
         #[test]
-        fn every_planted_defect_is_found_and_nothing_else(plants in plants()) {
-            let count = |plant: Plant| plants.iter().filter(|p| **p == plant).count() as u64;
-            let (rows, records) = planted(&plants);
-            let findings = judged(circumstances(), rows, records);
-            prop_assert_eq!(findings.missing.count, count(Plant::Lost));
-            prop_assert_eq!(findings.counts.pending, count(Plant::Pending));
-            prop_assert_eq!(findings.counts.dead, count(Plant::Dead));
-            prop_assert_eq!(findings.phantom.count, count(Plant::Phantom));
-            prop_assert_eq!(findings.duplicated.flagged, count(Plant::Flagged));
-            prop_assert_eq!(findings.duplicated.unflagged, count(Plant::Unflagged));
-            prop_assert_eq!(findings.wrong_partition.count, count(Plant::Misplaced));
-            prop_assert_eq!(findings.altered.count, count(Plant::Altered));
-            prop_assert_eq!(findings.out_of_order.count, count(Plant::Swapped));
+        fn every_defect_is_found_and_nothing_else(defects in defects()) {
+            let count = |defect: Defect| defects.iter().filter(|p| **p == defect).count() as u64;
+            let (rows, records) = history(&defects);
+            let findings = judged(context(), rows, records);
+            prop_assert_eq!(findings.missing.count, count(Defect::Lost));
+            prop_assert_eq!(findings.counts.pending, count(Defect::Pending));
+            prop_assert_eq!(findings.counts.dead, count(Defect::Dead));
+            prop_assert_eq!(findings.phantom.count, count(Defect::Phantom));
+            prop_assert_eq!(findings.duplicated.flagged, count(Defect::Flagged));
+            prop_assert_eq!(findings.duplicated.unflagged, count(Defect::Unflagged));
+            prop_assert_eq!(findings.wrong_partition.count, count(Defect::Misplaced));
+            prop_assert_eq!(findings.altered.count, count(Defect::Altered));
+            prop_assert_eq!(findings.out_of_order.count, count(Defect::Swapped));
             prop_assert_eq!(findings.may_overlap.count + findings.cannot_tell.count, 0);
         }
 
         #[test]
-        fn without_serialized_keys_no_inversion_is_passed_over_or_called_wrong(order in Just((0..40i64).collect::<Vec<_>>()).prop_shuffle()) {
+        fn without_serialized_keys_every_inversion_is_undecided(order in Just((0..40i64).collect::<Vec<_>>()).prop_shuffle()) {
             let rows: Vec<Expected> = (0..40).map(|id| Expected { unit: Some(1), ..row(id) }).collect();
             let records = (0..).zip(&order).map(|(offset, id)| record(*id, offset)).collect();
-            let findings = judged(Circumstances { serialized_keys: false, ..circumstances() }, rows, records);
-            let behind = (0..order.len()).filter(|place| order[..*place].iter().any(|id| id > &order[*place])).count();
+            let findings = judged(Context { serialized_keys: false, ..context() }, rows, records);
+            let behind = (0..order.len()).filter(|index| order[..*index].iter().any(|id| id > &order[*index])).count();
             prop_assert_eq!((findings.may_overlap.count, findings.out_of_order.count), (behind as u64, 0));
         }
     }
 
     #[test]
-    fn a_second_copy_at_the_beginning_of_a_cut_topic_is_not_taken_for_the_first() {
-        let mut cut = circumstances();
-        cut.topics[0].partitions[0].begins = Some(100);
-        // Row 5 came first, before the cut; what is left is row 10, and the repeat of row 5.
-        let findings = judged(cut.clone(), vec![row(5), row(10)], vec![record(10, 7), record(5, 8)]);
+    fn a_second_copy_at_the_beginning_of_a_truncated_topic_is_not_taken_for_the_first() {
+        let mut truncated = context();
+        truncated.topics[0].partitions[0].begins = Some(100);
+        // Row 5 arrived first, and that copy was removed. Row 10 and the repeat of row 5 are left.
+        let findings = judged(
+            truncated.clone(),
+            vec![row(5), row(10)],
+            vec![record(10, 7), record(5, 8)],
+        );
         assert_eq!(findings.out_of_order.count, 0);
         let young = |id: i64| Expected {
             created: 100 + id,
             ..row(id)
         };
-        let findings = judged(cut, vec![young(5), young(10)], vec![record(10, 7), record(5, 8)]);
+        let findings = judged(truncated, vec![young(5), young(10)], vec![record(10, 7), record(5, 8)]);
         assert_eq!(findings.out_of_order.count, 1);
     }
 
@@ -519,41 +523,36 @@ mod tests {
             flagged: true,
             ..record(5, 8)
         };
-        let mut compacted = circumstances();
+        let mut compacted = context();
         compacted.topics[0].compacted = true;
         let records = vec![record(10, 7), repeat];
         let findings = judged(compacted, vec![row(5), row(10)], records.clone());
         assert_eq!(findings.out_of_order.count, 0);
-        assert_eq!(
-            judged(circumstances(), vec![row(5), row(10)], records)
-                .out_of_order
-                .count,
-            1
-        );
+        assert_eq!(judged(context(), vec![row(5), row(10)], records).out_of_order.count, 1);
     }
 
     #[test]
-    fn a_copy_that_its_flagged_repeat_overtook_is_not_held_against_anybody_and_a_second_one_is() {
+    fn one_unflagged_copy_may_arrive_after_its_flagged_repeat_but_a_second_one_may_not() {
         let flagged = Arrived {
             flagged: true,
             ..record(5, 7)
         };
-        let findings = judged(circumstances(), vec![row(5)], vec![flagged.clone(), record(5, 8)]);
+        let findings = judged(context(), vec![row(5)], vec![flagged.clone(), record(5, 8)]);
         assert_eq!((findings.duplicated.flagged, findings.duplicated.unflagged), (1, 0));
         let copies = vec![flagged, record(5, 8), record(5, 9)];
-        let findings = judged(circumstances(), vec![row(5)], copies);
+        let findings = judged(context(), vec![row(5)], copies);
         assert_eq!((findings.duplicated.flagged, findings.duplicated.unflagged), (1, 1));
     }
 
     #[test]
-    fn a_record_with_the_id_of_a_row_of_another_topic_was_passed_on_by_somebody() {
-        let mut two = circumstances();
+    fn a_record_with_the_message_id_of_a_row_of_another_topic_is_foreign() {
+        let mut two = context();
         two.topics.push(two.topics[0].clone());
-        let passed_on = Arrived {
+        let copied = Arrived {
             topic: 1,
             ..record(1, 0)
         };
-        let findings = judged(two, vec![row(1)], vec![record(1, 0), passed_on]);
+        let findings = judged(two, vec![row(1)], vec![record(1, 0), copied]);
         assert_eq!(
             (
                 findings.counts.foreign,
@@ -565,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_all_out_of_order_is_judged_in_bounded_time_and_stays_undecided() {
+    fn a_unit_that_is_completely_out_of_order_is_judged_in_bounded_time_and_stays_undecided() {
         let rows: Vec<Expected> = (0..20_000)
             .map(|id| Expected {
                 unit: Some(1),
@@ -574,9 +573,9 @@ mod tests {
             .collect();
         let records = (0..20_000).map(|id| record(id, 20_000 - id)).collect();
         let findings = judged(
-            Circumstances {
+            Context {
                 serialized_keys: false,
-                ..circumstances()
+                ..context()
             },
             rows,
             records,

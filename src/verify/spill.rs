@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-use super::entry::{Arrived, Content, Expected, Fate, First, number};
+use super::entry::{Arrived, Content, Expected, First, RowState, number};
 use crate::domain::partition::PartitionChoice;
 
 /// Memory is needed for one bucket at a time. Three spills open this many files each, well below the usual limit of 1,024.
@@ -18,7 +18,7 @@ pub const BUCKETS: usize = 128;
 pub trait Entry: Sized {
     const WORDS: usize;
     /// The hash that chooses the bucket. Entries that are compared with each other have the same one.
-    fn spread(&self) -> u64;
+    fn bucket_hash(&self) -> u64;
     fn write(&self, words: &mut Vec<u64>);
     fn read(words: &[u64]) -> Self;
 }
@@ -37,7 +37,7 @@ impl Storage {
     /// Chooses files in `folder`, or memory if the folder is not writable and this many rows and records fit. Otherwise returns
     /// what is needed.
     pub fn choose(folder: &Path, rows: u64, records: u64) -> Result<Self, String> {
-        let Err(error) = nameless(folder) else {
+        let Err(error) = unlinked_file(folder) else {
             return Ok(Storage::Files(folder.to_owned()));
         };
         let needed =
@@ -66,7 +66,7 @@ enum Bucket {
 impl Bucket {
     fn new(storage: &Storage) -> io::Result<Self> {
         Ok(match storage {
-            Storage::Files(folder) => Bucket::File(BufWriter::new(nameless(folder)?)),
+            Storage::Files(folder) => Bucket::File(BufWriter::new(unlinked_file(folder)?)),
             Storage::Memory => Bucket::Memory(Cursor::default()),
         })
     }
@@ -116,13 +116,13 @@ impl<E: Entry> Spill<E> {
     pub fn push(&mut self, entry: &E) -> io::Result<()> {
         self.words.clear();
         entry.write(&mut self.words);
-        let bucket = &mut self.buckets[(entry.spread() % BUCKETS as u64) as usize];
+        let bucket = &mut self.buckets[(entry.bucket_hash() % BUCKETS as u64) as usize];
         self.words.iter().try_for_each(|word| bucket.write(&word.to_le_bytes()))
     }
 
     /// All entries of one bucket.
-    pub fn bucket(&mut self, place: usize) -> io::Result<Vec<E>> {
-        let (length, mut reader) = self.buckets[place].reader()?;
+    pub fn bucket(&mut self, index: usize) -> io::Result<Vec<E>> {
+        let (length, mut reader) = self.buckets[index].reader()?;
         let count = (length / size_of_entry::<E>()) as usize;
         let mut bytes = vec![0; size_of_entry::<E>() as usize];
         let mut words = vec![0; E::WORDS];
@@ -138,15 +138,15 @@ impl<E: Entry> Spill<E> {
     }
 }
 
-/// A file without a name. It is removed when the process ends, even if it crashes.
-fn nameless(folder: &Path) -> io::Result<File> {
+/// An unlinked file, which is gone when the process ends, even if it crashes.
+fn unlinked_file(folder: &Path) -> io::Result<File> {
     let path = folder.join(format!("outboxd-verify-{}", Uuid::new_v4()));
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
     remove_file(&path)?;
     Ok(file)
 }
 
-/// Stands for no number. Times and versions are always far above it.
+/// Encodes a missing number. Times and versions are always far above it.
 const NONE: i64 = i64::MIN;
 const DEAD: i64 = i64::MIN + 1;
 
@@ -177,7 +177,7 @@ fn read_version(words: &[u64]) -> Option<(u64, i64)> {
     (version != NONE).then_some((words[0], version))
 }
 
-/// Two small numbers in one word.
+/// Encodes two small numbers in one word.
 fn pair(topic: u32, small: u32) -> u64 {
     u64::from(topic) << 32 | u64::from(small)
 }
@@ -185,24 +185,24 @@ fn pair(topic: u32, small: u32) -> u64 {
 impl Entry for Expected {
     const WORDS: usize = 13;
 
-    fn spread(&self) -> u64 {
+    fn bucket_hash(&self) -> u64 {
         number(&self.message_id)
     }
 
     fn write(&self, words: &mut Vec<u64>) {
         write_id(self.message_id, words);
-        let (kind, place) = match self.place {
+        let (kind, choice) = match self.partition_choice {
             PartitionChoice::Explicit(partition) => (1, partition as u32),
             PartitionChoice::Hashed(hash) => (0, hash),
         };
         let state = match self.state {
-            Fate::Pending => NONE,
-            Fate::Dead => DEAD,
-            Fate::Published(at) => at,
+            RowState::Pending => NONE,
+            RowState::Dead => DEAD,
+            RowState::Published(at) => at,
         };
         let unit = self.unit.unwrap_or(0);
         let flags = kind | u32::from(self.unit.is_some()) << 1;
-        words.extend([self.id as u64, pair(self.topic, flags), u64::from(place), unit]);
+        words.extend([self.id as u64, pair(self.topic, flags), u64::from(choice), unit]);
         write_version(self.version, words);
         words.extend([self.created as u64, state as u64]);
         write_content(self.content, words);
@@ -210,22 +210,22 @@ impl Entry for Expected {
 
     fn read(words: &[u64]) -> Self {
         let flags = words[3] as u32;
-        let place = words[4] as u32;
+        let choice = words[4] as u32;
         Expected {
             message_id: Uuid::from_u64_pair(words[0], words[1]),
             id: words[2] as i64,
             topic: (words[3] >> 32) as u32,
-            place: match flags & 1 {
-                1 => PartitionChoice::Explicit(place as i32),
-                _ => PartitionChoice::Hashed(place),
+            partition_choice: match flags & 1 {
+                1 => PartitionChoice::Explicit(choice as i32),
+                _ => PartitionChoice::Hashed(choice),
             },
             unit: (flags & 2 != 0).then_some(words[5]),
             version: read_version(&words[6..]),
             created: words[8] as i64,
             state: match words[9] as i64 {
-                NONE => Fate::Pending,
-                DEAD => Fate::Dead,
-                at => Fate::Published(at),
+                NONE => RowState::Pending,
+                DEAD => RowState::Dead,
+                at => RowState::Published(at),
             },
             content: read_content(&words[10..]),
         }
@@ -235,13 +235,13 @@ impl Entry for Expected {
 impl Entry for Arrived {
     const WORDS: usize = 8;
 
-    fn spread(&self) -> u64 {
+    fn bucket_hash(&self) -> u64 {
         number(&self.message_id)
     }
 
     fn write(&self, words: &mut Vec<u64>) {
         write_id(self.message_id, words);
-        // An offset is never negative: its highest bit carries the flag.
+        // An offset is never negative, so its highest bit can carry the flag.
         let offset = self.offset as u64 | u64::from(self.flagged) << 63;
         words.extend([pair(self.topic, self.partition as u32), offset, self.timestamp as u64]);
         write_content(self.content, words);
@@ -263,7 +263,7 @@ impl Entry for Arrived {
 impl Entry for First {
     const WORDS: usize = 10;
 
-    fn spread(&self) -> u64 {
+    fn bucket_hash(&self) -> u64 {
         self.unit
     }
 
@@ -309,17 +309,21 @@ mod tests {
     }
 
     prop_compose! {
-        fn expected()(id: u128, row: i64, topic: u32, explicit: bool, place in 0..i32::MAX, unit: Option<u64>,
-                      version in version(), created: i64, fate in 0..3usize, at in DEAD + 1.., content in content()) -> Expected {
+        fn expected()(id: u128, row: i64, topic: u32, explicit: bool, choice in 0..i32::MAX, unit: Option<u64>,
+                      version in version(), created: i64, state in 0..3usize, at in DEAD + 1..,
+                      content in content()) -> Expected {
             Expected {
                 message_id: Uuid::from_u128(id),
                 id: row,
                 topic,
-                place: if explicit { PartitionChoice::Explicit(place) } else { PartitionChoice::Hashed(place as u32) },
+                partition_choice: match explicit {
+                    true => PartitionChoice::Explicit(choice),
+                    false => PartitionChoice::Hashed(choice as u32),
+                },
                 unit,
                 version,
                 created,
-                state: [Fate::Pending, Fate::Dead, Fate::Published(at)][fate],
+                state: [RowState::Pending, RowState::Dead, RowState::Published(at)][state],
                 content,
             }
         }
@@ -339,7 +343,7 @@ mod tests {
         }
     }
 
-    fn survives<E: Entry + PartialEq + std::fmt::Debug>(entry: &E) {
+    fn reads_back<E: Entry + PartialEq + std::fmt::Debug>(entry: &E) {
         let mut words = Vec::new();
         entry.write(&mut words);
         assert_eq!(words.len(), E::WORDS);
@@ -349,23 +353,23 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(expected in expected(), arrived in arrived(), first in first()) {
-            survives(&expected);
-            survives(&arrived);
-            survives(&first);
+            reads_back(&expected);
+            reads_back(&arrived);
+            reads_back(&first);
         }
     }
 
     #[test]
-    fn a_spill_gives_back_all_it_took_each_in_one_heap_and_leaves_no_file() {
+    fn a_spill_returns_every_entry_and_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let files = Storage::choose(folder.path(), u64::MAX >> 20, 0).expect("files");
-        gives_back_all_it_took(&files);
+        returns_every_entry(&files);
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
-        gives_back_all_it_took(&Storage::Memory);
+        returns_every_entry(&Storage::Memory);
     }
 
     #[test]
-    fn without_a_folder_little_is_kept_in_memory_and_much_is_refused() {
+    fn without_a_folder_few_entries_are_kept_in_memory_and_many_are_refused() {
         let nowhere = Path::new("/nowhere");
         assert_eq!(Storage::choose(nowhere, 200_000, 200_000), Ok(Storage::Memory));
         let refused = Storage::choose(nowhere, 1_000_000, 1_000_000).expect_err("too much");
@@ -375,7 +379,7 @@ mod tests {
         );
     }
 
-    fn gives_back_all_it_took(storage: &Storage) {
+    fn returns_every_entry(storage: &Storage) {
         let mut spill = Spill::new(storage).expect("buckets");
         let first = |unit| First {
             unit,

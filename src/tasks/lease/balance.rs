@@ -1,4 +1,4 @@
-//! The fair share of this process: which lanes it takes, and which it returns.
+//! Takes and returns lanes, so that this process owns its fair share.
 
 use std::time::Duration;
 
@@ -21,21 +21,21 @@ pub(super) struct Balance<'a> {
 }
 
 impl Balance<'_> {
-    /// Take what we are short of, mark what is too much. Answers when the next lease of a peer may run out.
+    /// Takes the lanes that this process lacks, or notes how many it has to return. Returns when to balance again.
     pub(super) async fn balance(&self, term: &Term, peers: &[Peer]) -> Result<Duration> {
         if let Some(peer) = peers.first() {
             self.lanes.clock.set(peer.now);
         }
         let live: Vec<_> = peers
             .iter()
-            .filter(|p| p.lease_left > 0.0 || p.worker == term.worker)
+            .filter(|peer| peer.lease_left > 0.0 || peer.worker == term.worker)
             .collect();
         let holdings: Vec<_> = live.iter().map(|peer| (peer.worker, peer.lanes)).collect();
         let share = fair_share(term.worker, &holdings);
         let owned = self.lanes.ownership().count();
         if live.iter().any(|peer| peer.worker == term.worker && peer.lanes > owned) {
-            // A take whose answer was lost: the database names us as the owner of lanes we know nothing of, and nobody else
-            // can take them while we live.
+            // The answer of a take was lost. The database names us as the owner of lanes that we do not know of, and no other
+            // worker can take them while our lease lasts.
             lose(self.lanes, term, "the database says we own more lanes than we know of");
             return Ok(Duration::ZERO);
         }
@@ -45,7 +45,7 @@ impl Balance<'_> {
             failpoint::hit("before_takeover").await;
         }
         if owned < share || expired {
-            // Even with nothing to take: it stamps the expired worker, so that it is not seen for ever.
+            // A take without lanes, too, stamps the expired workers stopped, so that they are not read again.
             self.take(term, share.saturating_sub(owned)).await?;
         }
         self.lanes.ownership().set_surplus(owned.saturating_sub(share));
@@ -72,28 +72,29 @@ impl Balance<'_> {
         Ok(())
     }
 
+    /// Returns the surplus lanes that have no batch in flight.
     pub(super) async fn return_surplus(&self, term: &Term) {
-        let given = self.lanes.ownership().remove_surplus();
-        if given.is_empty() {
+        let returned = self.lanes.ownership().remove_surplus();
+        if returned.is_empty() {
             return;
         }
-        info!(lanes = given.len(), "gave up lanes for other workers");
+        info!(lanes = returned.len(), "gave up lanes for other workers");
         metrics::lanes_owned(self.lanes.ownership().count());
-        if let Err(error) = self.outbox.give_up(term, &given).await {
-            // We no longer use them but the database still names us. A new term sorts it out.
+        if let Err(error) = self.outbox.give_up(term, &returned).await {
+            // We no longer use these lanes, but the database may still name us as their owner. A new term resolves that.
             lose(self.lanes, term, "lanes could not be handed back");
             warn!(%error, "cannot hand lanes back");
         }
     }
 }
 
-/// When to balance again, as long as we own so many and our share was this.
+/// How long to wait before the next balance: at most until the lease of a peer may run out.
 fn next_check(peers: &[Peer], me: Uuid, owned: usize, share: usize) -> Duration {
     let live_others = peers.iter().filter(|peer| peer.worker != me && peer.lease_left > 0.0);
-    let held = owned + live_others.clone().map(|peer| peer.lanes).sum::<usize>();
-    // Lanes we are owed become free as their owners finish their batches. And of lanes that nobody holds the last one may be ours as
-    // soon as others have taken theirs: who has most is owed the remainder.
-    let again = if owned < share || held < LANE_COUNT {
+    let owned_by_live = owned + live_others.clone().map(|peer| peer.lanes).sum::<usize>();
+    // Lanes that we lack become free when their owners finish their batches. If some lanes have no live owner, our share may grow
+    // by one when others have taken theirs, because the remainder goes to the workers that own most.
+    let again = if owned < share || owned_by_live < LANE_COUNT {
         0.2
     } else {
         f64::MAX
@@ -118,21 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_looked_for_again_soon_while_we_are_owed_some_or_nobody_holds_them() {
+    fn the_next_balance_is_soon_while_this_worker_lacks_lanes_or_some_have_no_owner() {
         let next = |peers: &[Peer], owned, share| next_check(peers, ME, owned, share).as_secs_f64();
         let two = [peer(1, 16, 15.0), peer(2, 32, 12.0)];
         assert_eq!(
             next(&two, 32, 32),
             12.02,
-            "all are held: when the other's lease may end"
+            "all lanes have an owner: wait for the end of the other lease"
         );
-        assert_eq!(next(&two, 31, 32), 0.2, "one is still to come");
+        assert_eq!(next(&two, 31, 32), 0.2, "one lane is still missing");
         let dead = [peer(1, 16, 15.0), peer(2, 21, 12.0), peer(3, 27, -0.1)];
-        assert_eq!(
-            next(&dead, 21, 21),
-            0.2,
-            "nobody else may be owed the last ones of who died"
-        );
-        assert_eq!(next(&two[..1], 64, 64), 3600.0, "alone");
+        assert_eq!(next(&dead, 21, 21), 0.2, "the last lane of the dead worker may be ours");
+        assert_eq!(next(&two[..1], 64, 64), 3600.0, "there is no other worker");
     }
 }

@@ -1,6 +1,6 @@
-//! A process that is restarted does not wait for its own lease: where its predecessor is proven gone, its lanes are free at once.
+//! A restarted process need not wait for the lease of its predecessor: if that is proven to be gone, its lanes are freed at once.
 //!
-//! Without proof, or behind a transaction pooler, the lease decides as for everybody else.
+//! Without proof, or behind a transaction pooler, lanes are free when the lease ends, as for all other workers.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use super::{LeaseSettings, pause};
 use crate::outbox::{Outbox, Predecessor, Result};
 use crate::process::Identity;
 
-/// What a killed process had handed to the network arrives before this is over.
-const GRACE: Duration = Duration::from_secs(1);
-/// PostgreSQL notices within this time that the sessions of a killed process are gone. Those that stay longer are alive.
+/// What a killed process had handed to the network arrives within this time.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
+/// PostgreSQL ends the sessions of a killed process within this time. A process whose sessions last longer is alive.
 const SESSIONS_END_WITHIN: Duration = Duration::from_secs(3);
 const CHECK_SESSIONS_EVERY: Duration = Duration::from_millis(100);
 
-/// Ends the leases of predecessors that are proven gone. Called once, before the first term begins.
+/// Ends the leases of predecessors that are proven to be gone. This is called once, before the first term begins.
 pub async fn stop_predecessors(outbox: &Outbox, lease: &LeaseSettings, stop: &CancellationToken) {
     let Some(identity) = &lease.identity else { return };
     if let Err(error) = stop_proven(outbox, identity, stop).await {
@@ -30,7 +30,7 @@ async fn stop_proven(outbox: &Outbox, identity: &Identity, stop: &CancellationTo
     if gone.is_empty() {
         return Ok(());
     }
-    pause(GRACE, stop).await;
+    pause(ARRIVES_WITHIN, stop).await;
     for predecessor in gone {
         if outbox.stop_predecessor(predecessor.worker).await? {
             info!(
@@ -43,9 +43,9 @@ async fn stop_proven(outbox: &Outbox, identity: &Identity, stop: &CancellationTo
     Ok(())
 }
 
-/// Those that have ended, by the kernel's or the pod's word and by PostgreSQL's: no session of theirs is left.
+/// The predecessors that have ended according to the kernel or the pod's UID, and that have no database session left.
 async fn proven_gone(outbox: &Outbox, identity: &Identity, stop: &CancellationToken) -> Result<Vec<Predecessor>> {
-    let patience = Instant::now() + SESSIONS_END_WITHIN;
+    let deadline = Instant::now() + SESSIONS_END_WITHIN;
     loop {
         let mut found = outbox.predecessors(identity).await?;
         found.retain(|other| identity.proves_gone(&other.identity));
@@ -53,7 +53,7 @@ async fn proven_gone(outbox: &Outbox, identity: &Identity, stop: &CancellationTo
         if connected.is_empty() || stop.is_cancelled() {
             return Ok(gone);
         }
-        if Instant::now() >= patience {
+        if Instant::now() >= deadline {
             connected.iter().for_each(warn_of_twin);
             return Ok(gone);
         }

@@ -1,4 +1,5 @@
-//! Floors are stored now and then: a stale one costs a little reading, a row written often costs everybody.
+//! Stores floors from time to time. A stale floor makes a successor read a little more, while a row that is updated often slows
+//! down every worker.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,8 @@ use crate::lanes::Lanes;
 use crate::outbox::Outbox;
 
 const STORE_EVERY: Duration = Duration::from_secs(10);
-/// A topic of unordered rows that another process has parked is noticed at most this much later; until then the next batch of such rows
-/// is refused here as well.
+/// How often the holds of unordered rows are read. Until a hold of another process is read here, the next batch of unordered rows
+/// fails, too.
 const READ_UNORDERED_EVERY: Duration = Duration::from_secs(60);
 
 pub(super) struct StoredFloors<'a> {
@@ -32,12 +33,12 @@ impl<'a> StoredFloors<'a> {
         }
     }
 
-    /// Stores the floors of this process and reads what others have stored, each when it is due.
+    /// Stores the floors of this process, and reads the state of the unordered rows, each when it is due.
     pub(super) async fn store_and_read(&mut self, term: &Term) {
         if self.stored_at.elapsed() >= STORE_EVERY {
             self.stored_at = Instant::now();
-            self.store_floors(term).await;
-            self.store_floor_unordered(term).await;
+            self.store_lane_floors(term).await;
+            self.store_unordered_floor(term).await;
         }
         if self.unordered_read_at.elapsed() >= READ_UNORDERED_EVERY {
             self.unordered_read_at = Instant::now();
@@ -45,7 +46,7 @@ impl<'a> StoredFloors<'a> {
         }
     }
 
-    async fn store_floors(&self, term: &Term) {
+    async fn store_lane_floors(&self, term: &Term) {
         let moved = self.lanes.floors().to_store();
         if !moved.is_empty() {
             failpoint::hit("before_store_floors").await;
@@ -56,8 +57,8 @@ impl<'a> StoredFloors<'a> {
         }
     }
 
-    /// One that others have lowered meanwhile is not raised again: its epoch is another.
-    async fn store_floor_unordered(&self, term: &Term) {
+    /// If another worker has lowered the floor meanwhile, its epoch has changed, and nothing is stored.
+    async fn store_unordered_floor(&self, term: &Term) {
         if !self.lanes.unordered().floor_has_moved() {
             return;
         }
@@ -71,7 +72,7 @@ impl<'a> StoredFloors<'a> {
         match self.outbox.unordered(term.incarnation).await {
             Ok(Some(stored)) => self.lanes.unordered().note_stored(term.worker, stored),
             Ok(None) => {}
-            Err(error) => warn!(%error, "cannot read what is parked of unordered rows; trying again later"),
+            Err(error) => warn!(%error, "cannot read the holds of unordered rows; trying again later"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a term begins.
+//! Begins a term: registers the worker, and reads what it has to know before it takes lanes.
 
 use std::time::SystemTime;
 
@@ -11,15 +11,14 @@ use crate::domain::lease::{Term, UnorderedState};
 use crate::lanes::{Lanes, RecentlyPublished};
 use crate::outbox::{Outbox, Result};
 
-/// What is remembered of a term that is over.
+/// What the next term has to know of the one before.
 pub(super) struct LastTerm {
     pub(super) worker: Uuid,
     incarnation: SystemTime,
-    /// Of the server it was on.
+    /// The lineage of the server that it was on.
     lineage: String,
 }
 
-/// What it takes to begin a term.
 pub(super) struct Terms<'a> {
     pub(super) lanes: &'a Lanes,
     pub(super) outbox: &'a Outbox,
@@ -28,10 +27,11 @@ pub(super) struct Terms<'a> {
 }
 
 impl Terms<'_> {
-    /// Begins a term; answers what the next one has to know of it. `last` is the same of the term before.
+    /// Begins a term, and returns what the next one has to know of it.
     pub(super) async fn begin(&self, last: Option<&LastTerm>) -> Result<LastTerm> {
         if let Some(last) = last {
-            // Its lanes are free at once, and suspect as far as it had rows in flight, since it did not give them back.
+            // The last term did not return its lanes. They are free from now on, and the rows that it had in flight count as
+            // maybe sent.
             self.outbox
                 .stop_recorded(last.worker, &self.lanes.in_flight.open(last.worker))
                 .await?;
@@ -56,7 +56,7 @@ impl Terms<'_> {
         let (lineage, unordered) = match self.stored_state(&term).await {
             Ok(stored) => stored,
             Err(error) => {
-                // Registered and never at work, it would be given its share of the lanes for as long as its lease lasts.
+                // Otherwise the others would leave it a share of the lanes until its lease ends, although it takes none.
                 let _ = self.outbox.stop_worker(worker).await;
                 return Err(error);
             }
@@ -67,12 +67,13 @@ impl Terms<'_> {
             lineage,
         };
         if let Some(last) = last {
-            self.ask_for_losses(last, &began);
+            self.check_for_loss(last, &began);
         }
         self.lanes.ownership().begin_term(term, unordered);
         Ok(began)
     }
 
+    /// The lineage of the server, and the state of the unordered rows. Rebuilds floors if that is necessary.
     async fn stored_state(&self, term: &Term) -> Result<(String, UnorderedState)> {
         let lineage = self.outbox.lineage(term.incarnation).await?;
         self.rebuild_floors(term).await?;
@@ -80,15 +81,16 @@ impl Terms<'_> {
         Ok((lineage, unordered))
     }
 
-    /// Before anything is published: where rows of a day lie in the default partition, that day can no longer be made. Maintenance makes the next
-    /// days in time while it runs, but at a start and after an outage it comes too late.
+    /// Creates the history's partitions of the next days before anything is published. If rows of a day are in the default
+    /// partition already, the partition of that day can no longer be created. Maintenance creates partitions in time while it
+    /// runs, but after a start or an outage it would be too late.
     async fn prepare_history(&self) {
         if let Err(error) = self.outbox.history_prepare().await {
             warn!(%error, "cannot prepare the days of the history; rows of a day without one go to its default partition");
         }
     }
 
-    /// Where the id sequence was restarted, ids come again below the stored floors.
+    /// Rebuilds the stored floors if the id sequence was restarted, because ids below them are drawn again.
     async fn rebuild_floors(&self, term: &Term) -> Result<()> {
         let floors = self.outbox.rebuild_floors(term, self.lanes.floors().are_void()).await?;
         self.lanes.floors().rebuilt();
@@ -102,14 +104,14 @@ impl Terms<'_> {
         Ok(())
     }
 
-    /// The server is another one than that of the last term: it may have lost what was written last.
-    fn ask_for_losses(&self, last: &LastTerm, now: &LastTerm) {
+    /// Starts a loss check if the server has crashed or failed over since the last term, because it may have lost writes.
+    fn check_for_loss(&self, last: &LastTerm, now: &LastTerm) {
         if last.lineage != now.lineage {
             warn!(
                 "the server has lost its last writes, as after a failover: what was pending may be sent again, and says so"
             );
         }
-        // A crash loses no commit but asynchronous ones, and whether an application makes those nobody knows.
+        // A crash loses asynchronous commits only, but any application may make those.
         if (&last.lineage, last.incarnation) != (&now.lineage, now.incarnation) {
             self.published.question();
         }

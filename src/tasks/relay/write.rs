@@ -9,7 +9,7 @@ use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::lease::Term;
 use crate::domain::row::Row;
 use crate::metrics::{self, Stream};
-use crate::tasks::report::report_refusal;
+use crate::tasks::report::report_unless_locked;
 
 #[derive(Clone, Copy)]
 pub(super) enum Batch<'a> {
@@ -51,9 +51,7 @@ impl Relay {
                 }
             };
             let written = self.writer.unless_locked(term, write).await;
-            if !matches!(written, Some(None)) {
-                tried.refused.iter().for_each(report_refusal);
-            }
+            report_unless_locked(&written, &tried.refused);
             if let Some(marked) = written? {
                 return Some(marked);
             }

@@ -1,4 +1,4 @@
-//! Writes what became of holds, between two batches of their lane.
+//! Writes what was decided about holds, between two batches of their lane.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use crate::domain::retry::Event;
 use crate::failpoint;
 use crate::metrics;
 use crate::tasks::relay::MARK_MARGIN;
-use crate::tasks::report::report_refusal;
+use crate::tasks::report::report_unless_locked;
 
-/// What is to be written about a hold.
+/// A change of a hold that is to be written.
 pub enum HoldChange {
     Release(HoldRelease),
     Postpone(HoldPostponement),
 }
 
 impl HoldChange {
-    /// What was decided about the row that a hold waits for. `None`: nothing is to be written about the hold.
+    /// The change that a decision makes to the hold and to its head, if that was sent. `None` if it makes none.
     pub fn new(hold: Hold, head: Option<i64>, decision: Decision) -> Option<Self> {
         let published = head.filter(|_| decision.row == RowFate::Published);
         let refused = match decision.row {
@@ -48,171 +48,150 @@ impl HoldChange {
     }
 }
 
-/// What is to be written about a hold, and the record of its head, where that was sent.
-pub type Recorded = (HoldChange, Option<InFlightEntry>);
+/// A change of a hold, and the in-flight record of its head, if that was sent.
+pub type RecordedChange = (HoldChange, Option<InFlightEntry>);
 
 impl RetryHolds {
-    pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<Recorded>) {
-        let Some((term, held)) = self.lane_between_batches(term, lane).await else {
+    /// Writes changes of the holds of one lane as soon as no batch has the lane checked out.
+    pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<RecordedChange>) {
+        let Some((term, lane)) = self.checkout(term, lane).await else {
             return;
         };
         failpoint::hit("before_hold_change").await;
-        let (mut released, mut postponed) = (Vec::new(), Vec::new());
+        let (mut releases, mut postponements) = (Vec::new(), Vec::new());
         for (change, record) in changes {
             match change {
-                HoldChange::Release(hold) => released.push((hold, record)),
-                HoldChange::Postpone(hold) => postponed.push((hold, record)),
+                HoldChange::Release(release) => releases.push((release, record)),
+                HoldChange::Postpone(postponement) => postponements.push((postponement, record)),
             }
         }
         // A release raises the epoch, so it comes last.
-        let changed = self.postpone(&term, &held, postponed).await && self.release(&term, &held, released).await;
-        if !changed {
-            // Or the answer to a release was lost, and we no longer know the lane: a new term reads it again. Ended before
-            // the lane is given back, or somebody claims from where it stood.
+        let written = async {
+            self.postpone(&term, &lane, postponements).await?;
+            self.release(&term, &lane, releases).await
+        };
+        if written.await.is_none() {
+            // The lane has another owner, or the answer to a release was lost and its epoch is unknown. A new term reads it
+            // again. This term ends before the lane is put back, so that no batch claims from its old floor.
             self.writer.fenced(&term, 0);
         }
-        self.lanes.checkouts().put_back(&term, &[held]);
+        self.lanes.checkouts().put_back(&term, &[lane]);
     }
 
-    /// False: fenced.
+    /// Returns `None` if the write was fenced. If another transaction has locked some heads, their refusals are not written.
     async fn postpone(
         &self,
         term: &Term,
-        held: &CheckedOutLane,
-        postponed: Vec<(HoldPostponement, Option<InFlightEntry>)>,
-    ) -> bool {
-        let (mut holds, records) = with_records(postponed);
-        while !holds.is_empty() {
-            // Heads of which a copy may be there are known by id, and go on to be when their records are gone.
-            let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(held.lane);
-            let lane = (held.lane, held.epoch);
+        lane: &CheckedOutLane,
+        postponements: Vec<(HoldPostponement, Option<InFlightEntry>)>,
+    ) -> Option<()> {
+        let (mut postponements, records) = with_records(postponements);
+        while !postponements.is_empty() {
+            // Heads that may have been sent are known by id, and remain so when their records are deleted.
+            let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(lane.lane);
+            let fence = (lane.lane, lane.epoch);
             let write = || async {
-                let written = self
+                let write = self
                     .outbox
-                    .postpone_holds(term, lane, &holds, &records, &maybe_sent)
-                    .await?;
-                Ok(written.then_some(()))
+                    .postpone_holds(term, fence, &postponements, &records, &maybe_sent);
+                Ok(write.await?.then_some(()))
             };
             let written = self.writer.unless_locked(term, write).await;
-            if !matches!(written, Some(None)) {
-                let refused = holds.iter().filter_map(|later| later.refused.as_ref());
-                refused.for_each(report_refusal);
+            let refused = || postponements.iter().filter_map(|change| change.refused.as_ref());
+            report_unless_locked(&written, refused());
+            if written?.is_some() {
+                self.lanes.in_flight.done(&records);
+                self.lanes.maybe_sent().stored(term.worker, maybe_sent);
+                break;
             }
-            match written {
-                None => return false,
-                Some(Some(())) => {
-                    self.lanes.in_flight.done(&records);
-                    self.lanes.maybe_sent().stored(term.worker, maybe_sent);
-                    return true;
-                }
-                Some(None) => {
-                    let refused = holds.iter().filter_map(|later| later.refused.as_ref());
-                    let heads: Vec<i64> = refused.map(|refusal| refusal.id).collect();
-                    let Some(locked) = self.writer.locked(term, &heads).await else {
-                        return false;
-                    };
-                    for later in &mut holds {
-                        if let Some(refusal) = &later.refused
-                            && locked.contains(&refusal.id)
-                            && let Some(instead) = self.when_locked(&later.hold, Event::RefusalLocked(refusal))
-                        {
-                            *later = instead;
-                        }
-                    }
+            let heads: Vec<i64> = refused().map(|refusal| refusal.id).collect();
+            let locked = self.writer.locked(term, &heads).await?;
+            for postponement in &mut postponements {
+                if let Some(refusal) = &postponement.refused
+                    && locked.contains(&refusal.id)
+                    && let Some(without_refusal) = self.when_locked(&postponement.hold, Event::RefusalLocked(refusal))
+                {
+                    *postponement = without_refusal;
                 }
             }
         }
-        true
+        Some(())
     }
 
-    /// What is written about a hold instead, while another transaction has locked its row.
+    /// How a hold is postponed if nothing can be written about its head, because another transaction has locked it.
     fn when_locked(&self, hold: &Hold, event: Event<'_>) -> Option<HoldPostponement> {
         match HoldChange::new(hold.clone(), None, self.decide(hold, event, true)) {
-            Some(HoldChange::Postpone(later)) => Some(later),
+            Some(HoldChange::Postpone(postponement)) => Some(postponement),
             Some(HoldChange::Release(_)) | None => None,
         }
     }
 
-    /// False: fenced. Where another transaction has locked heads, their holds are postponed, and the others released without
-    /// them.
+    /// Returns `None` if the write was fenced. If another transaction has locked some heads, their holds are postponed instead.
     async fn release(
         &self,
         term: &Term,
-        held: &CheckedOutLane,
-        mut released: Vec<(HoldRelease, Option<InFlightEntry>)>,
-    ) -> bool {
-        while !released.is_empty() {
-            let (holds, records) = with_records(released.clone());
-            let write = || self.outbox.release_holds(term, held.lane, held.epoch, &holds, &records);
+        lane: &CheckedOutLane,
+        mut releases: Vec<(HoldRelease, Option<InFlightEntry>)>,
+    ) -> Option<()> {
+        while !releases.is_empty() {
+            let (holds, records) = with_records(releases.clone());
+            let write = || self.outbox.release_holds(term, lane.lane, lane.epoch, &holds, &records);
             let written = self.writer.unless_locked(term, write).await;
-            if !matches!(written, Some(None)) {
-                let refused = holds.iter().filter_map(|released| released.refused.as_ref());
-                refused.for_each(report_refusal);
+            report_unless_locked(&written, holds.iter().filter_map(|release| release.refused.as_ref()));
+            if let Some(lowered) = written? {
+                self.lanes.in_flight.done(&records);
+                failpoint::hit("after_hold_release").await;
+                self.note_released(term, lane.lane, lowered, &holds).await;
+                break;
             }
-            match written {
-                None => return false,
-                Some(Some(lowered)) => {
-                    self.lanes.in_flight.done(&records);
-                    failpoint::hit("after_hold_release").await;
-                    self.released(term, held.lane, lowered, &holds).await;
-                    return true;
-                }
-                Some(None) => {
-                    let heads: Vec<i64> = holds.iter().filter_map(HoldRelease::head).collect();
-                    let Some(locked) = self.writer.locked(term, &heads).await else {
-                        return false;
-                    };
-                    let is_locked = |(one, _): &mut (HoldRelease, _)| one.head().is_some_and(|id| locked.contains(&id));
-                    let waiting = released.extract_if(.., is_locked).collect();
-                    if !self.postpone_locked(term, held, waiting).await {
-                        return false;
-                    }
-                }
-            }
+            let heads: Vec<i64> = holds.iter().filter_map(HoldRelease::head).collect();
+            let locked = self.writer.locked(term, &heads).await?;
+            let is_locked = |(release, _): &mut (HoldRelease, _)| release.head().is_some_and(|id| locked.contains(&id));
+            let waiting = releases.extract_if(.., is_locked).collect();
+            self.postpone_locked(term, lane, waiting).await?;
         }
-        true
+        Some(())
     }
 
-    /// What became of these heads is written when they are free.
+    /// Postpones holds whose heads another transaction has locked. The outcome of these heads is written later.
     async fn postpone_locked(
         &self,
         term: &Term,
-        held: &CheckedOutLane,
-        waiting: Vec<(HoldRelease, Option<InFlightEntry>)>,
-    ) -> bool {
-        let published = waiting.iter().filter_map(|(released, _)| released.published);
+        lane: &CheckedOutLane,
+        releases: Vec<(HoldRelease, Option<InFlightEntry>)>,
+    ) -> Option<()> {
+        let published = releases.iter().filter_map(|(release, _)| release.published);
         metrics::rows_published(published.clone().count());
         published.for_each(|id| {
             self.lanes
                 .maybe_sent()
-                .remember_acknowledged(term.worker, held.lane, id)
+                .remember_acknowledged(term.worker, lane.lane, id)
         });
-        let postponed = waiting.into_iter().filter_map(|(released, record)| {
-            let event = released
-                .refused
-                .as_ref()
-                .map_or(Event::MarkLocked, Event::RefusalLocked);
-            Some((self.when_locked(&released.hold, event)?, record))
+        let postponements = releases.into_iter().filter_map(|(release, record)| {
+            let refused = release.refused.as_ref();
+            let event = refused.map_or(Event::MarkLocked, Event::RefusalLocked);
+            Some((self.when_locked(&release.hold, event)?, record))
         });
-        self.postpone(term, held, postponed.collect()).await
+        self.postpone(term, lane, postponements.collect()).await
     }
 
-    async fn released(&self, term: &Term, lane: i16, lowered: LoweredLane, released: &[HoldRelease]) {
-        let published = released.iter().filter_map(|released| released.published);
+    async fn note_released(&self, term: &Term, lane: i16, lowered: LoweredLane, releases: &[HoldRelease]) {
+        let published = releases.iter().filter_map(|release| release.published);
         let count = published.clone().count();
         metrics::rows_published(count);
         metrics::rows_marked(count as u64);
         published.for_each(|id| self.lanes.maybe_sent().forget(lane, id));
-        // Unless we know which are left, assume that all are: it costs a little reading.
+        // If the query fails, the lane keeps the held topics that it had. This only costs some reading.
         let held_topics = self.outbox.held_topics(lane).await.ok();
         self.lanes.holds().released(term, lane, lowered, held_topics);
-        // Of what is paused in many lanes it is said once.
-        for HoldRelease { hold, .. } in released.iter().filter(|released| released.hold.head_id.is_some()) {
+        // A topic or partition is held in many lanes, and its release is logged once, by its probe.
+        for HoldRelease { hold, .. } in releases.iter().filter(|release| release.hold.head_id.is_some()) {
             info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
         }
     }
 
-    async fn lane_between_batches(&self, term: &Term, lane: i16) -> Option<(Term, CheckedOutLane)> {
+    /// Waits until no batch has the lane checked out, and checks it out. `None` if the term is over or the lane was given away.
+    async fn checkout(&self, term: &Term, lane: i16) -> Option<(Term, CheckedOutLane)> {
         loop {
             let changed = self.lanes.changed();
             let current = self.lanes.term()?;
@@ -230,7 +209,7 @@ impl RetryHolds {
     }
 }
 
-/// Holds that are changed together, and the records that go with that.
+/// Separates changes that are written together from their records.
 fn with_records<T>(changes: Vec<(T, Option<InFlightEntry>)>) -> (Vec<T>, Vec<InFlightEntry>) {
     let (holds, records): (Vec<T>, Vec<Option<InFlightEntry>>) = changes.into_iter().unzip();
     (holds, records.into_iter().flatten().collect())

@@ -1,4 +1,4 @@
-//! Heads of refused keys: each is sent alone when it is due, lane by lane.
+//! Retries held keys: sends the head of each alone when it is due, lane by lane.
 
 use std::future::ready;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::change::{HoldChange, Recorded};
+use super::change::{HoldChange, RecordedChange};
 use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds};
 use crate::boottime;
 use crate::domain::boot_instant::BootInstant;
@@ -24,30 +24,31 @@ use crate::metrics;
 use crate::outbox::Result;
 use crate::tasks::report::report_held_key;
 
-/// How many holds one round reads: enough that, of thousands, many belong to one lane.
+/// How many holds one round reads. It is enough that, if there are thousands, many of them belong to the same lane.
 const READ_MAX: usize = 1024;
-/// How many lanes have their heads sent at the same time, and how many heads of each.
+/// How many lanes are retried at the same time.
 const LANES_AT_ONCE: usize = 2;
+/// How many heads of each lane are sent at the same time.
 const HEADS_AT_ONCE: usize = 2;
-/// Connections: for each lane its heads are read, and what became of them is written.
+/// For each lane, one connection for every head, and one to write changes.
 pub const CONNECTIONS: usize = LANES_AT_ONCE * (HEADS_AT_ONCE + 1);
-/// The longest that an answered head waits for the others of its lane, so that one transaction is written for them. One that
-/// was published and is not marked yet would be sent again after a crash.
-const TOGETHER: Duration = Duration::from_millis(250);
-/// The most changes of one transaction.
-const TOGETHER_MAX: usize = 64;
-/// The most heads that are published and not marked yet: written together, handed over, or on their way.
-pub const IN_FLIGHT_MAX: usize = LANES_AT_ONCE * (TOGETHER_MAX + 1 + HEADS_AT_ONCE);
+/// Longest wait of an answered head for others of its lane, to write them in one transaction. It is short, because a head that
+/// was published and is not marked yet is sent again after a crash.
+const GROUP_WAIT_MAX: Duration = Duration::from_millis(250);
+/// Most changes of one transaction.
+const GROUP_MAX: usize = 64;
+/// Most heads that are published and not marked yet. They are in a group, in the channel to it, or being sent.
+pub const IN_FLIGHT_MAX: usize = LANES_AT_ONCE * (GROUP_MAX + 1 + HEADS_AT_ONCE);
 
 impl RetryHolds {
-    /// Retries what is due until `draining`.
+    /// Retries keys that are due until `draining`.
     pub(super) async fn retry_keys(&self, draining: &CancellationToken) {
         while !draining.is_cancelled() {
             let wait = match self.retry_due(draining).await {
                 Ok(wait) => wait,
                 Err(error) => {
                     metrics::database_error();
-                    warn!(%error, "cannot retry what is held; trying again");
+                    warn!(%error, "cannot retry held keys; trying again");
                     AFTER_ERROR
                 }
             };
@@ -58,7 +59,7 @@ impl RetryHolds {
         }
     }
 
-    /// One round. Answers how long to wait for the next.
+    /// Does one round. Returns how long to wait for the next.
     async fn retry_due(&self, draining: &CancellationToken) -> Result<Duration> {
         if !self.lanes.holds().exist() || self.publisher.is_paused() {
             return Ok(IDLE_WAIT);
@@ -75,20 +76,21 @@ impl RetryHolds {
         Ok(wait_for_next(&holds))
     }
 
-    /// What is due in one lane.
+    /// Retries the keys of one lane that are due.
     async fn retry_lane(&self, round: &RetryRound<'_>, holds: Vec<Hold>) {
         let Some(lane) = holds.first().map(|hold| hold.lane) else {
             return;
         };
-        let (done, tried) = mpsc::channel(1);
-        // Concurrently: a batch of the lane may wait for the quarantine that a head uses, and the change waits for that batch.
+        let (changes, to_write) = mpsc::channel(1);
+        // These run concurrently: a batch of the lane may wait for the quarantine that a head uses, and the change waits for that
+        // batch.
         tokio::join!(
-            self.try_heads(round, holds, done),
-            self.change_all(&round.term, lane, tried)
+            self.send_heads(round, holds, changes),
+            self.write_changes(&round.term, lane, to_write)
         );
     }
 
-    async fn try_heads(&self, round: &RetryRound<'_>, holds: Vec<Hold>, done: mpsc::Sender<Recorded>) {
+    async fn send_heads(&self, round: &RetryRound<'_>, holds: Vec<Hold>, changes: mpsc::Sender<RecordedChange>) {
         let may_go = |_: &Hold| ready(!round.draining.is_cancelled() && !self.publisher.is_paused());
         stream::iter(holds)
             .filter(may_go)
@@ -96,9 +98,9 @@ impl RetryHolds {
                 let topic = hold.topic.clone();
                 match self.retry(round, hold).await {
                     Ok(None) => {}
-                    Ok(Some(tried)) => {
+                    Ok(Some(change)) => {
                         // The receiver lives until the sender is dropped.
-                        let _ = done.send(tried).await;
+                        let _ = changes.send(change).await;
                     }
                     Err(error) => {
                         metrics::database_error();
@@ -109,47 +111,48 @@ impl RetryHolds {
             .await;
     }
 
-    /// Writes what became of the heads of a lane, as many at a time as were answered together.
-    async fn change_all(&self, term: &Term, lane: i16, mut tried: mpsc::Receiver<Recorded>) {
-        while let Some(first) = tried.recv().await {
-            let mut together = vec![first];
+    /// Writes the changes of the holds of one lane, in groups of those that were answered shortly after each other.
+    async fn write_changes(&self, term: &Term, lane: i16, mut changes: mpsc::Receiver<RecordedChange>) {
+        while let Some(first) = changes.recv().await {
+            let mut group = vec![first];
             let others = async {
-                while together.len() < TOGETHER_MAX
-                    && let Some(next) = tried.recv().await
+                while group.len() < GROUP_MAX
+                    && let Some(next) = changes.recv().await
                 {
-                    together.push(next);
+                    group.push(next);
                 }
             };
-            let _ = timeout(TOGETHER, others).await;
-            let count = together.len();
-            self.change(term, lane, together).await;
+            let _ = timeout(GROUP_WAIT_MAX, others).await;
+            let count = group.len();
+            self.change(term, lane, group).await;
             self.lanes.holds().close_heads(term.worker, lane, count);
         }
     }
 
-    /// `None`: the lane has another owner by now.
-    async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<Recorded>> {
-        // Asked before the row is read: once it is marked, nobody remembers that Kafka has it.
+    /// Sends the head of a hold, unless its fate is known already. Returns the change to write, or `None` if there is none or the
+    /// lane is being given away.
+    async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<RecordedChange>> {
+        // This must come before the row is read: once a row is marked, it is forgotten that Kafka has it.
         let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
         let head = self.outbox.hold_head(&hold, &[]).await?;
-        // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
+        // The round may have taken long, so the lease is checked again before something is sent.
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == round.term.worker) else {
             return Ok(None);
         };
-        // Closed when what became of it is written: meanwhile the lane is not handed over.
+        // The lane is not given away until this is closed, which is when the change has been written.
         if !self.lanes.holds().open_head(live.worker, hold.lane) {
             return Ok(None);
         }
         let known = match &head {
             None => Some(Event::RowGone),
-            // Its mark is a matter of its own, and the hold goes when that is written.
+            // Kafka has the row. The task that marks locked rows marks it, and the hold is released after that.
             Some(row) if acknowledged.contains(&row.id) => Some(Event::MarkLocked),
             Some(_) => None,
         };
         if let Some(event) = known {
             let decision = self.decide(&hold, event, true);
-            return Ok(self.to_write(&live, hold, decision, None));
+            return Ok(self.to_change(&live, hold, decision, None));
         }
         let Some(mut row) = head else { return Ok(None) };
         row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
@@ -160,27 +163,33 @@ impl RetryHolds {
                 return other.map(|_| None);
             }
         };
-        // Until its release is written: should we have to leave meanwhile, the next owner must be told.
+        // This is known until the release is written. If the lane is given away before, its next owner learns of it.
         self.lanes.maybe_sent().remember(hold.lane, row.id);
         let decision = self.send_head(&hold, &row, live.ends).await;
-        self.head_answered(hold.lane, &row, &decision).await;
-        Ok(self.to_write(&live, hold, decision, Some(record)))
+        self.note_answer(hold.lane, &row, &decision).await;
+        Ok(self.to_change(&live, hold, decision, Some(record)))
     }
 
-    /// What is to be written about the hold of a head. `None`, and its head is closed: nothing.
-    fn to_write(&self, live: &Term, hold: Hold, decision: Decision, record: Option<InFlightEntry>) -> Option<Recorded> {
+    /// The change that a decision makes to a hold. If there is none, the head is closed.
+    fn to_change(
+        &self,
+        live: &Term,
+        hold: Hold,
+        decision: Decision,
+        record: Option<InFlightEntry>,
+    ) -> Option<RecordedChange> {
         let lane = hold.lane;
         let head = hold.head_id;
         let Some(change) = HoldChange::new(hold, head, decision) else {
             self.lanes.holds().close_heads(live.worker, lane, 1);
             return None;
         };
-        if let HoldChange::Postpone(later) = &change
-            && let Some(refusal) = &later.refused
-            && later.hold.failures == 0
+        if let HoldChange::Postpone(postponement) = &change
+            && let Some(refusal) = &postponement.refused
+            && postponement.hold.failures == 0
         {
-            // Its key was deferred, and nothing has been said of it yet.
-            let hold = &later.hold;
+            // The key was held because its row was deferred, which was not logged as a warning.
+            let hold = &postponement.hold;
             report_held_key(&hold.topic, &hold.unit, hold.head_id, &refusal.reason);
         }
         Some((change, record))
@@ -190,12 +199,12 @@ impl RetryHolds {
         let began = Instant::now();
         metrics::possible_duplicates(usize::from(row.possible_duplicate));
         let until = self.settings.deadlines(began, boottime::left(lease_end));
-        let outcome = self.publisher.send_head(row, until).await;
-        self.answered(hold, row, &outcome, began)
+        let delivery = self.publisher.send_head(row, until).await;
+        self.decide_delivered(hold, row, &delivery, began)
     }
 }
 
-/// What all tries of a round share.
+/// What all retries of a round share.
 struct RetryRound<'a> {
     term: Term,
     draining: &'a CancellationToken,
@@ -210,7 +219,8 @@ fn wait_for_next(holds: &[Hold]) -> Duration {
     Duration::from_secs_f64(waits.fold(1.0, f64::min)).max(PAUSE_MIN)
 }
 
-/// Lanes in the order of their first hold: whoever has waited longest is tried first, with all others of its lane.
+/// Groups holds by lane, in the order of the first hold of each. So the hold that has waited longest is retried first, with all
+/// others of its lane.
 fn by_lane(holds: impl Iterator<Item = Hold>) -> Vec<Vec<Hold>> {
     let mut lanes: Vec<Vec<Hold>> = Vec::new();
     for hold in holds {
@@ -239,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_of_a_lane_are_tried_together_and_lanes_in_the_order_of_their_first() {
+    fn holds_of_a_lane_are_retried_together_and_lanes_in_the_order_of_their_first_hold() {
         let holds = [hold(5, 1, -3.0), hold(2, 1, -2.0), hold(5, 1, -1.0)];
         let lanes = by_lane(holds.into_iter());
         let waits: Vec<Vec<f64>> = lanes
@@ -250,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_waits_for_the_next_hold_and_not_at_all_for_what_could_have_been_in_it() {
+    fn the_next_round_waits_for_the_next_hold_unless_more_may_be_due_than_were_read() {
         assert_eq!(wait_for_next(&[]), Duration::from_secs(1));
         assert_eq!(wait_for_next(&[hold(0, 1, -1.0)]), Duration::from_secs(1));
         let soon = [hold(0, 1, -1.0), hold(0, 1, 0.25), hold(0, 1, 0.5)];

@@ -1,6 +1,5 @@
-//! Topics and partitions that take nothing. Whatever number of lanes one is held in, one row is sent there at a time, with
-//! little time for its answer: if Kafka takes it, all lanes of this process release what they hold back for it, and if not,
-//! all wait.
+//! Probes topics and partitions that accept nothing. However many lanes hold one, only one row is sent there at a time, with a
+//! short deadline. If Kafka accepts it, all lanes of this process release their holds for it, and if not, all postpone them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,51 +25,55 @@ use crate::kafka::Deadlines;
 use crate::metrics;
 use crate::outbox::Result;
 
-/// How many topics and partitions are probed at the same time, and how many more among the unordered rows: enough that one
-/// that recovered is probed although many give no answer.
+/// How many topics and partitions are probed at the same time. It is enough that one that has recovered is probed although many
+/// others do not answer.
 const PROBES_AT_ONCE: usize = 8;
+/// How many more are probed for unordered rows.
 const UNORDERED_AT_ONCE: usize = 2;
-/// The most rows that are published by probes and not marked yet.
+/// Most rows that probes have published and that are not marked yet.
 pub const IN_FLIGHT_MAX: usize = PROBES_AT_ONCE + UNORDERED_AT_ONCE;
-/// The longest that a probe waits for its answer, unless the batch deadline is shorter.
+/// Longest wait of a probe for its answer. A shorter batch deadline goes first.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 /// How many lanes are released at the same time.
 const RELEASES_AT_ONCE: usize = 2;
-/// Connections: one for each lane that is released. Probes use one for a moment before and after they wait.
+/// One connection for each lane that is released, and two for the probes, which use them only before and after they wait.
 pub const CONNECTIONS: usize = RELEASES_AT_ONCE + 2;
 
-/// What is probed: a topic, and the unit of its holds.
-type Name = (String, String);
+/// What a probe is for: a topic, and the unit of its holds.
+type TopicUnit = (String, String);
 
-/// A topic or partition that takes records again, and whom to tell when every lane has released it.
+/// A topic or partition that accepts records again.
 struct Recovered {
-    name: Name,
+    topic_unit: TopicUnit,
+    /// Notified when all lanes have released it.
     released: oneshot::Sender<()>,
 }
 
-/// What is to be probed now, and how long to wait for the next.
-struct Due {
+/// The probes to send now.
+struct DueProbes {
     term: Term,
-    /// One of each topic or partition.
+    /// One hold of each topic or partition.
     holds: Vec<Hold>,
+    /// How long to wait before the next ones.
     wait: Duration,
 }
 
 impl RetryHolds {
-    /// Probes what is due until `draining`; probes under way are finished.
+    /// Sends probes that are due until `draining`, and finishes those that are in flight.
     pub(super) async fn probe_paused(&self, draining: &CancellationToken) {
-        let (fixed, to_release) = mpsc::channel(PROBES_AT_ONCE);
-        tokio::join!(self.probe_all(fixed, draining), self.release_fixed(to_release));
+        let (recovered, to_release) = mpsc::channel(PROBES_AT_ONCE);
+        tokio::join!(self.probe_all(recovered, draining), self.release_recovered(to_release));
     }
 
-    async fn probe_all(&self, fixed: mpsc::Sender<Recovered>, draining: &CancellationToken) {
+    async fn probe_all(&self, recovered: mpsc::Sender<Recovered>, draining: &CancellationToken) {
         let mut probes = FuturesUnordered::new();
-        let mut under_way: Vec<Hold> = Vec::new();
+        let mut probing: Vec<Hold> = Vec::new();
         while !draining.is_cancelled() {
-            let wait = match self.due_probes(&under_way).await {
+            let wait = match self.due_probes(&probing).await {
                 Ok(Some(due)) => {
-                    probes.extend(due.holds.iter().map(|hold| self.probe(due.term, hold.clone(), &fixed)));
-                    under_way.extend(due.holds);
+                    let probe = |hold: &Hold| self.probe(due.term, hold.clone(), &recovered);
+                    probes.extend(due.holds.iter().map(probe));
+                    probing.extend(due.holds);
                     due.wait
                 }
                 Ok(None) => IDLE_WAIT,
@@ -81,7 +84,7 @@ impl RetryHolds {
                 }
             };
             tokio::select! {
-                Some(done) = probes.next(), if !probes.is_empty() => under_way.retain(|hold| name(hold) != done),
+                Some(done) = probes.next(), if !probes.is_empty() => probing.retain(|hold| topic_unit(hold) != done),
                 () = sleep(wait) => {}
                 () = draining.cancelled() => {}
             }
@@ -89,8 +92,8 @@ impl RetryHolds {
         while probes.next().await.is_some() {}
     }
 
-    /// What is to be probed now. `None`: nothing can be.
-    async fn due_probes(&self, under_way: &[Hold]) -> Result<Option<Due>> {
+    /// The probes to send now, besides those in flight. `None` if none may be sent.
+    async fn due_probes(&self, probing: &[Hold]) -> Result<Option<DueProbes>> {
         if !self.lanes.holds().exist() {
             self.publisher.end_probes();
         }
@@ -98,44 +101,44 @@ impl RetryHolds {
         let Some(term) = term.filter(|_| self.lanes.holds().exist() && !self.publisher.is_paused()) else {
             return Ok(None);
         };
-        let unordered = under_way.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
-        // As many more as are under way already.
-        let paused = self.outbox.paused(&term, PROBES_AT_ONCE + under_way.len()).await?;
-        let is_new = |hold: &&Hold| !under_way.iter().any(|other| name(other) == name(hold));
+        let unordered = probing.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
+        // Holds whose probe is in flight are read, too.
+        let paused = self.outbox.paused(&term, PROBES_AT_ONCE + probing.len()).await?;
+        let is_new = |hold: &&Hold| !probing.iter().any(|other| topic_unit(other) == topic_unit(hold));
         let due = paused.iter().filter(is_new).filter(|hold| hold.wait <= 0.0);
-        let room = PROBES_AT_ONCE.saturating_sub(under_way.len() - unordered);
+        let room = PROBES_AT_ONCE.saturating_sub(probing.len() - unordered);
         let mut holds: Vec<Hold> = due.take(room).cloned().collect();
-        let tried: Vec<Name> = under_way.iter().chain(&holds).map(name).collect();
+        let excluded: Vec<TopicUnit> = probing.iter().chain(&holds).map(topic_unit).collect();
         let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        holds.extend(self.outbox.holds_unordered(&term, reserve, &tried, room).await?);
+        holds.extend(self.outbox.holds_unordered(&term, reserve, &excluded, room).await?);
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
-        Ok(Some(Due {
+        Ok(Some(DueProbes {
             term,
             holds,
             wait: next.max(PAUSE_MIN),
         }))
     }
 
-    /// One probe, to its end: written down, and all lanes released where it was taken. Answers what it was of.
-    async fn probe(&self, term: Term, hold: Hold, fixed: &mpsc::Sender<Recovered>) -> Name {
-        let name = name(&hold);
-        let tried = match hold.lane {
+    /// Sends one probe, writes its outcome, and waits until all lanes are released if it was accepted. Returns what it was for.
+    async fn probe(&self, term: Term, hold: Hold, recovered: &mpsc::Sender<Recovered>) -> TopicUnit {
+        let topic_unit = topic_unit(&hold);
+        let result = match hold.lane {
             UNORDERED_LANE => self.probe_unordered(&term, &hold).await,
             _ => self.probe_lane(&term, &hold).await,
         };
-        let written = match tried {
+        let written = match result {
             Ok(ProbeResult::Accepted) => {
                 info!(topic = hold.topic, unit = hold.unit, "it takes records again");
-                release_others(&name, fixed).await;
+                release_others(&topic_unit, recovered).await;
                 Ok(())
             }
             Ok(ProbeResult::StillDown { wait, reason }) => {
                 self.outbox.postpone_paused(&term, &hold, &reason, wait).await
             }
-            Ok(ProbeResult::Gone) => {
-                // Another lane's turn, but not at once, should there be none.
+            Ok(ProbeResult::NotSent) => {
+                // The hold of another lane is next. If there is none, this must not become a busy loop.
                 sleep(PAUSE_MIN).await;
                 Ok(())
             }
@@ -146,46 +149,46 @@ impl RetryHolds {
             warn!(%error, topic = hold.topic, "cannot probe what is paused; trying again");
             sleep(AFTER_ERROR).await;
         }
-        name
+        topic_unit
     }
 
-    /// With the oldest row that one lane keeps back.
+    /// Probes with the oldest row that the hold of one lane keeps back.
     async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
-        // What Kafka has had since before the pause says nothing of what is paused now.
-        let not_of = self.lanes.maybe_sent().acknowledged_of(hold.lane);
-        let head = self.outbox.hold_head(hold, &not_of).await?;
+        // A row that Kafka has already cannot be the probe.
+        let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
+        let head = self.outbox.hold_head(hold, &acknowledged).await?;
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker) else {
-            return Ok(ProbeResult::Gone);
+            return Ok(ProbeResult::NotSent);
         };
-        // Closed when what became of it is written: meanwhile the lane is not handed over.
+        // The lane is not given away until this is closed, which is when the outcome has been written.
         if !self.lanes.holds().open_head(live.worker, hold.lane) {
-            return Ok(ProbeResult::Gone);
+            return Ok(ProbeResult::NotSent);
         }
-        let probed = self.probe_with(&live, hold, head).await;
+        let result = self.probe_with(&live, hold, head).await;
         self.lanes.holds().close_heads(live.worker, hold.lane, 1);
-        probed
+        result
     }
 
     async fn probe_with(&self, live: &Term, hold: &Hold, head: Option<Row>) -> Result<ProbeResult> {
         let Some(mut row) = head else {
-            // What others keep back is tried from there.
+            // The hold keeps nothing back, so it is released. Other lanes send their own probes.
             let decision = self.decide(hold, Event::RowGone, true);
             let change = HoldChange::new(hold.clone(), None, decision).map(|change| (change, None));
             self.change(live, hold.lane, change.into_iter().collect()).await;
-            return Ok(ProbeResult::Gone);
+            return Ok(ProbeResult::NotSent);
         };
         row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
         let Some(record) = self.record_head(live, &row).await? else {
-            return Ok(ProbeResult::Gone);
+            return Ok(ProbeResult::NotSent);
         };
-        // Deadlines its release is written: should we have to leave meanwhile, the next owner must be told.
+        // This is known until the release is written. If the lane is given away before, its next owner learns of it.
         self.lanes.maybe_sent().remember(hold.lane, row.id);
         let decision = self.send_probe(hold, &row, live.ends).await;
-        self.head_answered(hold.lane, &row, &decision).await;
+        self.note_answer(hold.lane, &row, &decision).await;
         if let HoldFate::PostponeAll { wait, reason } = decision.hold {
             if row.possible_duplicate || decision.row.is_certainly_not_sent() {
-                // Otherwise the record stays: it is what a successor knows of the doubt.
+                // Otherwise the record stays, because it tells a successor that the row may have been sent.
                 self.discard_record(live, hold.lane, record).await?;
             }
             return Ok(ProbeResult::StillDown { wait, reason });
@@ -195,7 +198,7 @@ impl RetryHolds {
         Ok(ProbeResult::Accepted)
     }
 
-    /// Nothing of it is in doubt that was not so before.
+    /// Deletes the record of a row for which this attempt has changed nothing.
     async fn discard_record(&self, live: &Term, lane: i16, record: InFlightEntry) -> Result<()> {
         let Some(epoch) = self.lanes.ownership().epoch(lane) else {
             return Ok(());
@@ -214,31 +217,31 @@ impl RetryHolds {
             handed_over: handed_over.min(soon),
             answered: answered.min(soon),
         };
-        let outcome = self.publisher.probe(row, until).await;
-        self.answered(hold, row, &outcome, began)
+        let delivery = self.publisher.probe(row, until).await;
+        self.decide_delivered(hold, row, &delivery, began)
     }
 
-    /// Releases what takes records again, in all lanes that hold it back: lane by lane, each with one transaction for all
-    /// that recovered meanwhile, since a lane walks again after each release.
-    async fn release_fixed(&self, mut fixed: mpsc::Receiver<Recovered>) {
-        let mut together = Vec::new();
-        while fixed.recv_many(&mut together, PROBES_AT_ONCE).await > 0 {
-            let (names, waiting): (Vec<Name>, Vec<_>) = together
+    /// Releases recovered topics and partitions in all lanes. Each lane has one transaction for all that have recovered
+    /// meanwhile, because it scans again after each release.
+    async fn release_recovered(&self, mut recovered: mpsc::Receiver<Recovered>) {
+        let mut group = Vec::new();
+        while recovered.recv_many(&mut group, PROBES_AT_ONCE).await > 0 {
+            let (units, notify): (Vec<TopicUnit>, Vec<_>) = group
                 .drain(..)
-                .map(|Recovered { name, released }| (name, released))
+                .map(|Recovered { topic_unit, released }| (topic_unit, released))
                 .unzip();
             if let Some(term) = self.lanes.term() {
-                self.release_everywhere(&term, &names).await;
+                self.release_in_all_lanes(&term, &units).await;
             }
-            for released in waiting {
-                // Whoever waited may be gone with the process.
+            for released in notify {
+                // The receiver may be gone if the process is stopping.
                 let _ = released.send(());
             }
         }
     }
 
-    async fn release_everywhere(&self, term: &Term, names: &[Name]) {
-        let holds = match self.outbox.paused_as(term, names).await {
+    async fn release_in_all_lanes(&self, term: &Term, units: &[TopicUnit]) {
+        let holds = match self.outbox.paused_as(term, units).await {
             Ok(holds) => holds,
             Err(error) => {
                 metrics::database_error();
@@ -256,35 +259,32 @@ impl RetryHolds {
                     self.release_all_unordered(term, &holds).await;
                     return;
                 }
-                let released = holds
-                    .into_iter()
-                    .map(|hold| (HoldChange::Release(HoldRelease::of(hold)), None));
-                self.change(term, lane, released.collect()).await;
+                let release = |hold| (HoldChange::Release(HoldRelease::of(hold)), None);
+                self.change(term, lane, holds.into_iter().map(release).collect()).await;
             })
             .await;
     }
 }
 
-/// What became of a probe.
 pub(super) enum ProbeResult {
-    /// It takes records again: all others that hold it back release it.
+    /// The topic or partition accepts records again.
     Accepted,
-    /// It takes nothing still.
+    /// The topic or partition still accepts nothing.
     StillDown { wait: Duration, reason: String },
-    /// There was nothing to try it with, or it is no longer ours.
-    Gone,
+    /// There was no row to send, or this process lost the lane.
+    NotSent,
 }
 
-/// And waits until they are: meanwhile they need no probe of their own.
-async fn release_others(name: &Name, fixed: &mpsc::Sender<Recovered>) {
+/// Has the other lanes released, and waits until they are, because no more probes are needed meanwhile.
+async fn release_others(topic_unit: &TopicUnit, recovered: &mpsc::Sender<Recovered>) {
     let (released, done) = oneshot::channel();
-    let name = name.clone();
-    // Whoever releases does so until we are gone.
-    if fixed.send(Recovered { name, released }).await.is_ok() {
+    let topic_unit = topic_unit.clone();
+    // The receiver lives until the last probe has ended.
+    if recovered.send(Recovered { topic_unit, released }).await.is_ok() {
         let _ = done.await;
     }
 }
 
-fn name(hold: &Hold) -> Name {
+fn topic_unit(hold: &Hold) -> TopicUnit {
     (hold.topic.clone(), hold.unit.clone())
 }

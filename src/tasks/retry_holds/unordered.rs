@@ -1,5 +1,4 @@
-//! Probes of what is paused among the unordered rows, which belong to no worker: the row that is sent is claimed like
-//! any other.
+//! Probes for holds of unordered rows. These belong to no worker, so the row that is sent is claimed like any other.
 
 use std::time::Instant;
 
@@ -23,12 +22,12 @@ impl RetryHolds {
     pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
         let began = boottime::now();
         let Some((claim, mut row)) = self.claim_head(term, hold).await? else {
-            // What it would have asked is not known: its release lets a batch find out.
+            // There is no row to probe with. After the release the next batch finds out whether Kafka accepts rows.
             self.release_unordered(term, hold, None).await?;
-            return Ok(ProbeResult::Gone);
+            return Ok(ProbeResult::NotSent);
         };
         let mut decision = if began + self.settings.lease < boottime::now() + self.settings.lease_needed() {
-            // It could arrive after somebody else has taken the row over.
+            // It could arrive after the claim has expired and another worker has claimed the row.
             self.decide(hold, Event::TooLate(&row), true)
         } else {
             row.possible_duplicate |= self.lanes.maybe_sent().contains(UNORDERED_LANE, row.id);
@@ -36,13 +35,13 @@ impl RetryHolds {
             failpoint::hit("after_head_sent").await;
             decision
         };
-        let place = (claim, row.id);
-        match self.write_unordered(term, hold, place, &decision).await {
+        let claimed = (claim, row.id);
+        match self.write_unordered(term, hold, claimed, &decision).await {
             Err(error) if error.is_locked() => {
                 if let Some(event) = decision.row.when_locked() {
                     decision = self.decide(hold, event, true);
                 }
-                self.write_unordered(term, hold, place, &decision).await?;
+                self.write_unordered(term, hold, claimed, &decision).await?;
             }
             written => written?,
         }
@@ -52,7 +51,7 @@ impl RetryHolds {
         })
     }
 
-    /// Writes what became of the row that was claimed for a hold, and releases the hold where that was decided.
+    /// Writes what was decided about the row that was claimed for a hold, and about the hold.
     async fn write_unordered(
         &self,
         term: &Term,
@@ -61,7 +60,7 @@ impl RetryHolds {
         decision: &Decision,
     ) -> Result<()> {
         match &decision.row {
-            // One transaction with its release.
+            // The mark and the release are one transaction.
             RowFate::Published => return self.release_unordered(term, hold, Some((claim, id))).await,
             RowFate::PublishedUnmarked => self.keep_claim(term, claim, id).await?,
             RowFate::Refused(refusal) => {
@@ -77,7 +76,7 @@ impl RetryHolds {
         }
     }
 
-    /// Kafka has the row, and it is marked when it is free: until then its claim lasts.
+    /// Keeps the claim of a row that Kafka has, until the row is unlocked and can be marked.
     async fn keep_claim(&self, term: &Term, claim: i64, id: i64) -> Result<()> {
         let (ids, claimed) = (vec![id], Instant::now());
         let outcome = UnorderedOutcome {
@@ -109,9 +108,9 @@ impl RetryHolds {
         Ok(())
     }
 
-    /// The oldest row that a hold keeps back, claimed like any other. `None`: it has none that is free.
+    /// Claims the oldest free row that a hold keeps back. `None` if there is none.
     async fn claim_head(&self, term: &Term, hold: &Hold) -> Result<Option<(i64, Row)>> {
-        let free = UnorderedFilter {
+        let filter = UnorderedFilter {
             claims_from: self.lanes.unordered().claims_from(),
             start: hold.resume_floor,
             scan_end: None,
@@ -121,7 +120,7 @@ impl RetryHolds {
             skip_held: true,
         };
         let (lease, bytes) = (self.settings.lease, self.settings.bytes_per_task());
-        let claimed = self.writer.claim_free(term, &free, lease, bytes).await?;
+        let claimed = self.writer.claim_free(term, &filter, lease, bytes).await?;
         let Some((claim, mut claimed)) = claimed else {
             return Ok(None);
         };
