@@ -1,5 +1,5 @@
-//! Parameters of statements. Each knows its type in PostgreSQL, so that a statement can be sent without asking the server
-//! for it first.
+//! Parameters of statements. Each knows its PostgreSQL type, so that an unprepared statement can be sent without asking the
+//! server for the types first.
 
 use std::time::SystemTime;
 
@@ -12,7 +12,7 @@ pub trait Param: ToSql + Sync {
 
 pub type Params<'a> = &'a [&'a dyn Param];
 
-/// The parameters, each with its type.
+/// The parameters, each with its PostgreSQL type.
 pub fn typed<'a>(params: Params<'a>) -> impl Iterator<Item = (&'a (dyn ToSql + Sync), Type)> {
     params
         .iter()

@@ -209,10 +209,10 @@ impl LeaseTask {
         let Some(term) = self.lanes.term() else { return Ok(()) };
         let (given, busy) = self.lanes.remove_idle();
         if busy == 0 {
-            self.outbox.leave(&term, &given).await?;
+            self.outbox.stop_and_return_lanes(&term, &given).await?;
             info!(lanes = given.len(), "left: lanes are free for other workers");
         } else {
-            self.outbox.give_up(&term, &given).await?;
+            self.outbox.return_lanes(&term, &given).await?;
             warn!(
                 lanes = busy,
                 "stopping with sends in flight: these lanes are taken over when the lease ends"

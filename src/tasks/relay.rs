@@ -33,7 +33,7 @@ use crate::lanes::{
     CheckedOutLane, Checkout, ClaimLimits, LaneReport, Lanes, LockedRows, Record, Term, UnorderedCheckout, Work,
 };
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, LaneOutcome, LeftBehind, Outbox, Result, UnorderedFilter, UnorderedOutcome};
+use crate::outbox::{ClaimedRows, DroppedRow, LaneOutcome, Outbox, Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::fenced::FencedWriter;
 use crate::tasks::relay::budget::BatchBudget;
 use crate::tasks::relay::poll_schedule::PollSchedule;
@@ -105,7 +105,7 @@ struct UnorderedBatch<'a> {
     /// The number of their claim.
     claim: i64,
     rows: Vec<Row>,
-    dropped: Vec<LeftBehind>,
+    dropped: Vec<DroppedRow>,
 }
 
 /// A batch of either kind, to be written: see [`Relay::settle`].
@@ -203,7 +203,7 @@ impl Relay {
         term: &Term,
         watermark: Watermark,
         held: &[CheckedOutLane],
-        claim: Claim,
+        claim: ClaimedRows,
         began: Instant,
     ) -> Vec<LaneReport> {
         metrics::claim_took(Stream::Ordered, began.elapsed());
@@ -258,13 +258,13 @@ impl Relay {
         let lease_end = self.lease_end(batch.term);
         let mut verdict = self.publish(Stream::Ordered, &batch.rows, lease_end).await;
         put_acknowledged_back(&mut batch.rows, acknowledged, &mut verdict);
-        let is_written = self.settle_lanes(batch, &mut verdict).await;
+        let is_written = self.write_lane_outcome(batch, &mut verdict).await;
         Ok(is_written.then_some(verdict))
     }
 
     /// `None`: a transaction ended on whose being in progress the soft floor rests. It may have committed a row below
     /// that floor, older than those claimed: what was claimed must not go out before it.
-    async fn claim_lanes(&self, checkout: &Checkout, held: &[CheckedOutLane]) -> Result<Option<Claim>> {
+    async fn claim_lanes(&self, checkout: &Checkout, held: &[CheckedOutLane]) -> Result<Option<ClaimedRows>> {
         let Checkout { term, bypassed, .. } = checkout;
         before_claim(held.iter().any(|held| held.start > held.floor)).await;
         let claim = self
@@ -277,7 +277,7 @@ impl Relay {
 
     /// Asked after a claim: were all these holders in progress when it was made?
     async fn is_proven(&self, term: &Term, bypassed: &[i64]) -> Result<bool> {
-        let ended = self.outbox.ended(bypassed).await?;
+        let ended = self.outbox.ended_writers(bypassed).await?;
         if !ended.is_empty() {
             self.lanes.writers_ended(term.worker, &ended);
         }
@@ -293,7 +293,7 @@ impl Relay {
     }
 
     /// Writes the verdict. False: fenced, and the term is over.
-    async fn settle_lanes(&self, batch: &LaneBatch<'_>, verdict: &mut BatchOutcome) -> bool {
+    async fn write_lane_outcome(&self, batch: &LaneBatch<'_>, verdict: &mut BatchOutcome) -> bool {
         failpoint::hit("after_publish").await;
         if verdict.published.is_empty() && batch.record.is_none() {
             // All of it waits for its mark still, as is written already.
@@ -319,10 +319,13 @@ impl Relay {
             published: &verdict.published,
             refused: &verdict.refused,
             holds: &with_floors(&verdict.holds, batch.held),
-            records: batch.record.as_slice(),
+            entries: batch.record.as_slice(),
             maybe_sent: &maybe_sent,
         };
-        let kept = self.outbox.settle_lanes(batch.term, &batch.lanes, &settlement).await?;
+        let kept = self
+            .outbox
+            .write_lane_outcome(batch.term, &batch.lanes, &settlement)
+            .await?;
         if kept {
             self.lanes.maybe_sent_stored(batch.term.worker, maybe_sent);
         }
@@ -348,7 +351,7 @@ impl Relay {
         if marked == ids.len() as u64 {
             return Ok(Some(marked));
         }
-        if self.outbox.still_ours(term, lanes).await? < lanes.len() {
+        if self.outbox.count_owned_lanes(term, lanes).await? < lanes.len() {
             return Ok(None);
         }
         // A mark whose answer was lost is repeated and finds its rows done; an operator may also have removed some.
@@ -370,7 +373,7 @@ impl Relay {
         };
         let took = began.elapsed();
         metrics::claim_took(Stream::Unordered, took);
-        let Some((claim, Claim { mut rows, dropped })) = claimed else {
+        let Some((claim, ClaimedRows { mut rows, dropped })) = claimed else {
             return LaneReport {
                 took,
                 ..report_unordered(held, &[], &[], &BatchOutcome::default())
@@ -393,20 +396,20 @@ impl Relay {
             dropped,
         };
         // Also where its rows were gone when they were read: the record goes.
-        self.settle_unordered(&batch, &mut verdict).await;
+        self.write_unordered_outcome(&batch, &mut verdict).await;
         let mut report = report_unordered(held, &batch.rows, &batch.dropped, &verdict);
         (report.slow, report.took) = (slow, took);
         report
     }
 
     /// Claims rows and reads them; `None`: none was free.
-    async fn claim_unordered(&self, term: &Term, held: &UnorderedCheckout) -> Result<Option<(i64, Claim)>> {
+    async fn claim_unordered(&self, term: &Term, held: &UnorderedCheckout) -> Result<Option<(i64, ClaimedRows)>> {
         let free = UnorderedFilter {
             claims_from: held.claims_from,
             start: held.start,
             scan_end: held.scan_end,
             most: held.most,
-            most_in_all: 2 * held.most,
+            most_in_total: 2 * held.most,
             of_hold: None,
             skip_held: held.has_holds,
         };
@@ -415,7 +418,7 @@ impl Relay {
             .await
     }
 
-    async fn settle_unordered(&self, batch: &UnorderedBatch<'_>, verdict: &mut BatchOutcome) {
+    async fn write_unordered_outcome(&self, batch: &UnorderedBatch<'_>, verdict: &mut BatchOutcome) {
         failpoint::hit("after_publish_unordered").await;
         let Some(count) = self.settle(Batch::Unordered(batch), verdict).await else {
             return;
@@ -446,7 +449,10 @@ impl Relay {
         };
         let (ids, claimed) = (verdict.unmarked.clone(), Instant::now());
         let lease = self.settings.lease;
-        let marked = self.outbox.settle_unordered(term, claim, &watermark, lease).await?;
+        let marked = self
+            .outbox
+            .write_unordered_outcome(term, claim, &watermark, lease)
+            .await?;
         self.remember_unmarked(term, LockedRows { claim, ids, claimed });
         Ok(marked)
     }

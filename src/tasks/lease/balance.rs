@@ -53,7 +53,7 @@ impl Balance<'_> {
     }
 
     async fn take(&self, term: &Term, count: usize) -> Result<()> {
-        let taken = self.outbox.take(term, count, self.lease).await?;
+        let taken = self.outbox.take_lanes(term, count, self.lease).await?;
         if taken.is_empty() {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Balance<'_> {
         }
         info!(lanes = given.len(), "gave up lanes for other workers");
         metrics::lanes_owned(self.lanes.owned());
-        if let Err(error) = self.outbox.give_up(term, &given).await {
+        if let Err(error) = self.outbox.return_lanes(term, &given).await {
             // We no longer use them but the database still names us. A new term sorts it out.
             lose(self.lanes, term, "lanes could not be handed back");
             warn!(%error, "cannot hand lanes back");

@@ -36,7 +36,7 @@ impl<'a> StoredFloors<'a> {
         if self.stored_at.elapsed() >= STORE_EVERY {
             self.stored_at = Instant::now();
             self.store_floors(term).await;
-            self.store_floor_unordered(term).await;
+            self.store_unordered_floor(term).await;
         }
         if self.unordered_read_at.elapsed() >= READ_UNORDERED_EVERY {
             self.unordered_read_at = Instant::now();
@@ -56,18 +56,18 @@ impl<'a> StoredFloors<'a> {
     }
 
     /// One that others have lowered meanwhile is not raised again: its epoch is another.
-    async fn store_floor_unordered(&self, term: &Term) {
+    async fn store_unordered_floor(&self, term: &Term) {
         if !self.lanes.unordered_moved() {
             return;
         }
         let (floor, epoch) = self.lanes.unordered_floor();
-        if let Err(error) = self.outbox.store_floor_unordered(term, floor.hard(), epoch).await {
+        if let Err(error) = self.outbox.store_unordered_floor(term, floor.hard(), epoch).await {
             warn!(%error, "cannot store the floor of unordered rows; it will be stored later");
         }
     }
 
     async fn read_unordered(&self, term: &Term) {
-        match self.outbox.unordered(term.incarnation).await {
+        match self.outbox.read_unordered(term.incarnation).await {
             Ok(Some(stored)) => self.lanes.unordered_read(term.worker, stored),
             Ok(None) => {}
             Err(error) => warn!(%error, "cannot read what is parked of unordered rows; trying again later"),

@@ -33,7 +33,7 @@ impl Terms<'_> {
         if let Some(last) = last {
             // Its lanes are free at once, and suspect as far as it had rows in flight, since it did not give them back.
             self.outbox
-                .stop_recorded(last.worker, &self.lanes.open_entries(last.worker))
+                .stop_worker_in_flight(last.worker, &self.lanes.open_entries(last.worker))
                 .await?;
             self.lanes.forget_entries(last.worker);
         }
@@ -76,7 +76,7 @@ impl Terms<'_> {
     async fn stored_state(&self, term: &Term) -> Result<(String, UnorderedState)> {
         let lineage = self.outbox.lineage(term.incarnation).await?;
         self.rebuild_floors(term).await?;
-        let unordered = self.outbox.unordered(term.incarnation).await?.unwrap_or_default();
+        let unordered = self.outbox.read_unordered(term.incarnation).await?.unwrap_or_default();
         Ok((lineage, unordered))
     }
 

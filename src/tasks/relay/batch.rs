@@ -8,7 +8,7 @@ use crate::domain::hold::NewHold;
 use crate::domain::row::{LANE_COUNT, Row, UNORDERED_LANE};
 use crate::domain::watermark::Watermark;
 use crate::lanes::{CheckedOutLane, LaneReport, UnorderedCheckout};
-use crate::outbox::{Claim, LeftBehind};
+use crate::outbox::{ClaimedRows, DroppedRow};
 use crate::tasks::fenced::short_backoff;
 
 /// The rows of each lane, in order. One pass for all lanes: a batch has dozens of them and thousands of rows.
@@ -34,7 +34,7 @@ impl<'a> ByLane<'a> {
 
 /// Sorts a claim by id (SQL promises no order of a joined result) and cuts each lane where the byte budget cut it.
 /// Answers the rows, and per lane the id after which nothing is known.
-pub fn in_order(claim: Claim, held: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
+pub fn in_order(claim: ClaimedRows, held: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
     // A delayed row stands in no line that it could cut: it is due, and found again by that.
     for row in claim.dropped.iter().filter(|row| !row.delayed) {
@@ -101,7 +101,7 @@ pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, verdic
 }
 
 /// Rows that go back unpublished although a copy of them may be there: from this try, or from an earlier one.
-pub fn returned_maybe_sent(dropped: &[LeftBehind], verdict: &BatchOutcome) -> Vec<i64> {
+pub fn returned_maybe_sent(dropped: &[DroppedRow], verdict: &BatchOutcome) -> Vec<i64> {
     let dropped = dropped.iter().filter(|row| row.possible_duplicate).map(|row| row.id);
     verdict.returned_maybe_sent().chain(dropped).collect()
 }
@@ -151,7 +151,7 @@ pub fn empty_report(lane: i16, watermark: Watermark) -> LaneReport {
 }
 
 /// The lanes of a lookout that have something in this claim, and the numbers of those that have not.
-pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &Claim) -> (Vec<CheckedOutLane>, Vec<i16>) {
+pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &ClaimedRows) -> (Vec<CheckedOutLane>, Vec<i16>) {
     let rows = claim.rows.iter().filter_map(|row| row.lane);
     let found: HashSet<i16> = rows.chain(claim.dropped.iter().filter_map(|row| row.lane)).collect();
     let (lanes, empty): (Vec<CheckedOutLane>, Vec<CheckedOutLane>) =
@@ -224,7 +224,7 @@ fn topics<'a>(holds: impl IntoIterator<Item = &'a NewHold>) -> BTreeSet<String> 
 pub fn report_unordered(
     held: &UnorderedCheckout,
     rows: &[Row],
-    dropped: &[LeftBehind],
+    dropped: &[DroppedRow],
     verdict: &BatchOutcome,
 ) -> LaneReport {
     let all_done = verdict.is_clean() && dropped.is_empty();
@@ -277,8 +277,8 @@ mod tests {
         row
     }
 
-    fn dropped(id: i64, lane: i16) -> LeftBehind {
-        LeftBehind {
+    fn dropped(id: i64, lane: i16) -> DroppedRow {
+        DroppedRow {
             id,
             lane: Some(lane),
             possible_duplicate: false,
@@ -359,7 +359,7 @@ mod tests {
             let mut rows = of_lane(0, [3, 2]);
             rows.extend([delayed(row(1)), delayed(row(9))]);
             rows.extend(of_lane(1, [4]));
-            let claim = Claim {
+            let claim = ClaimedRows {
                 rows,
                 dropped: Vec::new(),
             };
@@ -377,11 +377,11 @@ mod tests {
 
     #[test]
     fn a_lane_is_cut_before_the_first_row_left_behind_and_others_are_not() {
-        let due = LeftBehind {
+        let due = DroppedRow {
             delayed: true,
             ..dropped(1, 1)
         };
-        let claim = Claim {
+        let claim = ClaimedRows {
             rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7]), vec![delayed(row(9))]].concat(),
             dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2), due],
         };
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn a_lane_that_has_walked_far_enough_is_cut_there_unless_it_was_cut_before() {
         let cut_of = |most, dropped| {
-            let claim = Claim {
+            let claim = ClaimedRows {
                 rows: of_lane(0, [10, 20]),
                 dropped,
             };
@@ -430,7 +430,7 @@ mod tests {
         fn nothing_overtakes_a_row_left_behind_and_nothing_else_is_left_out(
             claimed in prop::collection::btree_map(0..40i64, (0..3i16, any::<bool>()), 0..40),
         ) {
-            let mut claim = Claim::default();
+            let mut claim = ClaimedRows::default();
             for (id, (lane, is_dropped)) in &claimed {
                 if *is_dropped {
                     claim.dropped.push(dropped(*id, *lane));
@@ -548,7 +548,7 @@ mod tests {
         };
         let left_behind = [
             dropped(5, 0),
-            LeftBehind {
+            DroppedRow {
                 possible_duplicate: true,
                 ..dropped(6, 0)
             },
@@ -558,19 +558,19 @@ mod tests {
 
     #[test]
     fn a_delayed_row_left_behind_cuts_no_lane_and_one_in_the_batch_is_cut_by_nobody() {
-        let left = LeftBehind {
+        let left = DroppedRow {
             delayed: true,
             ..dropped(2, 7)
         };
         let mut rows = of_lane(7, 10..=12);
         rows.push(delayed(of_lane(7, [30]).remove(0)));
-        let claim = Claim {
+        let claim = ClaimedRows {
             rows: rows.clone(),
             dropped: vec![left],
         };
         let (sent, cuts) = in_order(claim, &[held(7)]);
         assert_eq!((ids(&sent), cuts.get(&7)), (vec![10, 11, 12, 30], None));
-        let claim = Claim {
+        let claim = ClaimedRows {
             rows,
             dropped: vec![left, dropped(12, 7)],
         };

@@ -59,7 +59,7 @@ impl Relay {
             return Ok(());
         }
         let ids: Vec<i64> = waiting.iter().map(|row| row.id).collect();
-        let locked = self.outbox.locked(&ids).await?;
+        let locked = self.outbox.locked_rows(&ids).await?;
         waiting.retain(|row| !locked.contains(&row.id));
         if waiting.is_empty() {
             return Ok(());
@@ -69,7 +69,7 @@ impl Relay {
         let ids: Vec<i64> = waiting.iter().map(|row| row.id).collect();
         let marked = self.outbox.mark_lanes(term, &lanes, &ids, &[]).await?;
         metrics::rows_marked(marked);
-        if marked < ids.len() as u64 && self.outbox.still_ours(term, &lanes).await? < lanes.len() {
+        if marked < ids.len() as u64 && self.outbox.count_owned_lanes(term, &lanes).await? < lanes.len() {
             // A release has raised an epoch meanwhile, or the lane has gone, which its next batch finds out.
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl Relay {
     /// Marks those that are free, and keeps the claim of the others alive. Answers what is left.
     async fn mark_free_of_claim(&self, term: &Term, unmarked: &LockedRows) -> Result<LockedRows> {
         let claimed = std::time::Instant::now();
-        let locked = self.outbox.locked(&unmarked.ids).await?;
+        let locked = self.outbox.locked_rows(&unmarked.ids).await?;
         let is_fresh = unmarked.claimed.elapsed() < self.settings.lease / 2;
         if locked.len() == unmarked.ids.len() && is_fresh {
             return Ok(unmarked.clone());
@@ -105,7 +105,7 @@ impl Relay {
         let lease = self.settings.lease;
         let marked = self
             .outbox
-            .settle_unordered(term, unmarked.claim, &outcome, lease)
+            .write_unordered_outcome(term, unmarked.claim, &outcome, lease)
             .await?;
         metrics::rows_marked(marked);
         Ok(LockedRows {

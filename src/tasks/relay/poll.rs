@@ -9,7 +9,7 @@ use super::{Relay, before_claim};
 use crate::domain::watermark::Watermark;
 use crate::lanes::{CheckedOutLane, PollCheckout, Term};
 use crate::metrics;
-use crate::outbox::{Claim, Found, Result};
+use crate::outbox::{ClaimedRows, PollAnswer, Result};
 use crate::tasks::relay::poll_schedule::{PollResult, PollSlot};
 
 /// The most rows a look walks before it says that it does not know.
@@ -20,7 +20,7 @@ struct PollHit {
     term: Term,
     watermark: Watermark,
     lanes: Vec<CheckedOutLane>,
-    claim: Claim,
+    claim: ClaimedRows,
 }
 
 impl Relay {
@@ -107,7 +107,7 @@ impl Relay {
     }
 
     /// `None`: as in [`Relay::claim_lanes`].
-    async fn found(&self, poll: &PollCheckout) -> Result<Option<Found>> {
+    async fn found(&self, poll: &PollCheckout) -> Result<Option<PollAnswer>> {
         before_claim(poll.lanes.iter().any(|held| poll.start > held.floor)).await;
         let found = self.outbox.poll(poll, SCAN_MAX, self.budget.bytes()).await?;
         let proven = self.is_proven(&poll.term, &poll.bypassed).await?;

@@ -64,7 +64,7 @@ impl RetryHolds {
         let Some(term) = self.lanes.live_term(self.settings.lease_needed()) else {
             return Ok(IDLE_WAIT);
         };
-        let holds = self.outbox.holds(&term, READ_MAX).await?;
+        let holds = self.outbox.due_keys(&term, READ_MAX).await?;
         let lanes = by_lane(holds.iter().filter(|hold| hold.wait <= 0.0).cloned());
         let round = RetryRound { term, draining };
         stream::iter(lanes)
@@ -129,7 +129,7 @@ impl RetryHolds {
     async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<Recorded>> {
         // Asked before the row is read: once it is marked, nobody remembers that Kafka has it.
         let acknowledged = self.lanes.acknowledged_of(hold.lane);
-        let head = self.outbox.hold_head(&hold, &[]).await?;
+        let head = self.outbox.read_head(&hold, &[]).await?;
         // The round may have lasted, and the lane have gone, meanwhile: nothing is sent without a lease that outlasts it.
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == round.term.worker) else {

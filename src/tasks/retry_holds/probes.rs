@@ -98,7 +98,7 @@ impl RetryHolds {
         };
         let unordered = under_way.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
         // As many more as are under way already.
-        let paused = self.outbox.paused(&term, PROBES_AT_ONCE + under_way.len()).await?;
+        let paused = self.outbox.due_probes(&term, PROBES_AT_ONCE + under_way.len()).await?;
         let is_new = |hold: &&Hold| !under_way.iter().any(|other| name(other) == name(hold));
         let due = paused.iter().filter(is_new).filter(|hold| hold.wait <= 0.0);
         let room = PROBES_AT_ONCE.saturating_sub(under_way.len() - unordered);
@@ -106,7 +106,11 @@ impl RetryHolds {
         let tried: Vec<Name> = under_way.iter().chain(&holds).map(name).collect();
         let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        holds.extend(self.outbox.holds_unordered(&term, reserve, &tried, room).await?);
+        holds.extend(
+            self.outbox
+                .reserve_unordered_probes(&term, reserve, &tried, room)
+                .await?,
+        );
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
         Ok(Some(Due {
@@ -129,9 +133,7 @@ impl RetryHolds {
                 release_others(&name, fixed).await;
                 Ok(())
             }
-            Ok(ProbeResult::StillDown { wait, reason }) => {
-                self.outbox.postpone_paused(&term, &hold, &reason, wait).await
-            }
+            Ok(ProbeResult::StillDown { wait, reason }) => self.outbox.postpone_unit(&term, &hold, &reason, wait).await,
             Ok(ProbeResult::Gone) => {
                 // Another lane's turn, but not at once, should there be none.
                 sleep(PAUSE_MIN).await;
@@ -151,7 +153,7 @@ impl RetryHolds {
     async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
         // What Kafka has had since before the pause says nothing of what is paused now.
         let not_of = self.lanes.acknowledged_of(hold.lane);
-        let head = self.outbox.hold_head(hold, &not_of).await?;
+        let head = self.outbox.read_head(hold, &not_of).await?;
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker) else {
             return Ok(ProbeResult::Gone);
@@ -236,7 +238,7 @@ impl RetryHolds {
     }
 
     async fn release_everywhere(&self, term: &Term, names: &[Name]) {
-        let holds = match self.outbox.paused_as(term, names).await {
+        let holds = match self.outbox.holds_of_units(term, names).await {
             Ok(holds) => holds,
             Err(error) => {
                 metrics::database_error();
