@@ -116,7 +116,7 @@ impl Failure {
             Failure::Broken(_) => 70,
             Failure::Database(error) => match error.kind() {
                 outbox::Kind::Setting => 64,
-                outbox::Kind::Passing => 69,
+                outbox::Kind::Transient => 69,
                 outbox::Kind::Login => 77,
                 outbox::Kind::Schema => 78,
                 outbox::Kind::Permission => 79,

@@ -142,7 +142,7 @@ pub fn pool_size(config: &Config) -> usize {
 fn open(config: &Config) -> Result<Outbox, Error> {
     // An answer that comes after the lease has ended is useless.
     let timeout = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
-    let pool = outbox::pool_of_worker(&config.database, pool_size(config), timeout)?;
+    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout)?;
     let outbox = Outbox::new(pool, &config.schema, config.on_published, timeout);
     Ok(outbox.with_message_limit(&config.schema, config.message_bytes_max))
 }
@@ -160,7 +160,7 @@ async fn verify(config: &Config, outbox: &Outbox) -> Result<(), Error> {
         };
         match verified.await {
             Ok(()) => return Ok(()),
-            Err(error) if error.kind() != outbox::Kind::Passing => return Err(error.into()),
+            Err(error) if error.kind() != outbox::Kind::Transient => return Err(error.into()),
             Err(error) => {
                 failures += 1;
                 warn!(%error, attempt = failures, "cannot reach the database yet; trying again");

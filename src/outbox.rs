@@ -1,7 +1,8 @@
-//! Every query the daemon runs, one method per `.sql` file in `src/outbox/`. The only module that speaks SQL.
+//! All statements that the daemon runs: a folder for each subject, with a Rust file and its `.sql` files. No other module uses
+//! SQL.
 //!
-//! Invariant: whatever acts on rows or lanes is tied to the server incarnation of the caller's term, inside the
-//! statement: after a restart or a failover ids can come again, and a late mark must not hit a stranger.
+//! Invariant: every statement that changes rows or lanes compares the incarnation of the server with that of the caller's term.
+//! After a restart or a failover ids may be drawn again, and a late mark must not match a different row.
 
 mod claim;
 mod connect;
@@ -22,8 +23,8 @@ mod watermark;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Found, LeftBehind, Recorded, UnorderedFilter};
-pub use connect::{Database, PLANS, Pool, Pooler, connect, pool, pool_of_worker};
+pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
+pub use connect::{Database, PLANNER_SETTINGS, Pool, Pooler, connect, pool, worker_pool};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
@@ -37,10 +38,10 @@ use session::{Session, Transaction};
 use statement::Statements;
 pub(crate) use statement::in_schema;
 
-/// What happens to a row once Kafka has it.
+/// What happens to a row once it is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnPublished {
-    /// It stays, with published_at set, until the retention is over.
+    /// It stays, with published_at set, until its retention has passed.
     Keep,
     /// It moves to outbox.history, partitioned by day.
     Archive,
@@ -48,21 +49,21 @@ pub enum OnPublished {
     Delete,
 }
 
-/// The database, as the daemon uses it.
+/// Runs the daemon's statements.
 pub struct Outbox {
     pool: Pool,
     schema: String,
     statements: Statements,
     on_published: OnPublished,
-    /// A larger message is not read.
+    /// Larger messages are not read.
     message_bytes_max: usize,
-    /// Longer than any healthy statement: a silent connection is given up after this.
+    /// Longer than any healthy statement takes. A connection that does not answer for this long is closed.
     timeout: Duration,
 }
 
-/// The lease's own statements have this part of the patience: one silent connection must not cost the lease while others
-/// would answer.
-const LEASE_SHARE: u32 = 4;
+/// Statements that keep the lease have this part of the timeout, so that one unresponsive connection does not cost the lease
+/// while others would answer.
+const LEASE_TIMEOUT_SHARE: u32 = 4;
 
 impl Outbox {
     pub fn new(pool: Pool, schema: &str, on_published: OnPublished, timeout: Duration) -> Self {
@@ -76,7 +77,7 @@ impl Outbox {
         }
     }
 
-    /// The same for messages of at most so many bytes.
+    /// Limits messages to this many bytes.
     pub fn with_message_limit(self, schema: &str, bytes: usize) -> Self {
         Outbox {
             statements: Statements::new(schema, bytes),
@@ -85,24 +86,24 @@ impl Outbox {
         }
     }
 
-    /// Runs `work` on a connection; one that does not answer in time is closed, not reused.
-    async fn on_connection<T>(&self, work: impl AsyncFnOnce(&mut Session) -> Result<T>) -> Result<T> {
-        self.on_connection_within(self.timeout, work).await
+    /// Runs `work` on a connection from the pool, which is closed if it does not answer in time.
+    async fn with_session<T>(&self, work: impl AsyncFnOnce(&mut Session) -> Result<T>) -> Result<T> {
+        self.with_session_within(self.timeout, work).await
     }
 
-    async fn on_connection_within<T>(
+    async fn with_session_within<T>(
         &self,
         timeout: Duration,
         work: impl AsyncFnOnce(&mut Session) -> Result<T>,
     ) -> Result<T> {
         let mut session = self.pool.session().await?;
         match tokio::time::timeout(timeout, work(&mut session)).await {
-            Ok(done) => done,
+            Ok(result) => result,
             Err(_) => {
                 session.close();
-                // Whatever silenced it has silenced those beside it: nobody should have to find out one by one.
+                // The cause has probably affected the idle connections too, and each would cost another timeout.
                 self.pool.drop_idle();
-                Err(Error::Silent(timeout))
+                Err(Error::Timeout(timeout))
             }
         }
     }
@@ -112,13 +113,13 @@ impl Outbox {
     }
 
     async fn query_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
-        self.on_connection_within(timeout, async |session| session.query(sql, params).await)
+        self.with_session_within(timeout, async |session| session.query(sql, params).await)
             .await
     }
 
     async fn query_one(&self, sql: &str, params: Params<'_>) -> Result<tokio_postgres::Row> {
         let mut rows = self.query(sql, params).await?;
-        rows.pop().ok_or(Error::Unexpected("a statement answered no row"))
+        rows.pop().ok_or(Error::Unexpected("a statement returned no row"))
     }
 
     async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
@@ -126,7 +127,7 @@ impl Outbox {
     }
 
     async fn execute_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.on_connection_within(timeout, async |session| session.execute(sql, params).await)
+        self.with_session_within(timeout, async |session| session.execute(sql, params).await)
             .await
     }
 }

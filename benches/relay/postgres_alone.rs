@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use outboxd::outbox::{PLANS, statement};
+use outboxd::outbox::{PLANNER_SETTINGS, statement};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
@@ -36,7 +36,7 @@ impl PostgresAlone {
     pub async fn new(workspace: &Workspace, mode: OnPublished, shape: Shape) -> Outcome<Self> {
         let (db, connection) = tokio_postgres::connect(&workspace.url, NoTls).await?;
         tokio::spawn(connection);
-        let plans = PLANS.map(|(name, value)| format!("SET {name} = {value}"));
+        let plans = PLANNER_SETTINGS.map(|(name, value)| format!("SET {name} = {value}"));
         db.batch_execute(&plans.join("; ")).await?;
         let worker = Uuid::new_v4();
         // It says nothing of its process: nobody succeeds it.

@@ -1,4 +1,4 @@
-//! Connections: settings every session gets, TLS, the pool.
+//! Connections: session settings, TLS, the pool.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,17 +17,18 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::session::Session;
 use super::{Error, Result, sslmode};
 
-/// Where the database is and how to speak to it.
+/// Where the database is and how to connect to it.
 #[derive(Clone, Debug)]
 pub struct Database {
     pub config: Config,
-    /// `sslmode=verify-full`, or a CA was given: the server must prove who it is, and nothing is sent in plain text.
+    /// With `sslmode=verify-ca`, `verify-full` or a CA file the server must prove its identity, and nothing is sent in plain
+    /// text.
     pub verify_server: bool,
     pub ca_file: Option<PathBuf>,
     pub pooler: Pooler,
 }
 
-/// What stands between us and the server.
+/// What is between this process and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Pooler {
     /// Nothing
@@ -39,26 +40,27 @@ pub enum Pooler {
 /// Longest wait for a TCP connect, and for a session on it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for a lock; less where a statement has less: of its patience this share, since what is sent at once may wait twice,
-/// first for its turn and then for the table.
+/// Longest wait for a lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(4);
-const LOCK_SHARE: u32 = 3;
+/// No wait for a lock takes more than this part of a statement's timeout, since statements that are sent at once may wait twice:
+/// first for their turn and then for the table.
+const LOCK_TIMEOUT_SHARE: u32 = 3;
 
-/// Plans do not flip to a walk over the whole table because statistics were taken while it was empty. A statement is planned
-/// once a session: for the few lanes of a small batch the planner expects a plan of its own to be the cheaper one, and making it
-/// costs four times what it runs.
-pub const PLANS: [(&str, &str); 4] = [
+/// Settings of the planner. Without the first two, a plan may become a scan of the whole table because statistics were taken
+/// while it was empty. The last one has each statement planned once in a session: for the few lanes of a small batch the planner
+/// prefers a custom plan, and planning costs four times as much as running it.
+pub const PLANNER_SETTINGS: [(&str, &str); 4] = [
     ("enable_seqscan", "off"),
     ("enable_bitmapscan", "off"),
     ("jit", "off"),
     ("plan_cache_mode", "force_generic_plan"),
 ];
 
-/// What every statement runs under, each setting put as `write` says: beside [`PLANS`], nothing waits for ever. The server gives
-/// a statement up before we do (`patience`), so that none runs on for nobody.
-fn settings(timeout: Duration, write: impl Fn(&str, &str) -> String) -> Vec<String> {
+/// The settings of every session, each formatted by `format`: [`PLANNER_SETTINGS`] and timeouts. The server cancels a statement
+/// before `timeout`, when its connection is closed, so that none keeps running without a client.
+fn settings(timeout: Duration, format: impl Fn(&str, &str) -> String) -> Vec<String> {
     let statement_ms = timeout.mul_f64(0.8).as_millis().to_string();
-    let lock_ms = LOCK_TIMEOUT.min(timeout / LOCK_SHARE).as_millis().to_string();
+    let lock_ms = LOCK_TIMEOUT.min(timeout / LOCK_TIMEOUT_SHARE).as_millis().to_string();
     let waits = [
         ("lock_timeout", lock_ms.as_str()),
         ("statement_timeout", &statement_ms),
@@ -66,8 +68,8 @@ fn settings(timeout: Duration, write: impl Fn(&str, &str) -> String) -> Vec<Stri
     ];
     waits
         .iter()
-        .chain(&PLANS)
-        .map(|(name, value)| write(name, value))
+        .chain(&PLANNER_SETTINGS)
+        .map(|(name, value)| format(name, value))
         .collect()
 }
 
@@ -80,9 +82,9 @@ fn local_settings(timeout: Duration) -> Arc<str> {
 impl Database {
     /// Reads a libpq-style URL or key=value string.
     pub fn parse(url: &str, ca_file: Option<PathBuf>, pooler: Pooler) -> std::result::Result<Self, String> {
-        let (readable, modes) = sslmode::read(url);
-        let mut config: Config = readable.parse().map_err(|error: tokio_postgres::Error| {
-            // The message may quote the string, and the string may hold a password.
+        let (parsable, modes) = sslmode::extract(url);
+        let mut config: Config = parsable.parse().map_err(|error: tokio_postgres::Error| {
+            // The message may quote the string, which may contain a password.
             let cause = std::error::Error::source(&error).map(ToString::to_string);
             cause.unwrap_or_else(|| "it is not a connection string".to_owned())
         })?;
@@ -93,8 +95,8 @@ impl Database {
         if verify_server {
             require_tls(&mut config, &modes)?;
         }
-        // Without a password the client library gives up on its own when it is asked for one. With an empty one the server
-        // says that it is wrong, like any other.
+        // Without a password the client library fails by itself when the server asks for one. With an empty one the server
+        // refuses it like any wrong password.
         if config.get_password().is_none() {
             config.password("");
         }
@@ -106,22 +108,21 @@ impl Database {
         })
     }
 
-    /// The settings go with the session, which a transaction pooler does not have: there each transaction brings them.
-    fn session(&self, timeout: Duration) -> Config {
+    /// The settings are sent as startup options. Behind a transaction pooler, each transaction sets them instead.
+    fn session_config(&self, timeout: Duration) -> Config {
         let mut config = self.config.clone();
         if self.pooler == Pooler::None {
-            let own = settings(timeout, |name, value| format!("-c {name}={value}"));
-            let own = own.join(" ");
+            let settings = settings(timeout, |name, value| format!("-c {name}={value}")).join(" ");
             config.options(match self.config.get_options() {
-                Some(users) => format!("{own} {users}"),
-                None => own,
+                Some(configured) => format!("{settings} {configured}"),
+                None => settings,
             });
         }
-        with_patience(config)
+        with_connection_timeouts(config)
     }
 }
 
-/// A server that must prove who it is can do so over TLS only.
+/// A server can prove its identity only over TLS.
 fn require_tls(config: &mut Config, modes: &[&str]) -> std::result::Result<(), String> {
     let plain = modes
         .iter()
@@ -143,7 +144,7 @@ fn require_tls(config: &mut Config, modes: &[&str]) -> std::result::Result<(), S
     Ok(())
 }
 
-fn with_patience(mut config: Config) -> Config {
+fn with_connection_timeouts(mut config: Config) -> Config {
     if config.get_application_name().is_none() {
         config.application_name("outboxd");
     }
@@ -161,9 +162,9 @@ fn with_patience(mut config: Config) -> Config {
 /// Connections for the daemon.
 pub struct Pool {
     connections: deadpool_postgres::Pool,
-    /// Behind a transaction pooler, what each transaction brings along.
+    /// The settings that each transaction sets behind a transaction pooler.
     local_settings: Option<Arc<str>>,
-    /// See [`pool_of_worker`].
+    /// See [`worker_pool`].
     session_key: Option<i64>,
 }
 
@@ -176,27 +177,27 @@ impl Pool {
         self.session_key
     }
 
-    /// Closes the connections that nobody uses now.
+    /// Closes the connections that are not in use.
     pub(super) fn drop_idle(&self) {
         self.connections.retain(|_, _| false);
     }
 }
 
-/// A pool of sessions whose statements may take as long as `patience`.
+/// A pool of sessions whose statements may take as long as `timeout`.
 pub fn pool(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
     build_pool(database, size, timeout, None)
 }
 
-/// The same for a worker: each session holds a shared advisory lock under a key of this process, by which a successor sees whether
-/// PostgreSQL still has one of them. A transaction pooler lends sessions to anybody: none behind it.
-pub fn pool_of_worker(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
+/// A pool for a worker. Each session takes a shared advisory lock under a key of this process, by which a successor sees whether
+/// PostgreSQL still has one of its sessions. Behind a transaction pooler, sessions are shared by processes, so there is no key.
+pub fn worker_pool(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
     let session_key = (database.pooler == Pooler::None).then(|| fastrand::i64(..));
     build_pool(database, size, timeout, session_key)
 }
 
 fn build_pool(database: &Database, size: usize, timeout: Duration, session_key: Option<i64>) -> Result<Pool> {
     let manager = Manager::from_config(
-        database.session(timeout),
+        database.session_config(timeout),
         tls(database)?,
         ManagerConfig {
             recycling_method: RecyclingMethod::Fast,
@@ -204,14 +205,14 @@ fn build_pool(database: &Database, size: usize, timeout: Duration, session_key: 
     );
     let mut builder = deadpool_postgres::Pool::builder(manager);
     if let Some(key) = session_key {
-        builder = builder.post_create(hold_lock(key));
+        builder = builder.post_create(take_session_lock(key));
     }
     let connections = builder
         .max_size(size)
-        // The one used last first: its session has everything at hand, where a turn of all finds each one cold.
+        // Prefer the connection used last, because its session has warm caches.
         .queue_mode(QueueMode::Lifo)
         .wait_timeout(Some(Duration::from_secs(10)))
-        // A server that accepts and then says nothing is given up in time to try again under the same lease.
+        // If a server accepts connections and does not answer, this fails in time to try again under the same lease.
         .create_timeout(Some(SESSION_TIMEOUT.min(timeout / 2)))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .runtime(Runtime::Tokio1)
@@ -224,8 +225,8 @@ fn build_pool(database: &Database, size: usize, timeout: Duration, session_key: 
     })
 }
 
-/// What a new session does first.
-fn hold_lock(key: i64) -> Hook {
+/// A hook by which each new session takes the lock of the process.
+fn take_session_lock(key: i64) -> Hook {
     Hook::async_fn(move |client, _| {
         Box::pin(async move {
             let lock = format!("SELECT pg_advisory_lock_shared('{key}'::bigint)");
@@ -234,12 +235,12 @@ fn hold_lock(key: i64) -> Hook {
     })
 }
 
-/// One plain connection, without the daemon's session settings: for migrations.
+/// Opens one connection without the daemon's session settings.
 pub async fn connect(database: &Database) -> Result<Client> {
     let tls = tls(database)?;
-    let config = with_patience(database.config.clone());
+    let config = with_connection_timeouts(database.config.clone());
     let connected = tokio::time::timeout(SESSION_TIMEOUT, config.connect(tls)).await;
-    let (client, connection) = connected.map_err(|_| super::Error::Silent(SESSION_TIMEOUT))??;
+    let (client, connection) = connected.map_err(|_| Error::Timeout(SESSION_TIMEOUT))??;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "connection closed");
@@ -256,10 +257,10 @@ fn tls(database: &Database) -> Result<MakeRustlsConnect> {
     let config = if database.verify_server {
         builder.with_root_certificates(roots(database)?).with_no_client_auth()
     } else {
-        // What libpq does for sslmode prefer and require: encrypt, ask for no proof.
+        // Like libpq with sslmode prefer and require: encrypt, but verify no certificate.
         builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(TakeAnyCertificate(provider)))
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
             .with_no_client_auth()
     };
     Ok(MakeRustlsConnect::new(config))
@@ -281,11 +282,11 @@ fn roots(database: &Database) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Checks signatures, not names: see [`tls`].
+/// Accepts any certificate, and checks only the handshake signatures. See [`tls`].
 #[derive(Debug)]
-struct TakeAnyCertificate(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for TakeAnyCertificate {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

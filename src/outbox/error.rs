@@ -1,4 +1,4 @@
-//! What can go wrong with the database, sorted by what to do about it.
+//! Database errors, sorted by what the caller can do about them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum Error {
     #[error("no database connection: {}", describe_pool(.0))]
     Pool(#[from] deadpool_postgres::PoolError),
     #[error("the database did not answer within {0:?}")]
-    Silent(Duration),
+    Timeout(Duration),
     #[error("migration failed: {}", with_causes(.0))]
     Migration(#[from] refinery::Error),
     #[error("{0}")]
@@ -31,8 +31,8 @@ pub enum Error {
 /// What the caller can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It should pass: wait and try again.
-    Passing,
+    /// Wait and try again.
+    Transient,
     /// A setting is wrong, such as a file that cannot be read.
     Setting,
     /// Wrong user or password, or not allowed to connect.
@@ -44,8 +44,8 @@ pub enum Kind {
 }
 
 impl Error {
-    /// Did it wait for a lock as long as it may?
-    pub fn is_locked(&self) -> bool {
+    /// Did the statement wait for a lock until its `lock_timeout`?
+    pub fn is_lock_timeout(&self) -> bool {
         matches!(self, Error::Postgres(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
     }
 
@@ -57,7 +57,7 @@ impl Error {
             Error::Postgres(error) => kind_of(error),
             Error::Pool(deadpool_postgres::PoolError::Backend(error)) => kind_of(error),
             Error::Migration(error) => kind_of_migration(error),
-            Error::Pool(_) | Error::Silent(_) | Error::Busy(_) | Error::Unexpected(_) => Kind::Passing,
+            Error::Pool(_) | Error::Timeout(_) | Error::Busy(_) | Error::Unexpected(_) => Kind::Transient,
         }
     }
 }
@@ -65,30 +65,30 @@ impl Error {
 fn kind_of(error: &tokio_postgres::Error) -> Kind {
     match error.code() {
         Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => Kind::Login,
-        // The database itself does not exist: no waiting will make it.
+        // The database does not exist, and waiting will not create it.
         Some(&SqlState::INVALID_CATALOG_NAME) => Kind::Login,
         Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Kind::Permission,
         Some(&SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_COLUMN | &SqlState::INVALID_SCHEMA_NAME) => Kind::Schema,
-        _ => Kind::Passing,
+        _ => Kind::Transient,
     }
 }
 
-/// A migration that the server refuses for what it says is refused next time too.
+/// A syntax error or an access rule violation (class 42) in a migration is not transient.
 fn kind_of_migration(error: &refinery::Error) -> Kind {
     let refinery::error::Kind::Connection(_, source) = error.kind() else {
         return Kind::Schema;
     };
     let Some(error) = source.downcast_ref::<tokio_postgres::Error>() else {
-        return Kind::Passing;
+        return Kind::Transient;
     };
     let wrong_statement = error.code().is_some_and(|code| code.code().starts_with("42"));
     match kind_of(error) {
-        Kind::Passing if wrong_statement => Kind::Schema,
+        Kind::Transient if wrong_statement => Kind::Schema,
         kind => kind,
     }
 }
 
-/// The whole chain: the client's own message ("db error") says nothing without its cause.
+/// The error with its causes, because the client's own message ("db error") says nothing without them.
 fn describe(error: &tokio_postgres::Error) -> String {
     if let Some(db) = error.as_db_error() {
         let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();

@@ -1,10 +1,12 @@
-//! Parameters of statements. Each knows its type in PostgreSQL, so that a statement can be sent without asking the server
-//! for it first.
+//! Parameters of statements. Each knows its PostgreSQL type, so that an unprepared statement can be sent without asking the
+//! server for the types first.
 
 use std::time::SystemTime;
 
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
+
+use crate::domain::in_flight::InFlightEntry;
 
 pub trait Param: ToSql + Sync {
     fn sql_type(&self) -> Type;
@@ -12,7 +14,7 @@ pub trait Param: ToSql + Sync {
 
 pub type Params<'a> = &'a [&'a dyn Param];
 
-/// The parameters, each with its type.
+/// The parameters, each with its PostgreSQL type.
 pub fn typed<'a>(params: Params<'a>) -> impl Iterator<Item = (&'a (dyn ToSql + Sync), Type)> {
     params
         .iter()
@@ -56,3 +58,12 @@ params!(
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
 );
+
+pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {
+    entries.iter().map(|entry| entry.id).collect()
+}
+
+/// Lanes and their epochs, as the arrays that the statements take.
+pub(super) fn lane_columns(lanes: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {
+    lanes.iter().copied().unzip()
+}

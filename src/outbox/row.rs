@@ -1,12 +1,12 @@
-//! Rows of a claim, read by position: the order of columns is the same in every claim statement. A document comes as its text; what is
-//! larger than we take comes as NULL (`outbox.limit_bytes`), and how many columns have a value in the table is said beside them.
+//! Reads messages by the positions of `fragment/message_columns.sql`. A JSON document is read as its text. A value above the size
+//! limit is NULL (`outbox.limit_bytes`), and the column `parts` counts the values in the table, so that such a row is noticed.
 
 use tokio_postgres::types::{FromSql, Type};
 
 use super::Result;
 use crate::domain::row::{Body, Row};
 
-/// A text as it came: whether it is UTF-8 is the server's business.
+/// Text that is not checked to be UTF-8, which the server has done.
 struct RawText<'a>(&'a [u8]);
 
 impl<'a> FromSql<'a> for RawText<'a> {
@@ -19,22 +19,22 @@ impl<'a> FromSql<'a> for RawText<'a> {
     }
 }
 
-/// A row of `claim_lanes.sql` or `poll.sql`: the column behind those all share says whether it was delayed.
-pub fn of_lane(row: &tokio_postgres::Row) -> Result<Row> {
-    let mut claimed = head(row)?;
-    claimed.delayed = row.try_get(16)?;
-    Ok(claimed)
+/// A row of `claim_lanes.sql` or `poll.sql`, whose next column says whether it was delayed.
+pub fn ordered(row: &tokio_postgres::Row) -> Result<Row> {
+    let mut message = message(row)?;
+    message.delayed = row.try_get(16)?;
+    Ok(message)
 }
 
-/// A row of `read_claim.sql`: the last column says whether an earlier claim of it had expired.
+/// A row of `read_claim.sql`, whose last column says whether an earlier claim may have sent it.
 pub fn unordered(row: &tokio_postgres::Row) -> Result<Row> {
-    let mut claimed = head(row)?;
-    claimed.possible_duplicate = row.try_get(16)?;
-    Ok(claimed)
+    let mut message = message(row)?;
+    message.possible_duplicate = row.try_get(16)?;
+    Ok(message)
 }
 
-/// The columns all claims share. A row that did not come whole is unreadable, and why is not yet known.
-pub fn head(row: &tokio_postgres::Row) -> Result<Row> {
+/// The shared columns. A row that was not read whole is unreadable, for a reason that is not known yet.
+pub fn message(row: &tokio_postgres::Row) -> Result<Row> {
     let json: Option<RawText<'_>> = row.try_get(6)?;
     let bytes: Option<&[u8]> = row.try_get(7)?;
     let body = match (json, bytes) {
@@ -42,7 +42,7 @@ pub fn head(row: &tokio_postgres::Row) -> Result<Row> {
         (None, Some(bytes)) => Body::Bytes(bytes.to_vec()),
         (None, None) => Body::Tombstone,
     };
-    let mut read = Row {
+    let mut message = Row {
         id: row.try_get(0)?,
         lane: row.try_get(1)?,
         message_id: row.try_get(2)?,
@@ -61,13 +61,13 @@ pub fn head(row: &tokio_postgres::Row) -> Result<Row> {
         possible_duplicate: false,
         unreadable: None,
     };
-    let written: i32 = row.try_get(15)?;
-    read.unreadable = (parts(&read) < written).then(String::new);
-    Ok(read)
+    let stored: i32 = row.try_get(15)?;
+    message.unreadable = (parts_read(&message) < stored).then(String::new);
+    Ok(message)
 }
 
-/// How many of the columns have come of which the row has any number.
-fn parts(row: &Row) -> i32 {
+/// How many of the columns counted by `parts` were read.
+fn parts_read(row: &Row) -> i32 {
     let texts = [&row.event_type, &row.aggregate_type, &row.aggregate_id];
     let texts = texts.into_iter().flatten().count();
     texts as i32 + i32::from(row.body != Body::Tombstone) + i32::from(row.headers.is_some())

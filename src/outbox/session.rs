@@ -1,4 +1,4 @@
-//! One connection at work: how a statement is sent, directly or through a transaction pooler.
+//! Sends statements on a connection, directly or through a transaction pooler.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use super::{Error, Result};
 
 pub struct Session {
     client: Object,
-    /// Behind a transaction pooler: the settings, as SQL for one transaction.
+    /// The settings as SQL for one transaction. `None` without a transaction pooler.
     local_settings: Option<Arc<str>>,
 }
 
-/// A statement as this session can send it.
+/// A statement in the form in which this session can send it.
 enum Prepared<'a> {
     Named(Statement),
     Text(&'a str),
@@ -28,12 +28,12 @@ impl Session {
         Session { client, local_settings }
     }
 
-    /// Closes the connection instead of giving it back.
+    /// Closes the connection instead of returning it to the pool.
     pub fn close(self) {
         drop(Object::take(self.client));
     }
 
-    /// Runs one statement and hands its rows to `read`.
+    /// Runs one statement and passes its rows to `read`.
     pub async fn run<T>(
         &self,
         sql: &str,
@@ -43,27 +43,27 @@ impl Session {
         let statement = self.prepared(sql).await?;
         match &self.local_settings {
             None => read(self.send(&statement, params).await?).await,
-            // The next statement may meet another server connection, so this one brings its settings along and leaves
-            // nothing behind: no named statement, no setting.
+            // The next statement may run on another server connection, so this one brings its settings and leaves neither a
+            // setting nor a prepared statement.
             Some(settings) => {
-                self.run_behind(&format!("BEGIN; {settings}"), &statement, params, read)
+                self.run_in_transaction(&format!("BEGIN; {settings}"), &statement, params, read)
                     .await
             }
         }
     }
 
-    /// Runs `sql` behind `first`, in one transaction and one round trip. It sees what was committed while `first` waited,
-    /// whatever isolation the login has by default.
-    pub async fn query_behind(&self, first: &str, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+    /// Runs `sql` after `first`, in one transaction and one round trip. At any default isolation level of the login, `sql` sees
+    /// what was committed while `first` waited.
+    pub async fn query_after(&self, first: &str, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
         let statement = self.prepared(sql).await?;
         let settings = self.local_settings.as_deref().unwrap_or("");
         let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED; {settings};\n{first}");
         let read = async |rows: RowStream| Ok(rows.try_collect().await?);
-        self.run_behind(&begin, &statement, params, read).await
+        self.run_in_transaction(&begin, &statement, params, read).await
     }
 
-    /// All three are sent at once, when first polled: one round trip. Where one of them fails, the COMMIT is a rollback.
-    async fn run_behind<T>(
+    /// Sends all three commands at once, in one round trip. If one of the first two fails, COMMIT rolls back.
+    async fn run_in_transaction<T>(
         &self,
         begin: &str,
         statement: &Prepared<'_>,
@@ -77,7 +77,7 @@ impl Session {
         Ok(answer)
     }
 
-    /// Behind a transaction pooler nothing can be prepared: there a statement is sent as it is.
+    /// Behind a transaction pooler nothing can be prepared, so a statement is sent as text.
     async fn prepared<'a>(&self, sql: &'a str) -> Result<Prepared<'a>> {
         match self.local_settings {
             None => Ok(Prepared::Named(self.client.prepare_cached(sql).await?)),
@@ -99,7 +99,7 @@ impl Session {
         self.run(sql, params, async |rows| Ok(rows.try_collect().await?)).await
     }
 
-    /// Answers how many rows it touched.
+    /// Returns the number of rows affected.
     pub async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
         self.run(sql, params, async |rows| {
             futures_util::pin_mut!(rows);
@@ -109,8 +109,8 @@ impl Session {
         .await
     }
 
-    /// For several statements that stand or fall together. Each sees what was committed while the one before it waited for a lock,
-    /// whatever isolation the login has by default.
+    /// Begins a transaction of several statements. At any default isolation level of the login, each sees what was committed
+    /// while the one before it waited for a lock.
     pub async fn transaction(&mut self) -> Result<Transaction<'_>> {
         let read_committed = IsolationLevel::ReadCommitted;
         let transaction = self.client.build_transaction().isolation_level(read_committed).start();
@@ -122,8 +122,8 @@ impl Session {
     }
 }
 
-/// Its statements are run once, so none is prepared: each is one round trip, as are several that are awaited together, which run in
-/// the order they are polled in. Rolled back when dropped.
+/// A transaction, rolled back when dropped. Its statements are not prepared, so each is one round trip. Statements that are
+/// awaited together share one, and run in the order in which they are polled.
 pub struct Transaction<'a>(deadpool_postgres::Transaction<'a>);
 
 impl Transaction<'_> {

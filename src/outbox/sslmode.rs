@@ -1,56 +1,56 @@
-//! What a connection string says of `sslmode`. The client library knows no `verify-ca` and no `verify-full`, so these are ours.
+//! Reads `sslmode` from a connection string, because the client library knows neither `verify-ca` nor `verify-full`.
 
 use std::ops::Range;
 
 const NAME: &str = "sslmode";
 
-/// The string as the client library can read it, and every mode that was asked for, in the order of the string.
-pub fn read(text: &str) -> (String, Vec<&str>) {
-    let mut readable = text.to_owned();
-    let places = places(text);
-    for place in places.iter().rev() {
-        if verifies(&text[place.clone()]) {
-            readable.replace_range(place.clone(), "require");
+/// Returns the string in a form that the client library can parse, and all modes in it, in their order.
+pub fn extract(text: &str) -> (String, Vec<&str>) {
+    let mut parsable = text.to_owned();
+    let ranges = mode_ranges(text);
+    for range in ranges.iter().rev() {
+        if verifies(&text[range.clone()]) {
+            parsable.replace_range(range.clone(), "require");
         }
     }
-    (readable, places.into_iter().map(|place| &text[place]).collect())
+    (parsable, ranges.into_iter().map(|range| &text[range]).collect())
 }
 
-/// Must the server prove who it is?
+/// Must the server prove its identity?
 pub fn verifies(mode: &str) -> bool {
     matches!(mode, "verify-ca" | "verify-full")
 }
 
-/// Where the modes stand. Not wherever their name does: a password may contain it.
-fn places(text: &str) -> Vec<Range<usize>> {
+/// Where the modes are. Searching for the name alone is not enough, because a password may contain it.
+fn mode_ranges(text: &str) -> Vec<Range<usize>> {
     let schemes = ["postgres://", "postgresql://"];
     match schemes.iter().find(|scheme| text.starts_with(**scheme)) {
-        Some(scheme) => places_in_url(text, scheme.len()),
-        None => places_in_words(text),
+        Some(scheme) => ranges_in_url(text, scheme.len()),
+        None => ranges_in_pairs(text),
     }
 }
 
-/// As the client library reads a URL: the login ends at the first `@`, and what follows the next `?` are parameters.
-fn places_in_url(text: &str, begin: usize) -> Vec<Range<usize>> {
+/// Follows the client library: the login ends at the first `@`, and the parameters follow the next `?`.
+fn ranges_in_url(text: &str, begin: usize) -> Vec<Range<usize>> {
     let host = text[begin..].find('@').map_or(begin, |at| begin + at + 1);
     let Some(query) = text[host..].find('?') else {
         return Vec::new();
     };
-    let mut places = Vec::new();
+    let mut ranges = Vec::new();
     let mut begin = host + query + 1;
     for parameter in text[begin..].split('&') {
         let end = begin + parameter.len();
         if let Some((NAME, value)) = parameter.split_once('=') {
-            places.push(end - value.len()..end);
+            ranges.push(end - value.len()..end);
         }
         begin = end + 1;
     }
-    places
+    ranges
 }
 
-/// `name=value` and `name = 'value'`, apart by white space; a backslash makes what follows it part of the value.
-fn places_in_words(text: &str) -> Vec<Range<usize>> {
-    let mut places = Vec::new();
+/// Pairs such as `name=value` and `name = 'value'`, separated by white space. A backslash escapes the next character.
+fn ranges_in_pairs(text: &str) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
     let mut rest = text;
     while let Some((name, value)) = rest.split_once('=') {
         let value = value.trim_start();
@@ -59,11 +59,11 @@ fn places_in_words(text: &str) -> Vec<Range<usize>> {
         let length = value_length(value, quoted);
         let begin = text.len() - value.len();
         if name.trim() == NAME {
-            places.push(begin..begin + length);
+            ranges.push(begin..begin + length);
         }
         rest = value[length..].strip_prefix('\'').unwrap_or(&value[length..]);
     }
-    places
+    ranges
 }
 
 fn value_length(value: &str, quoted: bool) -> usize {
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn modes_are_read_where_they_are_parameters() {
-        for (text, readable, modes) in [
+        for (text, parsable, modes) in [
             ("postgres://u@h/db", "postgres://u@h/db", &[][..]),
             (
                 "postgres://u@h/db?sslmode=verify-full&application_name=a",
@@ -125,7 +125,7 @@ mod tests {
                 &["disable"],
             ),
         ] {
-            assert_eq!(read(text), (readable.to_owned(), modes.to_vec()), "{text}");
+            assert_eq!(extract(text), (parsable.to_owned(), modes.to_vec()), "{text}");
         }
     }
 }

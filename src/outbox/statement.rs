@@ -1,22 +1,21 @@
-//! The text of every statement that the daemon runs: one `.sql` file each, compiled in and adapted to the settings.
+//! The text of every statement that the daemon runs. Each is a `.sql` file, compiled in and adapted to the settings.
 
 macro_rules! statements {
     ($($subject:ident: [$($name:ident),* $(,)?],)*) => {
-        /// The text of every statement, for the configured schema and the largest message we take.
+        /// The text of every statement, for the configured schema and the largest message that is read.
         pub(super) struct Statements { $($(pub(super) $name: String),*),* }
 
         impl Statements {
             pub(super) fn new(schema: &str, message_bytes_max: usize) -> Self {
-                let text = |sql: &str| in_schema(&with_bound(sql, message_bytes_max), schema);
-                Self { $($($name: text(file!($subject $name))),*),* }
+                Self { $($($name: adapted(file!($subject $name), schema, message_bytes_max)),*),* }
             }
         }
 
-        /// The text of one statement with the default settings, by its name. For tests and benches, which run statements by
-        /// themselves. Panics if there is no statement of this name.
+        /// The text of a statement with the default settings, for tests and benches that run it by itself. Panics if no
+        /// statement has this name.
         pub fn text(name: &str) -> String {
             match name {
-                $($(stringify!($name) => file!($subject $name).to_owned(),)*)*
+                $($(stringify!($name) => with_fragments(file!($subject $name)),)*)*
                 _ => panic!("no statement is named {name}"),
             }
         }
@@ -41,8 +40,35 @@ statements! {
     schema: [applied_version, compatibility, permissions, schema_present, sequence_cache, timeline],
 }
 
-/// The files are written for the schema `outbox`; another name is put in its place. Names are checked at start-up
-/// to be plain identifiers, so no quoting is needed.
+macro_rules! fragments {
+    ($($name:ident),* $(,)?) => {
+        /// Text that several statements share. `{name}` in a statement stands for the file of that name.
+        const FRAGMENTS: &[(&str, &str)] = &[$((concat!("{", stringify!($name), "}"), file!(fragment $name))),*];
+    };
+}
+
+fragments!(
+    archived_columns,
+    claimable_unordered,
+    has_session,
+    lane_fence,
+    message_columns
+);
+
+/// A statement for this schema and for messages of at most this many bytes.
+pub(super) fn adapted(sql: &str, schema: &str, message_bytes_max: usize) -> String {
+    let sql = with_fragments(sql).replace(&MESSAGE_BYTES_MAX.to_string(), &message_bytes_max.to_string());
+    in_schema(&sql, schema)
+}
+
+fn with_fragments(sql: &str) -> String {
+    FRAGMENTS
+        .iter()
+        .fold(sql.to_owned(), |sql, (name, text)| sql.replace(name, text.trim_end()))
+}
+
+/// Replaces the schema `outbox`, for which the files are written. Schema names are checked at start-up to be plain identifiers,
+/// so no quoting is needed.
 pub(crate) fn in_schema(sql: &str, schema: &str) -> String {
     if schema == "outbox" {
         return sql.to_owned();
@@ -51,10 +77,5 @@ pub(crate) fn in_schema(sql: &str, schema: &str) -> String {
         .replace("SCHEMA outbox", &format!("SCHEMA {schema}"))
 }
 
-/// The largest message the files take.
+/// The limit of a message's size, in bytes, for which the files are written.
 pub const MESSAGE_BYTES_MAX: usize = 6 << 20;
-
-/// The files are written for messages of at most [`MESSAGE_BYTES_MAX`]; another bound is put in its place.
-fn with_bound(sql: &str, message_bytes_max: usize) -> String {
-    sql.replace(&MESSAGE_BYTES_MAX.to_string(), &message_bytes_max.to_string())
-}

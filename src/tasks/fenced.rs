@@ -13,7 +13,7 @@ use crate::domain::retry;
 use crate::domain::row::Row;
 use crate::lanes::Lanes;
 use crate::metrics;
-use crate::outbox::{Claim, Outbox, Result, UnorderedFilter};
+use crate::outbox::{ClaimedRows, Outbox, Result, UnorderedFilter};
 
 /// The wait after an error, before the same lanes are tried again.
 pub fn short_backoff() -> Duration {
@@ -60,7 +60,7 @@ impl FencedWriter {
     {
         let write = || async {
             match write().await {
-                Err(error) if error.is_locked() => Ok(Some(None)),
+                Err(error) if error.is_lock_timeout() => Ok(Some(None)),
                 written => written.map(|written| written.map(Some)),
             }
         };
@@ -70,7 +70,7 @@ impl FencedWriter {
     /// Which of these rows another session has locked. `None`: the term is over.
     pub async fn locked(&self, term: &Term, ids: &[i64]) -> Option<Vec<i64>> {
         let locked = self
-            .while_term_lasts(term, || async { self.outbox.locked(ids).await.map(Some) })
+            .while_term_lasts(term, || async { self.outbox.locked_rows(ids).await.map(Some) })
             .await?;
         debug!(rows = locked.len(), "rows are locked by another transaction");
         if locked.is_empty() {
@@ -87,7 +87,7 @@ impl FencedWriter {
     pub async fn write_entry(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<InFlightEntry>> {
         let in_flight = &self.lanes.in_flight;
         let (slot, ranges) = (in_flight.begin(term.worker), InFlightRanges::of(rows));
-        match self.outbox.record(term, lanes, &ranges).await {
+        match self.outbox.insert_in_flight(term, lanes, &ranges).await {
             Ok(Some(id)) => Ok(Some(in_flight.written(slot, id, ranges))),
             other => {
                 in_flight.dropped(slot);
@@ -103,11 +103,11 @@ impl FencedWriter {
         free: &UnorderedFilter<'_>,
         lease: Duration,
         bytes: usize,
-    ) -> Result<Option<(i64, Claim)>> {
+    ) -> Result<Option<(i64, ClaimedRows)>> {
         let recorded = self.outbox.claim_unordered(term, free, lease).await?;
         self.lanes.unordered().note_claims(term.worker, recorded.lowest);
         let Some(number) = recorded.claim else { return Ok(None) };
-        let claim = self.outbox.claimed(term, number, bytes).await?;
+        let claim = self.outbox.read_claim(term, number, bytes).await?;
         Ok(Some((number, claim)))
     }
 

@@ -208,10 +208,10 @@ impl LeaseTask {
         let Some(term) = self.lanes.term() else { return Ok(()) };
         let (returned, busy) = self.lanes.ownership().remove_idle();
         if busy == 0 {
-            self.outbox.leave(&term, &returned).await?;
+            self.outbox.stop_and_return_lanes(&term, &returned).await?;
             info!(lanes = returned.len(), "left: lanes are free for other workers");
         } else {
-            self.outbox.give_up(&term, &returned).await?;
+            self.outbox.return_lanes(&term, &returned).await?;
             warn!(
                 lanes = busy,
                 "stopping with sends in flight: these lanes are taken over when the lease ends"

@@ -76,7 +76,7 @@ async fn ask(outbox: &Outbox, question: &VecDeque<Sent>) -> Result<()> {
         return Ok(());
     }
     let (ids, message_ids) = question.iter().map(|sent| (sent.id, sent.message_id)).unzip();
-    let lost = outbox.lost(ids, message_ids).await?;
+    let lost = outbox.lost_rows(ids, message_ids).await?;
     if !lost.is_empty() {
         metrics::published_rows_lost(lost.len());
         error!(

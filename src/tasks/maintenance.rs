@@ -132,21 +132,21 @@ impl Jobs {
         let now = Instant::now();
         if now >= self.sample_at {
             self.sample_at = now + SAMPLE_EVERY;
-            metrics::backlog(&outbox.sample(SAMPLE_ROWS_MAX).await?);
+            metrics::backlog(&outbox.sample_backlog(SAMPLE_ROWS_MAX).await?);
         }
         if now >= self.consumers_at {
             self.consumers_at = now + CONSUMERS_EVERY;
             metrics::commands(&outbox.sample_commands(SAMPLE_ROWS_MAX, metrics::OPERATIONS_MAX).await?);
             metrics::inbox(&outbox.sample_inbox(SAMPLE_ROWS_MAX).await?);
-            let counted = outbox.sample_counted().await?;
+            let counted = outbox.sample_counters().await?;
             metrics::counted(self.counted.as_ref(), &counted);
             self.counted = Some(counted);
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
-            outbox.forget_workers().await?;
-            outbox.forget_claims().await?;
-            outbox.forget_records().await?;
+            outbox.delete_stale_workers().await?;
+            outbox.delete_stale_claims().await?;
+            outbox.delete_stale_in_flight().await?;
             if settings.on_published == OnPublished::Archive {
                 keep_history(outbox, settings.retention.published).await?;
             }

@@ -58,7 +58,7 @@ impl MarkLocked {
             return Ok(());
         }
         let ids: Vec<i64> = waiting.iter().map(|row| row.id).collect();
-        let locked = self.outbox.locked(&ids).await?;
+        let locked = self.outbox.locked_rows(&ids).await?;
         waiting.retain(|row| !locked.contains(&row.id));
         if waiting.is_empty() {
             return Ok(());
@@ -68,7 +68,7 @@ impl MarkLocked {
         let ids: Vec<i64> = waiting.iter().map(|row| row.id).collect();
         let marked = self.outbox.mark_lanes(term, &lanes, &ids, &[]).await?;
         metrics::rows_marked(marked);
-        if marked < ids.len() as u64 && self.outbox.still_ours(term, &lanes).await? < lanes.len() {
+        if marked < ids.len() as u64 && self.outbox.count_owned_lanes(term, &lanes).await? < lanes.len() {
             // The release of a hold has raised an epoch in the meantime, or a lane is not ours any more, which its next batch
             // finds out.
             return Ok(());
@@ -83,7 +83,7 @@ impl MarkLocked {
     /// Marks rows of a claim that are unlocked, and renews the claim for the others. Answers what is left.
     async fn mark_unlocked_of_claim(&self, term: &Term, rows: &LockedRows) -> Result<LockedRows> {
         let claimed = Instant::now();
-        let locked = self.outbox.locked(&rows.ids).await?;
+        let locked = self.outbox.locked_rows(&rows.ids).await?;
         let is_fresh = rows.claimed.elapsed() < self.lease / 2;
         if locked.len() == rows.ids.len() && is_fresh {
             return Ok(rows.clone());
@@ -96,7 +96,7 @@ impl MarkLocked {
         };
         let marked = self
             .outbox
-            .settle_unordered(term, rows.claim, &outcome, self.lease)
+            .write_unordered_outcome(term, rows.claim, &outcome, self.lease)
             .await?;
         metrics::rows_marked(marked);
         Ok(LockedRows {

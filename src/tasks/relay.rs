@@ -143,7 +143,7 @@ impl Relay {
     /// Asks after a claim: were all of these bypassed writers in progress when it was made? If one has ended, it may have committed
     /// a row below the soft floor, older than those claimed. So the claim must be discarded.
     async fn is_proven(&self, term: &Term, bypassed: &[i64]) -> Result<bool> {
-        let ended = self.outbox.ended(bypassed).await?;
+        let ended = self.outbox.ended_writers(bypassed).await?;
         if !ended.is_empty() {
             self.lanes.watermark().writers_ended(term.worker, &ended);
         }

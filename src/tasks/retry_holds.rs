@@ -88,8 +88,8 @@ impl RetryHolds {
         decision
     }
 
-    /// Writes the in-flight record of a row that is about to be sent. `None` if this process lost the lane.
-    async fn record_head(&self, live: &Term, row: &Row) -> Result<Option<InFlightEntry>> {
+    /// Writes the in-flight entry of a row that is about to be sent. `None` if this process lost the lane.
+    async fn write_entry_of_head(&self, live: &Term, row: &Row) -> Result<Option<InFlightEntry>> {
         let lane = row.lane.unwrap_or(UNORDERED_LANE);
         match self.lanes.ownership().epoch(lane) {
             Some(epoch) => {

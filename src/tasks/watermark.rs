@@ -176,7 +176,7 @@ impl<'a> Progress<'a> {
 
     async fn step(&mut self, term: &Term) -> Result<()> {
         let highest_known = self.lanes.watermark().highest_known();
-        let writing = self.outbox.writers(term).await?;
+        let writing = self.outbox.open_writers(term).await?;
         self.queried_at = Some(Instant::now());
         if self
             .lanes
@@ -252,7 +252,7 @@ impl<'a> Progress<'a> {
             return Ok(false);
         }
         let lowest_pending = self.outbox.lowest_unordered(term, start, scan_end).await?;
-        let ended = self.outbox.ended(&bypassed).await?;
+        let ended = self.outbox.ended_writers(&bypassed).await?;
         if !ended.is_empty() {
             self.lanes.watermark().writers_ended(term.worker, &ended);
             return Ok(false);
@@ -278,7 +278,7 @@ impl<'a> Progress<'a> {
         let Some(oldest) = self.lanes.watermark().bypassed().into_iter().min() else {
             return Ok(());
         };
-        let Some(writer) = self.outbox.writer(oldest).await? else {
+        let Some(writer) = self.outbox.writer_identity(oldest).await? else {
             return Ok(());
         };
         metrics::open_writer(match writer {

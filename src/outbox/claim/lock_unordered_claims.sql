@@ -1,4 +1,4 @@
--- The first half of a claim of unordered rows: claims are made one at a time, for the moment a claim takes. A claim writes nothing to the
--- rows, so only the other claims tell which are taken. A statement that waits here continues with the snapshot it began with, in which
--- the claim that was made before it is missing: hence the claim itself is a statement of its own, after this one.
+-- Claims of unordered rows are made one at a time, because only the other claims tell which rows are taken. The claim is a
+-- statement of its own after this one: a statement that waits for this lock keeps the snapshot it began with, and would not see
+-- the claim made meanwhile.
 SELECT FROM outbox.lane WHERE lane = -1 FOR NO KEY UPDATE

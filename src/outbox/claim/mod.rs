@@ -1,4 +1,4 @@
-//! What is there to publish, and the horizon that decides where to look for it.
+//! Polls, claims, and the open writers that the watermark waits for.
 
 use std::time::Duration;
 
@@ -12,37 +12,37 @@ use crate::domain::lease::Term;
 use crate::domain::row::Row;
 use crate::domain::watermark::{Sequence, WriterSnapshot};
 
-/// Rows claimed, and those left behind because the byte budget was full.
+/// The rows of a claim, and those dropped because the byte budget was used up.
 #[derive(Debug, Default)]
-pub struct Claim {
+pub struct ClaimedRows {
     pub rows: Vec<Row>,
-    pub dropped: Vec<LeftBehind>,
+    pub dropped: Vec<DroppedRow>,
 }
 
-impl Claim {
+impl ClaimedRows {
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.dropped.is_empty()
     }
 
-    /// How many rows came because they were due: their limit is one for all lanes.
+    /// How many of the rows were delayed. They share one limit for all lanes.
     pub fn delayed(&self) -> usize {
-        let kept = self.rows.iter().filter(|row| row.delayed).count();
-        kept + self.dropped.iter().filter(|row| row.delayed).count()
+        let claimed = self.rows.iter().filter(|row| row.delayed).count();
+        claimed + self.dropped.iter().filter(|row| row.delayed).count()
     }
 }
 
-/// What is kept of a row left behind.
+/// A row that was claimed and whose content was dropped.
 #[derive(Clone, Copy, Debug)]
-pub struct LeftBehind {
+pub struct DroppedRow {
     pub id: i64,
     pub lane: Option<i16>,
     pub possible_duplicate: bool,
     pub delayed: bool,
 }
 
-impl From<&Row> for LeftBehind {
+impl From<&Row> for DroppedRow {
     fn from(row: &Row) -> Self {
-        LeftBehind {
+        DroppedRow {
             id: row.id,
             lane: row.lane,
             possible_duplicate: row.possible_duplicate,
@@ -51,51 +51,50 @@ impl From<&Row> for LeftBehind {
     }
 }
 
-/// Why a message is not to be sent, for its `last_error`. `None`: nothing is wrong with it.
-fn unreadable(bytes: Option<i64>, problem: Option<&str>, most: usize) -> Option<String> {
+/// Why a message cannot be sent, for its `last_error`. `None` if it can.
+fn unreadable(bytes: Option<i64>, problem: Option<&str>, bytes_max: usize) -> Option<String> {
     match (bytes, problem) {
         (_, Some(problem)) => Some(format!(
             "PostgreSQL cannot read this message: {problem}. Its text is longer than 1 GB, or it is damaged. Discard it"
         )),
-        (Some(bytes), None) if bytes > most as i64 => Some(format!(
-            "this message has {bytes} bytes, and --max-message-bytes is {most}: raise that and redrive the row, or discard it"
+        (Some(bytes), None) if bytes > bytes_max as i64 => Some(format!(
+            "this message has {bytes} bytes, and --max-message-bytes is {bytes_max}: raise that and redrive the row, or discard it"
         )),
         _ => None,
     }
 }
 
-/// What a look found.
+/// The answer to a poll.
 #[derive(Debug, Default)]
-pub struct Found {
-    /// All that its lanes have.
-    pub claim: Claim,
-    /// There are unordered rows.
+pub struct PollAnswer {
+    /// All pending rows of the polled lanes.
+    pub claim: ClaimedRows,
+    /// Are there unclaimed unordered rows?
     pub unordered: bool,
-    /// There is more than a look takes along: nothing is known.
+    /// There are more rows than a poll returns. The rest of the answer then means nothing.
     pub cut: bool,
     /// The lowest unordered row that is neither published, dead, held nor delayed, claimed or not.
     pub lowest_unordered: Option<i64>,
 }
 
-/// A claim in the making: rows are kept as they come until the byte budget is full, so that memory stays bounded whatever they
-/// weigh. The first row is always kept.
+/// Collects rows until the byte budget is used up and drops the rest, so that memory is bounded. The first row is always kept.
 struct BudgetedRows {
-    claim: Claim,
+    claim: ClaimedRows,
     budget: usize,
 }
 
 impl BudgetedRows {
-    fn within(budget: usize) -> Self {
+    fn new(budget: usize) -> Self {
         BudgetedRows {
-            claim: Claim::default(),
+            claim: ClaimedRows::default(),
             budget,
         }
     }
 
-    fn keep(&mut self, row: Row) {
+    fn push(&mut self, row: Row) {
         let size = row.size();
         if !self.claim.dropped.is_empty() || (size > self.budget && !self.claim.rows.is_empty()) {
-            self.claim.dropped.push(LeftBehind::from(&row));
+            self.claim.dropped.push(DroppedRow::from(&row));
             return;
         }
         self.budget = self.budget.saturating_sub(size);
@@ -106,183 +105,192 @@ impl BudgetedRows {
 /// Which unordered rows to claim.
 #[derive(Clone, Copy, Debug)]
 pub struct UnorderedFilter<'a> {
-    /// No record of a claim has a lower number.
+    /// No claim has a lower id.
     pub claims_from: i64,
+    /// Rows at or below this id are not claimed, unless they are delayed.
     pub start: i64,
     pub scan_end: Option<i64>,
-    /// Of those above `start`, and of those that were delayed.
+    /// The limit of the rows above `start`, and that of the delayed rows.
     pub most: usize,
-    pub most_in_all: usize,
-    /// Only what this hold keeps back: rows of its topic, or of one partition of that.
+    pub most_in_total: usize,
+    /// Claims only rows that this hold keeps back: those of its topic, or of one partition.
     pub of_hold: Option<&'a Hold>,
-    /// Not what others keep back.
+    /// Leaves out rows that any other hold keeps back.
     pub skip_held: bool,
 }
 
-/// What was written down of a claim of unordered rows.
+/// A claim of unordered rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Recorded {
-    /// Its number, and the token that fences its mark. `None`: no row was free.
+pub struct UnorderedClaim {
+    /// The id of the claim, which fences its mark. `None` if no row was free.
     pub claim: Option<i64>,
-    /// The lowest number of any claim that is left.
+    /// The lowest id of any claim.
     pub lowest: i64,
 }
 
-const ANOTHER_SERVER: Error = Error::Unexpected("the server is another one than the term began on");
+const ANOTHER_SERVER: Error = Error::Unexpected("the server is not the one on which the term began");
 
-/// What each row of a look's answer says of the whole, before any of them is kept.
-fn of_the_whole(row: &tokio_postgres::Row) -> Result<Found> {
-    Ok(Found {
+/// The columns of a poll that are the same in each of its rows.
+fn poll_answer(row: &tokio_postgres::Row) -> Result<PollAnswer> {
+    Ok(PollAnswer {
         unordered: row.try_get("unordered")?,
         cut: row.try_get("cut")?,
         lowest_unordered: row.try_get("lowest_unordered")?,
-        ..Found::default()
+        ..PollAnswer::default()
     })
 }
 
 impl Outbox {
-    /// Looks above `lookout.start` for what the lanes of the lookout have, walking at most `walk` rows.
-    pub async fn poll(&self, poll: &PollCheckout, walk: usize, bytes: usize) -> Result<Found> {
-        let lanes: Vec<i16> = poll.lanes.iter().map(|held| held.lane).collect();
-        let (walk, most) = (walk as i64, poll.most as i64);
+    /// Polls the lanes of a checkout for pending rows above its start. Scans at most `scan_max` rows.
+    pub async fn poll(&self, poll: &PollCheckout, scan_max: usize, bytes: usize) -> Result<PollAnswer> {
+        let lanes: Vec<i16> = poll.lanes.iter().map(|lane| lane.lane).collect();
+        let (scan_max, most) = (scan_max as i64, poll.most as i64);
         let params: Params<'_> = &[
             &poll.start,
             &lanes,
-            &walk,
+            &scan_max,
             &poll.has_holds,
             &most,
             &poll.term.incarnation,
             &poll.claims_from,
         ];
-        let keep = async |rows: RowStream| {
+        let collect = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut kept = BudgetedRows::within(bytes);
-            let mut found = None;
+            let mut budgeted = BudgetedRows::new(bytes);
+            let mut answer = None;
             while let Some(row) = rows.try_next().await? {
-                if found.is_none() {
-                    found = Some(of_the_whole(&row)?);
+                if answer.is_none() {
+                    answer = Some(poll_answer(&row)?);
                 }
                 if row.try_get::<_, Option<i64>>("id")?.is_some() {
-                    kept.keep(row::of_lane(&row)?);
+                    budgeted.push(row::ordered(&row)?);
                 }
             }
-            let mut found = found.ok_or(ANOTHER_SERVER)?;
-            found.claim = kept.claim;
-            Ok(found)
+            let mut answer = answer.ok_or(ANOTHER_SERVER)?;
+            answer.claim = budgeted.claim;
+            Ok(answer)
         };
-        let mut found = self
-            .on_connection(async |session| session.run(&self.statements.poll, params, keep).await)
+        let mut answer = self
+            .with_session(async |session| session.run(&self.statements.poll, params, collect).await)
             .await?;
-        self.explain(&mut found.claim).await?;
-        Ok(found)
+        self.explain_unreadable(&mut answer.claim).await?;
+        Ok(answer)
     }
 
     pub async fn claim_lanes<'a>(
         &self,
         term: &Term,
-        held: &'a [CheckedOutLane],
+        checked_out: &'a [CheckedOutLane],
         most: usize,
         bytes: usize,
-    ) -> Result<Claim> {
-        let lanes: Vec<i16> = held.iter().map(|h| h.lane).collect();
-        let floors: Vec<i64> = held.iter().map(|h| h.start).collect();
-        let limits: Vec<i32> = held.iter().map(|h| h.most as i32).collect();
-        let uptos: Vec<i64> = held.iter().map(|h| h.scan_end.unwrap_or(i64::MAX)).collect();
-        let holding = |h: &'a CheckedOutLane| h.held_topics.iter().map(|topic| (h.lane, topic.as_str()));
-        let (holding_lanes, held_topics): (Vec<i16>, Vec<&str>) = held.iter().flat_map(holding).unzip();
-        self.claim(
+    ) -> Result<ClaimedRows> {
+        let lanes: Vec<i16> = checked_out.iter().map(|lane| lane.lane).collect();
+        let starts: Vec<i64> = checked_out.iter().map(|lane| lane.start).collect();
+        let limits: Vec<i32> = checked_out.iter().map(|lane| lane.most as i32).collect();
+        let scan_ends: Vec<i64> = checked_out
+            .iter()
+            .map(|lane| lane.scan_end.unwrap_or(i64::MAX))
+            .collect();
+        let held = |lane: &'a CheckedOutLane| lane.held_topics.iter().map(|topic| (lane.lane, topic.as_str()));
+        let (held_lanes, held_topics): (Vec<i16>, Vec<&str>) = checked_out.iter().flat_map(held).unzip();
+        self.read_claimed(
             &self.statements.claim_lanes,
             &[
                 &lanes,
-                &floors,
+                &starts,
                 &limits,
-                &holding_lanes,
+                &held_lanes,
                 &held_topics,
                 &(most as i64),
                 &term.incarnation,
-                &uptos,
+                &scan_ends,
             ],
             bytes,
-            row::of_lane,
+            row::ordered,
         )
         .await
     }
 
-    /// Claims unordered rows for `lease`, when it is our turn.
-    pub async fn claim_unordered(&self, term: &Term, free: &UnorderedFilter<'_>, lease: Duration) -> Result<Recorded> {
-        let (partition, partitions) = free.of_hold.map_or((None, None), Hold::partition);
+    /// Claims unordered rows for `lease`. Waits until no other claim of them is being made.
+    pub async fn claim_unordered(
+        &self,
+        term: &Term,
+        filter: &UnorderedFilter<'_>,
+        lease: Duration,
+    ) -> Result<UnorderedClaim> {
+        let (partition, partitions) = filter.of_hold.map_or((None, None), Hold::partition);
         let params: Params<'_> = &[
-            &free.claims_from,
-            &free.start,
-            &(free.most as i64),
-            &(free.most_in_all as i64),
-            &free.of_hold.map(|hold| hold.topic.as_str()),
-            &free.skip_held,
+            &filter.claims_from,
+            &filter.start,
+            &(filter.most as i64),
+            &(filter.most_in_total as i64),
+            &filter.of_hold.map(|hold| hold.topic.as_str()),
+            &filter.skip_held,
             &term.worker,
             &lease.as_secs_f64(),
             &term.incarnation,
             &partition,
             &partitions,
-            &free.of_hold.map(|hold| hold.unit.as_str()),
-            &free.scan_end.unwrap_or(i64::MAX),
+            &filter.of_hold.map(|hold| hold.unit.as_str()),
+            &filter.scan_end.unwrap_or(i64::MAX),
         ];
-        let (turn, claim) = (&self.statements.lock_unordered_claims, &self.statements.claim_unordered);
+        let (lock, claim) = (&self.statements.lock_unordered_claims, &self.statements.claim_unordered);
         let rows = self
-            .on_connection(async |session| session.query_behind(turn, claim, params).await)
+            .with_session(async |session| session.query_after(lock, claim, params).await)
             .await?;
-        let row = rows.first().ok_or(Error::Unexpected("a claim answered no row"))?;
+        let row = rows.first().ok_or(Error::Unexpected("a claim returned no row"))?;
         let claim: Option<i64> = row.try_get("claim")?;
         let lowest: Option<i64> = row.try_get("lowest")?;
-        Ok(Recorded {
+        Ok(UnorderedClaim {
             claim,
-            lowest: lowest.or(claim).unwrap_or(free.claims_from),
+            lowest: lowest.or(claim).unwrap_or(filter.claims_from),
         })
     }
 
-    /// The rows of a claim. All of them are ours: those beyond the budget are the caller's to give back.
-    pub async fn claimed(&self, term: &Term, claim: i64, bytes: usize) -> Result<Claim> {
+    /// Reads the rows of a claim. Those dropped are claimed, too, and the caller must return them.
+    pub async fn read_claim(&self, term: &Term, claim: i64, bytes: usize) -> Result<ClaimedRows> {
         let params: Params<'_> = &[&claim, &term.incarnation];
-        self.claim(&self.statements.read_claim, params, bytes, row::unordered)
+        self.read_claimed(&self.statements.read_claim, params, bytes, row::unordered)
             .await
     }
 
-    async fn claim(
+    async fn read_claimed(
         &self,
         sql: &str,
         params: Params<'_>,
         bytes: usize,
         read: fn(&tokio_postgres::Row) -> Result<Row>,
-    ) -> Result<Claim> {
-        let keep = async |rows: RowStream| {
+    ) -> Result<ClaimedRows> {
+        let collect = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut kept = BudgetedRows::within(bytes);
+            let mut budgeted = BudgetedRows::new(bytes);
             while let Some(row) = rows.try_next().await? {
-                kept.keep(read(&row)?);
+                budgeted.push(read(&row)?);
             }
-            Ok(kept.claim)
+            Ok(budgeted.claim)
         };
         let mut claim = self
-            .on_connection(async |session| session.run(sql, params, keep).await)
+            .with_session(async |session| session.run(sql, params, collect).await)
             .await?;
-        self.explain(&mut claim).await?;
+        self.explain_unreadable(&mut claim).await?;
         Ok(claim)
     }
 
-    /// Says of the rows that cannot be sent why. One that could be read after all is left behind: it comes again.
-    async fn explain(&self, claim: &mut Claim) -> Result<()> {
-        // Rows are large, and nearly always all of them are whole: none is moved then.
+    /// Finds out why rows cannot be sent. A row for which no reason is found is dropped, and is claimed again later.
+    async fn explain_unreadable(&self, claim: &mut ClaimedRows) -> Result<()> {
+        // Rows are large, so none is moved in the usual case that all of them are whole.
         if claim.rows.iter().all(|row| self.is_whole(row)) {
             return Ok(());
         }
-        let mut whole = Vec::with_capacity(claim.rows.len());
+        let mut explained = Vec::with_capacity(claim.rows.len());
         for mut row in std::mem::take(&mut claim.rows) {
             if self.explain_row(&mut row).await? {
-                whole.push(row);
+                explained.push(row);
             } else {
-                claim.dropped.push(LeftBehind::from(&row));
+                claim.dropped.push(DroppedRow::from(&row));
             }
         }
-        claim.rows = whole;
+        claim.rows = explained;
         Ok(())
     }
 
@@ -290,46 +298,46 @@ impl Outbox {
         row.unreadable.is_none() && row.bytes() <= self.message_bytes_max
     }
 
-    /// Is it known what to do with this row? Else it could not be read, and now it could.
+    /// Is the row whole, or is it known why not? If neither, it was not read whole, and nothing is wrong with it now.
     pub(super) async fn explain_row(&self, row: &mut Row) -> Result<bool> {
         if self.is_whole(row) {
             return Ok(true);
         }
         let rows = self.query(&self.statements.why_unreadable, &[&row.id]).await?;
-        let Some(found) = rows.first() else {
+        let Some(size) = rows.first() else {
             return Ok(false);
         };
-        let bytes: Option<i64> = found.try_get("bytes")?;
-        let problem: Option<&str> = found.try_get("problem")?;
+        let bytes: Option<i64> = size.try_get("bytes")?;
+        let problem: Option<&str> = size.try_get("problem")?;
         row.unreadable = unreadable(bytes, problem, self.message_bytes_max);
         Ok(row.unreadable.is_some())
     }
 
-    /// The highest id drawn, and then who was writing. In this order: see `domain::watermark`.
-    pub async fn writers(&self, term: &Term) -> Result<WriterSnapshot> {
+    /// Reads the highest id drawn, and then the open writers. The order matters: see `domain::watermark`.
+    pub async fn open_writers(&self, term: &Term) -> Result<WriterSnapshot> {
         let highest = self
             .query_one(&self.statements.highest_id, &[&term.incarnation])
             .await?;
-        let now = self
+        let open = self
             .query_one(&self.statements.open_writers, &[&term.incarnation])
             .await?;
-        if !now.try_get::<_, bool>("same_server")? {
+        if !open.try_get::<_, bool>("same_server")? {
             return Err(ANOTHER_SERVER);
         }
-        let (names, ids): (Vec<String>, Vec<Option<i64>>) = (now.try_get("writers")?, now.try_get("ids")?);
+        let (names, ids): (Vec<String>, Vec<Option<i64>>) = (open.try_get("writers")?, open.try_get("ids")?);
         Ok(WriterSnapshot {
             highest_id: highest.try_get("id")?,
             writers: names.into_iter().zip(ids).collect(),
             sequence: Sequence {
-                cache: now.try_get("cache")?,
-                increment: now.try_get("increment")?,
-                file: now.try_get("file")?,
+                cache: open.try_get("cache")?,
+                increment: open.try_get("increment")?,
+                file: open.try_get("file")?,
             },
         })
     }
 
-    /// Which of these transactions have ended? If any, a claim that relied on them all and came before this call is worth nothing.
-    pub async fn ended(&self, bypassed: &[i64]) -> Result<Vec<i64>> {
+    /// Returns which of these bypassed writers have ended. If one has, an earlier claim that relied on all of them is void.
+    pub async fn ended_writers(&self, bypassed: &[i64]) -> Result<Vec<i64>> {
         if bypassed.is_empty() {
             return Ok(Vec::new());
         }

@@ -1,5 +1,5 @@
--- CheckedOutLane keys of the lanes this worker owns: those due first, and of each topic as many, so that one with thousands does not keep the
--- others from being read; then the next.
+-- Returns held keys of the lanes that this worker owns: first those that are due, in turn from each topic, so that a topic with
+-- thousands of them does not keep the others from being read; then those that are due next.
 SELECT h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, h.wait
 FROM (
     SELECT h.*, least(extract(epoch FROM h.retry_at - clock_timestamp()), 3600)::float8 AS wait,

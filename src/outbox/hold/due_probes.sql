@@ -1,5 +1,6 @@
--- Topics and partitions that are paused in lanes of this worker: of each the hold that was due first. Those due come first, and of each topic
--- as many, so that one with hundreds of partitions does not keep the others from being probed; then the next.
+-- Returns one hold of each topic and partition that is paused in lanes of this worker: the one that is due first. First come
+-- those that are due, in turn from each topic, so that a topic with hundreds of paused partitions does not keep the others from
+-- being probed; then those that are due next.
 SELECT h.lane, h.topic, h.unit, h.head_id, h.resume_floor, h.failures, h.wait
 FROM (
     SELECT h.*, row_number() OVER (PARTITION BY h.topic ORDER BY h.wait) AS place

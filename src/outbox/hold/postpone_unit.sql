@@ -1,5 +1,5 @@
--- A probe failed: whatever this worker holds back for the same reason, and the unordered rows, wait with it. Fenced by a lock on the lanes,
--- as a mark is; the owner is enough, since no other term of this process has the same.
+-- Postpones all holds of a topic and unit whose probe failed, in lanes of this worker and of unordered rows. A lock on the lanes
+-- is the fence, as in a mark. Matching the owner is enough, since no other term has the same worker id.
 WITH own AS MATERIALIZED (
     SELECT l.lane FROM outbox.lane l
     WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $2

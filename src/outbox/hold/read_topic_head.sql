@@ -1,11 +1,8 @@
--- The oldest pending row that a hold of a topic, or of its partition $4 of $5, keeps back in one lane and no other hold does: of what
--- another one keeps back, older rows of the same key may lie below where this one resumes. The hold is read here, not when it was found due:
--- another of its topic may have been released meanwhile and have left it rows further down. None of $6: Kafka has those already.
-SELECT m.id, m.lane, m.message_id, m.topic, m.key, m.partition,
-       outbox.limit_bytes(m.payload, 6291456), outbox.limit_bytes(m.payload_bytes, 6291456), outbox.limit_bytes(m.headers, 6291456),
-       outbox.limit_bytes(m.event_type, 6291456), outbox.limit_bytes(m.aggregate_type, 6291456), outbox.limit_bytes(m.aggregate_id, 6291456),
-       m.aggregate_version, m.attempts, m.created_at,
-       num_nonnulls(m.payload, m.payload_bytes, m.headers, m.event_type, m.aggregate_type, m.aggregate_id) AS parts
+-- Reads the oldest pending row of a lane that a hold of a topic, or of its partition $4 of $5, keeps back and no other hold does.
+-- A row that another hold keeps back as well is left out, because older rows of its key may lie below the resume floor of this
+-- hold. The resume floor is read here and not when the hold was found due, because another release may have lowered it. Rows that
+-- Kafka already has ($6) are left out.
+SELECT {message_columns}
 FROM outbox.message m
 WHERE m.lane = $1 AND m.topic = $2
   AND m.id > (SELECT h.resume_floor FROM outbox.hold h WHERE h.lane = $1 AND h.topic = $2 AND h.unit = $3)

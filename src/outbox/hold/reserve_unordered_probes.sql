@@ -1,5 +1,5 @@
--- What is paused among the unordered rows belongs to nobody: whoever finds one due tries it, and pushes the time
--- on first so that the others do not. Not those of topics $3 and units $4, which are tried already; no more than $5.
+-- Holds of unordered rows belong to no worker. The worker that finds one due probes it, and postpones it first so that the others
+-- do not probe it too. Returns at most $5. Holds of topics $3 and units $4, which this worker is already probing, are left out.
 UPDATE outbox.hold h
 SET retry_at = clock_timestamp() + $1 * interval '1 second'
 WHERE (h.lane, h.topic, h.unit) IN (

@@ -1,4 +1,4 @@
-//! The lease: workers, lanes, stored floors.
+//! Workers, their leases and lanes, and the stored floors.
 
 pub mod predecessor;
 
@@ -7,37 +7,35 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use self::predecessor::IdentityColumns;
 use super::hold::held_topics;
-use super::param::{Param, Params};
-use super::{LEASE_SHARE, OnPublished, Outbox, Result, Transaction};
+use super::param::{Param, Params, lane_columns};
+use super::{LEASE_TIMEOUT_SHARE, OnPublished, Outbox, Result, Transaction};
 use crate::domain::id_ranges::IdRanges;
 use crate::domain::in_flight::InFlightRanges;
 use crate::domain::lease::{FloorUpdate, ReturnedLane, TakenLane, Term, UnorderedState};
 use crate::domain::maybe_sent::MaybeSent;
 use crate::process::Identity;
 
-/// Another worker, or ourselves, as a renewal sees it.
+/// A live worker as a renewal sees it. This worker is one of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     pub worker: Uuid,
     pub lease_left: f64,
     pub lanes: usize,
-    /// The database's clock when it looked.
+    /// The server's time.
     pub now: SystemTime,
 }
 
-/// What a renewal answers.
+/// The answer to a renewal.
 #[derive(Clone, Debug)]
 pub struct Renewal {
-    /// Who is here, ourselves among them.
     pub peers: Vec<Peer>,
-    /// Of the unordered rows: the stored floor and its epoch.
+    /// The stored floor of the unordered rows, and its epoch.
     pub unordered: (i64, i64),
 }
 
 impl Outbox {
-    /// Registers a worker; answers the server incarnation its term belongs to, and the server's clock.
+    /// Registers a worker. Returns the incarnation of the server, to which its term belongs, and the server's time.
     pub async fn register(
         &self,
         worker: Uuid,
@@ -45,8 +43,9 @@ impl Outbox {
         identity: Option<&Identity>,
         lease: Duration,
     ) -> Result<(SystemTime, SystemTime)> {
-        let columns = IdentityColumns::new(identity, self.pool.session_key());
-        let [pod_uid, machine, pid, started, session_key] = columns.params();
+        // Without a session key nothing can be proven about the process.
+        let session_key = self.pool.session_key();
+        let identity = identity.filter(|_| session_key.is_some());
         let row = self
             .query_one(
                 &self.statements.register,
@@ -55,18 +54,19 @@ impl Outbox {
                     &name,
                     &env!("CARGO_PKG_VERSION"),
                     &lease.as_secs_f64(),
-                    pod_uid,
-                    machine,
-                    pid,
-                    started,
-                    session_key,
+                    &identity.and_then(|identity| identity.pod_uid.as_deref()),
+                    &identity.map(|identity| identity.machine.as_str()),
+                    &identity.map(|identity| identity.pid),
+                    &identity.map(|identity| identity.started),
+                    &identity.and(session_key),
                 ],
             )
             .await?;
         Ok((row.try_get("incarnation")?, row.try_get("now")?))
     }
 
-    /// `None`: the lease was not renewed. No record of what we have in flight has a lower id than `oldest_entry`.
+    /// Renews the lease. Returns `None` if it could not be renewed. No in-flight entry of this worker has a lower id than
+    /// `oldest_entry`.
     pub async fn renew(&self, term: &Term, lease: Duration, oldest_entry: i64) -> Result<Option<Renewal>> {
         let rows = self
             .query_within(
@@ -82,18 +82,19 @@ impl Outbox {
         }))
     }
 
+    /// The timeout of statements that keep the lease. See [`LEASE_TIMEOUT_SHARE`].
     fn lease_timeout(&self) -> Duration {
-        self.timeout / LEASE_SHARE
+        self.timeout / LEASE_TIMEOUT_SHARE
     }
 
-    /// What the term's server has lost no write since: see `outbox.lineage`.
+    /// Returns the lineage of the server, which changes whenever writes may have been lost. See `outbox.lineage`.
     pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
         let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
         Ok(row.try_get("name")?)
     }
 
-    /// Which of these published rows the server does not know any more.
-    pub async fn lost(&self, ids: Vec<i64>, message_ids: Vec<Uuid>) -> Result<Vec<i64>> {
+    /// Returns which of these published rows the server has lost.
+    pub async fn lost_rows(&self, ids: Vec<i64>, message_ids: Vec<Uuid>) -> Result<Vec<i64>> {
         let sql = match self.on_published {
             OnPublished::Keep | OnPublished::Archive => &self.statements.lost_kept,
             OnPublished::Delete => &self.statements.lost_deleted,
@@ -102,18 +103,19 @@ impl Outbox {
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
-    /// Takes lanes, and then reads what they hold back and what their last owners had in flight: one that has expired may have been writing
-    /// until they were locked. What is in doubt is written down at once: the new owner may die before it has seen to it.
-    pub async fn take(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<TakenLane>> {
+    /// Takes lanes, and then reads their holds and what their last owners had in flight, because an expired owner may have been
+    /// writing until the lanes were locked. What may have been sent is stored at once, because this worker may die before it is
+    /// sent again.
+    pub async fn take_lanes(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<TakenLane>> {
         let count = count as i64;
         let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
-        self.on_connection_within(self.lease_timeout(), async |session| {
+        self.with_session_within(self.lease_timeout(), async |session| {
             let transaction = session.transaction().await?;
             let rows = transaction.query(&self.statements.take_lanes, take).await?;
-            let mut taken: Vec<TakenLane> = rows.iter().map(taken).collect::<Result<_>>()?;
+            let mut taken: Vec<TakenLane> = rows.iter().map(taken_lane).collect::<Result<_>>()?;
             if !taken.is_empty() {
-                self.inherit(&transaction, &mut taken).await?;
-                self.inherit_records(&transaction, &mut taken).await?;
+                self.read_taken_lanes(&transaction, &mut taken).await?;
+                self.read_in_flight(&transaction, &mut taken).await?;
                 self.store_inherited(&transaction, &mut taken).await?;
             }
             transaction.commit().await?;
@@ -122,7 +124,7 @@ impl Outbox {
         .await
     }
 
-    async fn inherit(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
+    async fn read_taken_lanes(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let lanes: Vec<i16> = taken.iter().map(|lane| lane.lane).collect();
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
         for row in &transaction
@@ -137,22 +139,22 @@ impl Outbox {
             lane.held_topics = held_topics(row)?;
             lane.stored_maybe_sent = stored;
             lane.maybe_sent.ranges = IdRanges::from_flat(&lane.stored_maybe_sent);
-            if row.try_get("unrecorded")? {
+            if row.try_get("entries_lost")? {
                 lane.maybe_sent.ranges.insert(1, row.try_get("last_id")?);
             }
         }
         Ok(())
     }
 
-    async fn inherit_records(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
+    async fn read_in_flight(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let owners: Vec<Uuid> = taken.iter().filter_map(|lane| lane.last_owner).collect();
         if owners.is_empty() {
             return Ok(());
         }
         for row in &transaction.query(&self.statements.read_in_flight, &[&owners]).await? {
             let (worker, number): (Uuid, i16) = (row.try_get("worker")?, row.try_get("lane")?);
-            let of_lane = taken.iter_mut().find(|lane| lane.lane == number);
-            if let Some(lane) = of_lane.filter(|lane| lane.last_owner == Some(worker)) {
+            let lane = taken.iter_mut().find(|lane| lane.lane == number);
+            if let Some(lane) = lane.filter(|lane| lane.last_owner == Some(worker)) {
                 lane.maybe_sent
                     .ranges
                     .insert(row.try_get("first_id")?, row.try_get("last_id")?);
@@ -170,11 +172,11 @@ impl Outbox {
                 lane.stored_maybe_sent = known;
             }
         }
-        self.store_suspects(transaction, &maybe_sent).await
+        self.store_maybe_sent(transaction, &maybe_sent).await
     }
 
-    /// Behind the fence.
-    pub(super) async fn store_suspects(
+    /// Stores what may have been sent of lanes that this transaction has locked.
+    pub(super) async fn store_maybe_sent(
         &self,
         transaction: &Transaction<'_>,
         maybe_sent: &[(i16, Vec<i64>)],
@@ -189,19 +191,19 @@ impl Outbox {
         Ok(())
     }
 
-    pub async fn give_up(&self, term: &Term, given: &[ReturnedLane]) -> Result<()> {
-        let columns = ReturnedColumns::from(given);
+    pub async fn return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
+        let columns = ReturnedColumns::from(returned);
         let params = columns.params(term);
         self.execute_within(self.lease_timeout(), &self.statements.return_lanes, &params)
             .await?;
         Ok(())
     }
 
-    /// Stamps the worker stopped and frees its lanes, in that order and in one transaction.
-    pub async fn leave(&self, term: &Term, given: &[ReturnedLane]) -> Result<()> {
-        let columns = ReturnedColumns::from(given);
+    /// Stamps the worker stopped and then returns its lanes, in one transaction.
+    pub async fn stop_and_return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
+        let columns = ReturnedColumns::from(returned);
         let params = columns.params(term);
-        self.on_connection(async |session| {
+        self.with_session(async |session| {
             let transaction = session.transaction().await?;
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
@@ -212,25 +214,23 @@ impl Outbox {
         .await
     }
 
-    /// Ends a term of this process that nothing is done under any more, without waiting for its lease to run out; `unsettled` is what it had in
-    /// flight and could not write the outcome of.
-    pub async fn stop_recorded(&self, worker: Uuid, open_entries: &InFlightRanges) -> Result<()> {
-        let InFlightRanges {
-            lanes,
-            first_ids,
-            last_ids,
-        } = open_entries;
-        self.execute(
-            &self.statements.stop_worker_in_flight,
-            &[&worker, lanes, first_ids, last_ids],
-        )
-        .await?;
+    /// Ends a finished term of this process before its lease expires. `ranges` are the rows that it had in flight and whose
+    /// outcome it could not write.
+    pub async fn stop_worker_in_flight(&self, worker: Uuid, ranges: &InFlightRanges) -> Result<()> {
+        let params: Params<'_> = &[&worker, &ranges.lanes, &ranges.first_ids, &ranges.last_ids];
+        self.execute(&self.statements.stop_worker_in_flight, params).await?;
         Ok(())
     }
 
-    /// Writes down what is about to be sent of these lanes. `None`: they are not ours any more, and nothing may be sent.
-    pub async fn record(&self, term: &Term, held: &[(i16, i64)], ranges: &InFlightRanges) -> Result<Option<i64>> {
-        let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().copied().unzip();
+    /// Records what is about to be sent of these lanes, and returns the id of the in-flight entry. Returns `None` if the worker
+    /// does not own all of the lanes; then nothing may be sent.
+    pub async fn insert_in_flight(
+        &self,
+        term: &Term,
+        lanes: &[(i16, i64)],
+        ranges: &InFlightRanges,
+    ) -> Result<Option<i64>> {
+        let (lanes, epochs) = lane_columns(lanes);
         let params: Params<'_> = &[
             &term.worker,
             &lanes,
@@ -244,13 +244,13 @@ impl Outbox {
         rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 
-    /// Ends a term of this process that has sent nothing, without waiting for its lease to run out.
+    /// Ends a term of this process that has sent nothing, before its lease expires.
     pub async fn stop_worker(&self, worker: Uuid) -> Result<()> {
         self.execute(&self.statements.stop_worker, &[&worker]).await?;
         Ok(())
     }
 
-    /// Stores floors; answers which it could: lane, epoch, floor.
+    /// Stores floors. Returns lane, epoch and floor of those that were stored.
     pub async fn store_floors(&self, term: &Term, moved: &[FloorUpdate]) -> Result<Vec<(i16, i64, i64)>> {
         let lanes: Vec<i16> = moved.iter().map(|lane| lane.lane).collect();
         let epochs: Vec<i64> = moved.iter().map(|lane| lane.epoch).collect();
@@ -268,15 +268,15 @@ impl Outbox {
             .collect()
     }
 
-    /// Builds stored floors anew that lie above every id drawn, or all that may be used by nobody else if the sequence is known to
-    /// have been restarted. Answers how many.
+    /// Resets stored floors that lie above every id drawn, or all of them if the id sequence is known to have been restarted.
+    /// Returns how many were reset.
     pub async fn rebuild_floors(&self, term: &Term, restarted: bool) -> Result<usize> {
         let params: Params<'_> = &[&restarted, &term.incarnation];
         Ok(self.query(&self.statements.rebuild_floors, params).await?.len())
     }
 
-    /// `None`: the server is another one.
-    pub async fn unordered(&self, incarnation: SystemTime) -> Result<Option<UnorderedState>> {
+    /// Reads the state of the unordered rows. Returns `None` on another incarnation of the server.
+    pub async fn read_unordered(&self, incarnation: SystemTime) -> Result<Option<UnorderedState>> {
         let rows = self
             .query_within(self.lease_timeout(), &self.statements.read_unordered, &[&incarnation])
             .await?;
@@ -292,7 +292,7 @@ impl Outbox {
             .transpose()
     }
 
-    pub async fn store_floor_unordered(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
+    pub async fn store_unordered_floor(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
         self.execute_within(
             self.lease_timeout(),
             &self.statements.store_unordered_floor,
@@ -302,7 +302,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The lowest id above `floor` that the unordered floor must not pass, as far as it is not above `scan_end`.
+    /// Returns the lowest id above `floor`, and not above `scan_end`, that the floor of the unordered rows must not pass.
     pub async fn lowest_unordered(&self, term: &Term, floor: i64, scan_end: Option<i64>) -> Result<Option<i64>> {
         let params: Params<'_> = &[&floor, &term.incarnation, &scan_end.unwrap_or(i64::MAX)];
         let rows = self.query(&self.statements.lowest_unordered, params).await?;
@@ -310,7 +310,7 @@ impl Outbox {
     }
 }
 
-fn taken(row: &tokio_postgres::Row) -> Result<TakenLane> {
+fn taken_lane(row: &tokio_postgres::Row) -> Result<TakenLane> {
     Ok(TakenLane {
         lane: row.try_get("lane")?,
         epoch: row.try_get("epoch")?,
@@ -325,13 +325,13 @@ fn taken(row: &tokio_postgres::Row) -> Result<TakenLane> {
     })
 }
 
-/// As PostgreSQL writes an array: several of different lengths fit into one parameter only as text.
+/// Formats an array as PostgreSQL does. Arrays of different lengths can be passed in one parameter only as text.
 fn array(ids: &[i64]) -> String {
     let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
     format!("{{{}}}", ids.join(","))
 }
 
-/// Lanes handed back, as the arrays the statement takes.
+/// Returned lanes, as the arrays that the statement takes.
 struct ReturnedColumns {
     lanes: Vec<i16>,
     epochs: Vec<i64>,
@@ -340,12 +340,12 @@ struct ReturnedColumns {
 }
 
 impl From<&[ReturnedLane]> for ReturnedColumns {
-    fn from(given: &[ReturnedLane]) -> Self {
+    fn from(returned: &[ReturnedLane]) -> Self {
         ReturnedColumns {
-            lanes: given.iter().map(|lane| lane.lane).collect(),
-            epochs: given.iter().map(|lane| lane.epoch).collect(),
-            floors: given.iter().map(|lane| lane.floor).collect(),
-            maybe_sent: given.iter().map(|lane| array(&lane.maybe_sent)).collect(),
+            lanes: returned.iter().map(|lane| lane.lane).collect(),
+            epochs: returned.iter().map(|lane| lane.epoch).collect(),
+            floors: returned.iter().map(|lane| lane.floor).collect(),
+            maybe_sent: returned.iter().map(|lane| array(&lane.maybe_sent)).collect(),
         }
     }
 }

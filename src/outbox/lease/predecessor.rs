@@ -1,23 +1,22 @@
-//! Workers that ran where this process runs, and whether PostgreSQL still has sessions of theirs.
+//! Finds and stops earlier workers that ran where this process runs.
 
 use uuid::Uuid;
 
-use crate::outbox::param::Param;
 use crate::outbox::{Outbox, Result};
 use crate::process::Identity;
 
-/// A worker with a live lease that ran in our pod or on our machine.
+/// A worker with a live lease that ran in the pod or on the machine of this process.
 #[derive(Clone, Debug)]
 pub struct Predecessor {
     pub worker: Uuid,
     pub name: String,
     pub identity: Identity,
-    /// PostgreSQL has a session of it: it lives, or its end has not been noticed yet.
+    /// PostgreSQL still has a session of it: it is alive, or PostgreSQL has not noticed its end.
     pub has_session: bool,
 }
 
 impl Outbox {
-    /// Workers that ran where we run. Behind a transaction pooler nothing could be proven: none.
+    /// Returns the predecessors of this process. There are none behind a transaction pooler, where nothing can be proven.
     pub async fn predecessors(&self, identity: &Identity) -> Result<Vec<Predecessor>> {
         let Some(session_key) = self.pool.session_key() else {
             return Ok(Vec::new());
@@ -32,7 +31,8 @@ impl Outbox {
         rows.iter().map(predecessor).collect()
     }
 
-    /// Ends the lease of a process that is proven gone. False: a session of it is there after all, or it has ended already.
+    /// Ends the lease of a process that is proven gone. Returns false if PostgreSQL has a session of it, or if it was stopped
+    /// already.
     pub async fn stop_predecessor(&self, worker: Uuid) -> Result<bool> {
         let rows = self.query(&self.statements.stop_predecessor, &[&worker]).await?;
         Ok(!rows.is_empty())
@@ -51,36 +51,4 @@ fn predecessor(row: &tokio_postgres::Row) -> Result<Predecessor> {
         },
         has_session: row.try_get("has_session")?,
     })
-}
-
-/// What a worker writes about itself when it registers, as columns: NULL where nothing can be proven.
-pub(super) struct IdentityColumns<'a> {
-    pod_uid: Option<&'a str>,
-    machine: Option<&'a str>,
-    pid: Option<i64>,
-    started: Option<i64>,
-    session_key: Option<i64>,
-}
-
-impl<'a> IdentityColumns<'a> {
-    pub(super) fn new(identity: Option<&'a Identity>, session_key: Option<i64>) -> Self {
-        let identity = identity.filter(|_| session_key.is_some());
-        IdentityColumns {
-            pod_uid: identity.and_then(|identity| identity.pod_uid.as_deref()),
-            machine: identity.map(|identity| identity.machine.as_str()),
-            pid: identity.map(|identity| identity.pid),
-            started: identity.map(|identity| identity.started),
-            session_key: identity.and(session_key),
-        }
-    }
-
-    pub(super) fn params(&self) -> [&dyn Param; 5] {
-        [
-            &self.pod_uid,
-            &self.machine,
-            &self.pid,
-            &self.started,
-            &self.session_key,
-        ]
-    }
 }

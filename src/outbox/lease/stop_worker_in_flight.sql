@@ -1,5 +1,5 @@
--- Ends a term of this process, and writes down what it had in flight ($2 to $4) as far as its outcome is not written: a crash of the server
--- may have lost those rows of outbox.in_flight. With this they are complete.
+-- Ends a term of this process, and inserts again what it had in flight ($2 to $4) and has not written the outcome of: a crash of
+-- the server may have lost those entries. After this they are complete.
 WITH stopped AS (
     UPDATE outbox.worker
     SET stopped_at = coalesce(stopped_at, clock_timestamp()), incarnation = (SELECT incarnation FROM outbox.server), in_flight_from = 0

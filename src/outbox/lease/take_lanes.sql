@@ -1,6 +1,7 @@
--- Takes up to $2 lanes that nobody owns. Their holds are read after this, in the same transaction: see read_taken_lanes.sql.
--- An expired worker's row is locked first and stamped stopped, so that no renewal can slip in between "expired" and the take. Locking
--- reads the row again, so a renewal that has just committed is seen.
+-- Takes up to $2 lanes that no live worker owns. What their last owners left is read afterwards, in the same transaction: see
+-- read_taken_lanes.sql.
+-- The row of an expired worker is locked and stamped stopped first, so that it cannot renew its lease between the check and the
+-- take. Locking reads the row again, so a renewal that has just committed is seen.
 WITH me AS MATERIALIZED (
     SELECT id FROM outbox.worker
     WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp() AND (SELECT incarnation FROM outbox.server) = $3
@@ -14,11 +15,11 @@ WITH me AS MATERIALIZED (
     WHERE id IN (SELECT id FROM expired)
     RETURNING id
 ), free AS MATERIALIZED (
-    -- Plain IN, no join: when a lane was taken after the snapshot, the recheck must see its new owner.
+    -- Plain IN, not a join: if a lane was taken after the snapshot, the recheck must see its new owner.
     SELECT l.lane, l.owner
     FROM outbox.lane l
     WHERE l.lane >= 0
-      -- Leases granted before a failover may be among what it lost: let them run out.
+      -- A failover may have lost leases that were granted before it. Wait until they have expired.
       AND l.lineage_since + $4 * interval '1 second' <= clock_timestamp()
       AND (l.owner IS NULL
            OR l.owner IN (SELECT id FROM outbox.worker WHERE stopped_at IS NOT NULL)
@@ -30,5 +31,5 @@ SET owner = $1, epoch = l.epoch + 1
 FROM free
 WHERE l.lane = free.lane AND EXISTS (SELECT FROM me)
 RETURNING l.lane, l.epoch, l.floor, l.maybe_sent_until,
-          -- A lane that still names an owner was not returned: what that worker had in flight may have been sent.
+          -- A lane that still names an owner was not returned. What that worker had in flight may have been sent.
           free.owner

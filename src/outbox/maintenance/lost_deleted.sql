@@ -1,4 +1,5 @@
--- The same where published rows are deleted: then only an id that is yet to be drawn, or that now is another's, is a proof.
+-- Returns which of these rows the server has lost, where published rows are deleted. Then the only proof is that an id has yet to
+-- be drawn, or belongs to another message now.
 SELECT sent.id
 FROM unnest($1::bigint[], $2::uuid[]) AS sent (id, message_id)
 WHERE sent.id > (SELECT last_value FROM outbox.message_id_seq)

@@ -1,5 +1,5 @@
--- Which of these published rows are gone? Rows that are kept or archived are somewhere. The history has no index: it is read
--- once, and no further back than what is asked for.
+-- Returns which of these published rows the server has lost, where they are kept or archived. The history has no index,
+-- so it is scanned once, and only its last hour.
 SELECT sent.id
 FROM unnest($1::bigint[], $2::uuid[]) AS sent (id, message_id)
 WHERE NOT EXISTS (SELECT FROM outbox.message m WHERE m.message_id = sent.message_id)

@@ -1,4 +1,4 @@
-//! What maintenance does: retention, the safety net, samples.
+//! Retention, the rescan for lost rows, and samples for gauges.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{OnPublished, Outbox, Result};
 use crate::domain::retention::{Retention, Table};
 use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
-/// A purge under way: where it stands. The tables of consumers have an index by age and need no cursor.
+/// A purge in progress. Only `outbox.message` needs a cursor; the other tables have an index by age.
 #[derive(Debug)]
 pub struct Purge {
     pub table: Table,
@@ -20,23 +20,23 @@ impl Purge {
     }
 }
 
-/// What retention removed, or would remove.
+/// What a purge removed, or would remove.
 #[derive(Debug)]
 pub struct PurgeResult {
     pub rows: Vec<(Table, i64)>,
     pub history: HistoryDays,
 }
 
-/// Days of the history that are old enough to go.
+/// Days of the history that are old enough to be dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryDays {
     pub dropped: i32,
-    /// Left for the next time: somebody reads them, as a backup does.
+    /// Not dropped yet, because another session, such as a backup, reads them.
     pub locked: i32,
 }
 
 impl Outbox {
-    /// One step of retention: how many rows went, and whether that was all for now.
+    /// Runs one step of a purge. Returns how many rows it removed, and whether the purge is finished.
     pub async fn purge(&self, purge: &mut Purge, most: i32, retention: Retention) -> Result<(i64, bool)> {
         match purge.table {
             Table::Message => self.purge_published(&mut purge.cursor, most, retention.published).await,
@@ -50,7 +50,7 @@ impl Outbox {
                 self.purge_indexed(statement, &[&retention.inbox.as_secs_f64(), &most], most)
                     .await
             }
-            // Each record carries its own expiry.
+            // Each row has its own expiry time.
             Table::Idempotency => {
                 self.purge_indexed(&self.statements.purge_idempotency, &[&most], most)
                     .await
@@ -58,7 +58,7 @@ impl Outbox {
         }
     }
 
-    /// By id, above the cursor; a pass ends where the rows become too young.
+    /// Purges by id, from the cursor on. A pass ends at the first rows that are too young.
     async fn purge_published(&self, cursor: &mut i64, most: i32, retention: Duration) -> Result<(i64, bool)> {
         let params: Params<'_> = &[&retention.as_secs_f64(), cursor, &most];
         let row = self.query_one(&self.statements.purge_messages, params).await?;
@@ -69,20 +69,20 @@ impl Outbox {
         Ok((row.try_get("purged")?, more.is_none()))
     }
 
-    /// By an index of what is old; fewer than asked for: that was all.
+    /// Purges by an index by age. If it removes fewer rows than `most`, none is left.
     async fn purge_indexed(&self, statement: &str, params: Params<'_>, most: i32) -> Result<(i64, bool)> {
         let purged = self.query_one(statement, params).await?.try_get("purged")?;
         Ok((purged, purged < i64::from(most)))
     }
 
-    /// Fails commands for good whose lock ran out longer ago than `age`, at most `most` of them; answers how many.
+    /// Fails for good at most `most` commands whose lock expired more than `age` ago. Returns how many.
     pub async fn end_orphaned(&self, age: Duration, most: i32) -> Result<i64> {
         let params: Params<'_> = &[&age.as_secs_f64(), &most];
         let row = self.query_one(&self.statements.end_orphaned, params).await?;
         Ok(row.try_get("ended")?)
     }
 
-    /// What a purge would remove now.
+    /// Counts what a purge would remove now.
     pub async fn purgeable(&self, retention: Retention) -> Result<PurgeResult> {
         let ages: [f64; 3] = [retention.published, retention.processed, retention.inbox].map(|age| age.as_secs_f64());
         let row = self
@@ -98,21 +98,21 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_inbox(&self, walk: i64) -> Result<InboxSample> {
-        let row = self.query_one(&self.statements.sample_inbox, &[&walk]).await?;
+    pub async fn sample_inbox(&self, scan_max: i64) -> Result<InboxSample> {
+        let row = self.query_one(&self.statements.sample_inbox, &[&scan_max]).await?;
         Ok(InboxSample {
             unfinished: row.try_get("unfinished")?,
             poison: row.try_get("poison")?,
         })
     }
 
-    /// One step of the safety net above `cursor`: (where it got, how many forgotten rows it found).
+    /// Scans the next rows above `cursor` for lost rows. Returns the last id scanned, and how many lost rows were found.
     pub async fn rescan(&self, cursor: i64, most: i64) -> Result<(Option<i64>, i64)> {
         let row = self.query_one(&self.statements.rescan, &[&cursor, &most]).await?;
         Ok((row.try_get("reached")?, row.try_get("found")?))
     }
 
-    /// Makes the days of the history that come next, where published rows go there.
+    /// Creates the partitions of the history for the next days, if published rows are archived.
     pub async fn history_prepare(&self) -> Result<()> {
         if self.on_published == OnPublished::Archive {
             self.execute(&self.statements.history_prepare, &[]).await?;
@@ -120,7 +120,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Drops whole days of history, but for those in use.
+    /// Drops days of the history that are old enough, except those in use.
     pub async fn history_expire(&self, retention: Duration) -> Result<HistoryDays> {
         let row = self
             .query_one(&self.statements.history_expire, &[&retention.as_secs_f64()])
@@ -131,24 +131,23 @@ impl Outbox {
         })
     }
 
-    pub async fn forget_claims(&self) -> Result<()> {
+    pub async fn delete_stale_claims(&self) -> Result<()> {
         self.execute(&self.statements.delete_stale_claims, &[]).await?;
         Ok(())
     }
 
-    /// Of workers that are gone and own no lane any more.
-    pub async fn forget_records(&self) -> Result<()> {
+    pub async fn delete_stale_in_flight(&self) -> Result<()> {
         self.execute(&self.statements.delete_stale_in_flight, &[]).await?;
         Ok(())
     }
 
-    pub async fn forget_workers(&self) -> Result<()> {
+    pub async fn delete_stale_workers(&self) -> Result<()> {
         self.execute(&self.statements.delete_stale_workers, &[]).await?;
         Ok(())
     }
 
-    pub async fn sample(&self, walk: i64) -> Result<Sample> {
-        let row = self.query_one(&self.statements.sample_backlog, &[&walk]).await?;
+    pub async fn sample_backlog(&self, scan_max: i64) -> Result<Sample> {
+        let row = self.query_one(&self.statements.sample_backlog, &[&scan_max]).await?;
         Ok(Sample {
             pending: row.try_get("pending")?,
             capped: row.try_get("capped")?,
@@ -163,7 +162,7 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_counted(&self) -> Result<Counters> {
+    pub async fn sample_counters(&self) -> Result<Counters> {
         let row = self.query_one(&self.statements.sample_counters, &[]).await?;
         let duplicates = self.query(&self.statements.sample_duplicates, &[]).await?;
         let duplicates = duplicates
@@ -180,8 +179,8 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_commands(&self, walk: i64, operations: usize) -> Result<Vec<Commands>> {
-        let params: Params<'_> = &[&walk, &(operations as i64)];
+    pub async fn sample_commands(&self, scan_max: i64, operations: usize) -> Result<Vec<Commands>> {
+        let params: Params<'_> = &[&scan_max, &(operations as i64)];
         let rows = self.query(&self.statements.sample_commands, params).await?;
         rows.iter()
             .map(|row| {

@@ -1,5 +1,5 @@
--- The safety net: rows that a stored floor has passed although they are pending and not held. There must be none. Those found are put
--- where delayed rows are found, and so are published all the same.
+-- Finds lost rows: pending and not held, but at or below a stored floor. There must be none. Those found become delayed rows that
+-- are due, and so are published all the same.
 WITH chunk AS MATERIALIZED (
     SELECT m.id, m.lane, m.topic, m.key, m.partition, m.message_id,
            m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending

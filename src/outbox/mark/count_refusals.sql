@@ -1,5 +1,5 @@
--- Kafka refused these very rows: the only statement that raises attempts of a keyed row. Run behind the fence. The attempts
--- seen when the row was claimed make a repeat of the statement count nothing twice.
+-- Counts refusals of ordered rows; no other statement raises their attempts. Runs after the fence. The attempts read by the claim
+-- are compared, so a repetition of this statement counts nothing twice.
 UPDATE outbox.message m
 SET attempts = least(m.attempts + 1, 32767), last_error = refused.reason,
     dead_at = CASE WHEN refused.dead THEN clock_timestamp() END,

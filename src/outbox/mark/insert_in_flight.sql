@@ -1,8 +1,9 @@
--- What is about to be sent of these lanes ($4 to $6: ranges of ids), for the worker that takes them over should this one die. It is the fence
--- of a claim, too: nothing is inserted, and nothing is sent, unless the lease lasts and the lanes are this worker's by owner and epoch
--- ($2, $3). It reads them without a lock: what is taken over between this and the send is one batch, and the mark is fenced as always.
--- The commit does not wait for the disk. What a crash of the server loses of these rows, a process that lives writes down again
--- (stop_worker_in_flight.sql); of a process that does not, everything may have been sent (read_taken_lanes.sql).
+-- Records what is about to be sent of these lanes ($4 to $6: ranges of ids), for the worker that takes them if this one dies. It
+-- also fences the claim: nothing is inserted, and so nothing is sent, unless the lease is live and the lanes belong to this
+-- worker by owner and epoch ($2, $3). The lanes are read without a lock. If another worker takes them between this and the send,
+-- one batch may be sent twice, and the mark is fenced as always.
+-- The commit does not wait for the disk, so a crash of the server may lose the entry. If this process survives the crash, it
+-- inserts the entry again (stop_worker_in_flight.sql). If not, every row may have been sent (read_taken_lanes.sql).
 INSERT INTO outbox.in_flight (worker, lanes, first_ids, last_ids)
 SELECT $1, $4::smallint[], $5::bigint[], $6::bigint[]
 WHERE set_config('synchronous_commit', 'off', true) = 'off'

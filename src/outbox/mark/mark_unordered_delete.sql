@@ -1,4 +1,4 @@
--- Published, gone. Fenced as in mark_unordered_keep.sql.
+-- Marks unordered rows as published by deleting them. Fenced as in mark_unordered_keep.sql.
 WITH own AS (
     DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
     RETURNING id

@@ -1,5 +1,5 @@
--- Published, kept. The record of this very claim is the fence, and goes with the mark: a claim and a mark that meet lock it both,
--- and the second finds it gone.
+-- Marks unordered rows as published and keeps them. The claim is the fence, and the mark deletes it. A successor's claim and this
+-- mark both lock it: if the successor was first, the mark finds no claim and changes nothing.
 WITH own AS (
     DELETE FROM outbox.claim WHERE id = $2 AND worker = $3 AND (SELECT incarnation FROM outbox.server) = $4
     RETURNING id

@@ -1,56 +1,56 @@
-//! What became of a batch, written behind the fence.
+//! Writes the outcome of batches, behind a fence.
 
 use std::time::Duration;
 
 use futures_util::future::try_join4;
 
-use super::hold::insert_holds;
-use super::param::Params;
+use super::param::{Param, Params, entry_ids, lane_columns};
 use super::{OnPublished, Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::NewHold;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
 
-/// What is written of a batch that was not all acknowledged.
+/// The outcome of a batch of lanes of which some rows were not acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneOutcome<'a> {
     pub published: &'a [i64],
     pub refused: &'a [Refusal],
+    /// New holds, each with the floor of its lane, from which it resumes.
     pub holds: &'a [(NewHold, i64)],
-    /// Of what was in flight: they go.
-    pub records: &'a [InFlightEntry],
-    /// Of lanes of which more may have been sent than was known.
+    /// The in-flight entries of the batch, which are deleted.
+    pub entries: &'a [InFlightEntry],
+    /// What may have been sent, for lanes in which that has changed.
     pub maybe_sent: &'a [(i16, Vec<i64>)],
 }
 
-/// The same of a claim without a lane.
+/// The outcome of a claim of unordered rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnorderedOutcome<'a> {
     pub published: &'a [i64],
-    /// Published too, but somebody else has locked them: the claim goes on with them.
+    /// Rows that are published but locked by another transaction. The claim is kept for them.
     pub unmarked: &'a [i64],
     pub refused: &'a [Refusal],
-    /// ReturnedLane back, though a copy may be there.
+    /// Rows that are returned and may have been sent.
     pub maybe_sent: &'a [i64],
     pub holds: &'a [(NewHold, i64)],
 }
 
 impl Outbox {
-    /// Marks rows of our lanes as published; answers how many. Fewer than asked: a fence, or somebody else's hand.
-    /// With them go the records of what was in flight.
+    /// Marks rows of these lanes as published, deletes their in-flight entries, and returns the number of rows marked. If it is
+    /// lower than the number of ids, a lane was lost or rows were changed by another session.
     pub async fn mark_lanes(
         &self,
         term: &Term,
-        held: &[(i16, i64)],
+        lanes: &[(i16, i64)],
         ids: &[i64],
-        records: &[InFlightEntry],
+        entries: &[InFlightEntry],
     ) -> Result<u64> {
-        let (lanes, epochs) = unzip2(held);
-        let records = record_ids(records);
+        let (lanes, epochs) = lane_columns(lanes);
+        let entries = entry_ids(entries);
         self.execute(
             self.mark_lanes_statement(),
-            &[&term.worker, &lanes, &epochs, &term.incarnation, &ids, &records],
+            &[&term.worker, &lanes, &epochs, &term.incarnation, &ids, &entries],
         )
         .await
     }
@@ -63,16 +63,16 @@ impl Outbox {
         }
     }
 
-    /// The same for rows of a claim without a lane, which ends with it.
+    /// Marks rows of a claim of unordered rows as published, and deletes the claim.
     pub async fn mark_unordered(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
         self.execute(
-            self.mark_keyless_statement(),
+            self.mark_unordered_statement(),
             &[&ids, &claim, &term.worker, &term.incarnation],
         )
         .await
     }
 
-    pub(super) fn mark_keyless_statement(&self) -> &str {
+    pub(super) fn mark_unordered_statement(&self) -> &str {
         match self.on_published {
             OnPublished::Keep => &self.statements.mark_unordered_keep,
             OnPublished::Archive => &self.statements.mark_unordered_archive,
@@ -80,9 +80,9 @@ impl Outbox {
         }
     }
 
-    /// Which of our lanes are still ours. Used to tell a lost lease from rows that were removed by hand.
-    pub async fn still_ours(&self, term: &Term, held: &[(i16, i64)]) -> Result<usize> {
-        let (lanes, epochs) = unzip2(held);
+    /// Counts which of these lanes the worker still owns. This distinguishes a lost lease from rows that were removed by hand.
+    pub async fn count_owned_lanes(&self, term: &Term, lanes: &[(i16, i64)]) -> Result<usize> {
+        let (lanes, epochs) = lane_columns(lanes);
         let rows = self
             .query(
                 &self.statements.fence_lanes,
@@ -92,27 +92,32 @@ impl Outbox {
         Ok(rows.len())
     }
 
-    /// The verdict on a batch that was not all acknowledged: refusals and holds in one fenced transaction.
-    /// Beside each hold the lane's floor, where its release resumes. False: fenced, nothing was written.
-    pub async fn settle_lanes(&self, term: &Term, held: &[(i16, i64)], settled: &LaneOutcome<'_>) -> Result<bool> {
-        let (lanes, epochs) = unzip2(held);
-        let LaneOutcome {
-            published,
-            refused,
-            holds,
-            ..
-        } = settled;
-        let records = record_ids(settled.records);
-        self.on_connection(async |session| {
+    /// Writes the outcome of a batch in one fenced transaction. Returns false, and writes nothing, if a lane was lost.
+    pub async fn write_lane_outcome(
+        &self,
+        term: &Term,
+        lanes: &[(i16, i64)],
+        outcome: &LaneOutcome<'_>,
+    ) -> Result<bool> {
+        let (lanes, epochs) = lane_columns(lanes);
+        let entries = entry_ids(outcome.entries);
+        self.with_session(async |session| {
             let transaction = session.transaction().await?;
-            if !self.fence(&transaction, term, &lanes, &epochs).await? {
+            if !self.fence_lanes(&transaction, term, &lanes, &epochs).await? {
                 return Ok(false);
             }
-            let mark_params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, published, &records];
+            let mark_params: Params<'_> = &[
+                &term.worker,
+                &lanes,
+                &epochs,
+                &term.incarnation,
+                &outcome.published,
+                &entries,
+            ];
             let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
-            let refuse = self.refuse(&transaction, refused);
-            let hold = insert_holds(&transaction, &self.statements.insert_holds, holds);
-            let maybe_sent = self.store_suspects(&transaction, settled.maybe_sent);
+            let refuse = self.count_refusals(&transaction, outcome.refused);
+            let hold = self.insert_holds(&transaction, outcome.holds);
+            let maybe_sent = self.store_maybe_sent(&transaction, outcome.maybe_sent);
             try_join4(mark, refuse, hold, maybe_sent).await?;
             transaction.commit().await?;
             Ok(true)
@@ -120,22 +125,17 @@ impl Outbox {
         .await
     }
 
-    /// The same for rows of a claim without a lane, which ends with it, or is kept for another `lease` where some could not be marked.
-    /// Answers how many were marked; none, and nothing was written, if the claim had been taken over.
-    pub async fn settle_unordered(
+    /// Writes the outcome of a claim of unordered rows, and deletes the claim, or renews it by `lease` for its unmarked rows.
+    /// Returns the number of rows marked: 0, and nothing is written, if the claim was taken over.
+    pub async fn write_unordered_outcome(
         &self,
         term: &Term,
         claim: i64,
-        settled: &UnorderedOutcome<'_>,
+        outcome: &UnorderedOutcome<'_>,
         lease: Duration,
     ) -> Result<u64> {
-        let UnorderedOutcome {
-            published,
-            refused,
-            holds,
-            ..
-        } = settled;
-        self.on_connection(async |session| {
+        let holds = outcome.holds;
+        self.with_session(async |session| {
             let transaction = session.transaction().await?;
             let fence = transaction
                 .query(&self.statements.fence_claim, &[&claim, &term.worker, &term.incarnation])
@@ -143,51 +143,52 @@ impl Outbox {
             if fence.is_empty() {
                 return Ok(0);
             }
-            self.refuse_unordered(&transaction, refused).await?;
+            self.count_refusals_unordered(&transaction, outcome.refused).await?;
             let marked = transaction
                 .execute(
-                    self.mark_keyless_statement(),
-                    &[published, &claim, &term.worker, &term.incarnation],
+                    self.mark_unordered_statement(),
+                    &[&outcome.published, &claim, &term.worker, &term.incarnation],
                 )
                 .await?;
-            insert_holds(&transaction, &self.statements.insert_holds, holds).await?;
+            self.insert_holds(&transaction, holds).await?;
             if !holds.is_empty() {
-                let names = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
-                let (topics, units): (Vec<&str>, Vec<&str>) = names.unzip();
-                let resume: Params<'_> = &[&topics, &units];
+                let units = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
+                let (topics, units): (Vec<&str>, Vec<&str>) = units.unzip();
                 transaction
-                    .execute(&self.statements.lower_resume_floors, resume)
+                    .execute(&self.statements.lower_resume_floors, &[&topics, &units])
                     .await?;
             }
-            // It may wait for the turn of claims, which whoever releases a hold takes behind the holds.
-            self.keep_of_claim(&transaction, term, claim, settled, lease).await?;
+            // Last, because it may lock the claims. A release of a hold, too, locks the claims after the holds.
+            self.keep_rest_of_claim(&transaction, term, claim, outcome, lease)
+                .await?;
             transaction.commit().await?;
             Ok(marked)
         })
         .await
     }
 
-    /// What is left of a claim that has ended, under the same number.
-    async fn keep_of_claim(
+    /// Inserts new claims for the unmarked rows and for those that may have been sent.
+    async fn keep_rest_of_claim(
         &self,
         transaction: &Transaction<'_>,
         term: &Term,
         claim: i64,
-        settled: &UnorderedOutcome<'_>,
+        outcome: &UnorderedOutcome<'_>,
         lease: Duration,
     ) -> Result<()> {
         let UnorderedOutcome {
             unmarked, maybe_sent, ..
-        } = settled;
+        } = outcome;
         if !unmarked.is_empty() {
-            let kept: Params<'_> = &[&claim, &term.worker, &lease.as_secs_f64(), unmarked];
-            transaction.execute(&self.statements.renew_claim, kept).await?;
+            let renewed: Params<'_> = &[&claim, &term.worker, &lease.as_secs_f64(), unmarked];
+            transaction.execute(&self.statements.renew_claim, renewed).await?;
         }
         match (maybe_sent.is_empty(), unmarked.is_empty()) {
             (true, _) => {}
             (false, true) => {
-                let left: Params<'_> = &[&claim, maybe_sent];
-                transaction.execute(&self.statements.return_maybe_sent, left).await?;
+                transaction
+                    .execute(&self.statements.return_maybe_sent, &[&claim, maybe_sent])
+                    .await?;
             }
             (false, false) => {
                 transaction.query(&self.statements.lock_unordered_claims, &[]).await?;
@@ -199,14 +200,14 @@ impl Outbox {
         Ok(())
     }
 
-    /// Which of these rows somebody else has locked.
-    pub async fn locked(&self, ids: &[i64]) -> Result<Vec<i64>> {
+    /// Returns which of these rows another transaction has locked.
+    pub async fn locked_rows(&self, ids: &[i64]) -> Result<Vec<i64>> {
         let rows = self.query(&self.statements.locked_rows, &[&ids]).await?;
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
-    /// Locks lanes of ours for what is written behind it; false: not all of them are ours any more.
-    pub(super) async fn fence(
+    /// Locks lanes for the rest of the transaction. Returns false if the worker no longer owns all of them.
+    pub(super) async fn fence_lanes(
         &self,
         transaction: &Transaction<'_>,
         term: &Term,
@@ -218,67 +219,31 @@ impl Outbox {
         Ok(fenced.len() == lanes.len())
     }
 
-    async fn refuse_unordered(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
-        if refused.is_empty() {
-            return Ok(());
-        }
-        let RefusalColumns {
-            ids,
-            reasons,
-            dead,
-            attempts,
-            waits,
-        } = refused.into();
-        let params: Params<'_> = &[&ids, &reasons, &dead, &waits, &attempts];
-        transaction
-            .execute(&self.statements.count_refusals_unordered, params)
-            .await?;
-        Ok(())
+    async fn count_refusals_unordered(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+        let waits: Vec<f64> = refused.iter().map(|refusal| refusal.wait.as_secs_f64()).collect();
+        count_refusals(
+            transaction,
+            &self.statements.count_refusals_unordered,
+            refused,
+            &[&waits],
+        )
+        .await
     }
 
-    pub(super) async fn refuse(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
-        if refused.is_empty() {
-            return Ok(());
-        }
-        let RefusalColumns {
-            ids,
-            reasons,
-            dead,
-            attempts,
-            ..
-        } = refused.into();
-        transaction
-            .execute(&self.statements.count_refusals, &[&ids, &reasons, &dead, &attempts])
-            .await?;
-        Ok(())
+    pub(super) async fn count_refusals(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+        count_refusals(transaction, &self.statements.count_refusals, refused, &[]).await
     }
 }
 
-pub(super) fn record_ids(records: &[InFlightEntry]) -> Vec<i64> {
-    records.iter().map(|record| record.id).collect()
-}
-
-fn unzip2(held: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {
-    held.iter().copied().unzip()
-}
-
-/// Refusals as the arrays the statements take.
-struct RefusalColumns<'a> {
-    ids: Vec<i64>,
-    reasons: Vec<&'a str>,
-    dead: Vec<bool>,
-    attempts: Vec<i16>,
-    waits: Vec<f64>,
-}
-
-impl<'a> From<&'a [Refusal]> for RefusalColumns<'a> {
-    fn from(refused: &'a [Refusal]) -> Self {
-        RefusalColumns {
-            ids: refused.iter().map(|r| r.id).collect(),
-            reasons: refused.iter().map(|r| r.reason.as_str()).collect(),
-            dead: refused.iter().map(|r| r.dead).collect(),
-            attempts: refused.iter().map(|r| r.attempts).collect(),
-            waits: refused.iter().map(|r| r.wait.as_secs_f64()).collect(),
-        }
+async fn count_refusals(transaction: &Transaction<'_>, sql: &str, refused: &[Refusal], more: Params<'_>) -> Result<()> {
+    if refused.is_empty() {
+        return Ok(());
     }
+    let ids: Vec<i64> = refused.iter().map(|refusal| refusal.id).collect();
+    let reasons: Vec<&str> = refused.iter().map(|refusal| refusal.reason.as_str()).collect();
+    let dead: Vec<bool> = refused.iter().map(|refusal| refusal.dead).collect();
+    let attempts: Vec<i16> = refused.iter().map(|refusal| refusal.attempts).collect();
+    let columns: [&dyn Param; 4] = [&ids, &reasons, &dead, &attempts];
+    transaction.execute(sql, &[&columns, more].concat()).await?;
+    Ok(())
 }

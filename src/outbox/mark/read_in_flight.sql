@@ -1,5 +1,5 @@
--- What workers ($1) had in flight, range by range. Run after take_lanes.sql, in its transaction: a worker that still marks does so under the lock
--- that the take has now.
+-- Returns what these workers had in flight, range by range. Runs after take_lanes.sql in its transaction: a worker that is still
+-- marking does so under the lane locks that the take now has.
 SELECT f.worker, range.lane, range.first_id, range.last_id
 FROM outbox.in_flight f CROSS JOIN unnest(f.lanes, f.first_ids, f.last_ids) AS range (lane, first_id, last_id)
 WHERE f.worker = ANY ($1::uuid[])

@@ -1,5 +1,6 @@
--- The same where the claim continues with other rows, after lock_unordered_claims.sql: if the answer is lost, a repetition finds them named.
+-- Returns rows that may have been sent where the id of the claim is kept for others (renew_claim.sql). Runs after
+-- lock_unordered_claims.sql. If the answer is lost and the statement is repeated, it finds the rows named and inserts nothing.
 INSERT INTO outbox.claim (lease_until, ids)
-SELECT '-infinity'::timestamptz, array_agg(given_back.id) FROM unnest($1::bigint[]) AS given_back (id)
-WHERE NOT EXISTS (SELECT FROM outbox.claim c WHERE given_back.id = ANY (c.ids))
+SELECT '-infinity'::timestamptz, array_agg(returned.id) FROM unnest($1::bigint[]) AS returned (id)
+WHERE NOT EXISTS (SELECT FROM outbox.claim c WHERE returned.id = ANY (c.ids))
 HAVING count(*) > 0

@@ -1,4 +1,4 @@
-//! The schema: applied by `outboxd migrate`, verified by `outboxd run`.
+//! Applies the schema for `outboxd migrate`, and verifies it for `outboxd run`.
 
 use refinery::{Migration, Runner};
 use tokio_postgres::error::SqlState;
@@ -11,8 +11,8 @@ mod embedded {
     refinery::embed_migrations!("migrations");
 }
 
-/// All migrations that this binary brings, as they are written.
-fn brought() -> Vec<Migration> {
+/// All migrations of this binary, as written for the schema `outbox`.
+fn bundled() -> Vec<Migration> {
     let embedded = embedded::migrations::runner();
     embedded
         .get_migrations()
@@ -22,7 +22,7 @@ fn brought() -> Vec<Migration> {
         .collect()
 }
 
-/// The migration of a later release, for tests alone: this source with it and without it are two releases side by side.
+/// A migration of a later release, for tests: with it and without it this source acts as two releases.
 #[cfg(feature = "failpoints")]
 fn extra_migration() -> Option<Migration> {
     let file = std::path::PathBuf::from(std::env::var_os("OUTBOXD_EXTRA_MIGRATION")?);
@@ -35,9 +35,9 @@ fn extra_migration() -> Option<Migration> {
     None
 }
 
-/// The same in the configured schema.
+/// All migrations of this binary, for the configured schema.
 fn migrations(schema: &str) -> Result<Vec<Migration>> {
-    brought()
+    bundled()
         .iter()
         .map(|migration| {
             let sql = migration.sql().unwrap_or_default();
@@ -47,20 +47,21 @@ fn migrations(schema: &str) -> Result<Vec<Migration>> {
         .collect()
 }
 
-/// The version this binary brings.
+/// The newest schema version that this binary knows.
 pub fn known_version() -> i32 {
-    brought().iter().map(Migration::version).max().unwrap_or(0)
+    bundled().iter().map(Migration::version).max().unwrap_or(0)
 }
 
 /// Longest wait for a lock on a table that relays and applications use.
 const LOCK_TIMEOUT: &str = "5s";
 
-/// Applies what is missing; answers the versions applied. Two at once do not collide: the second waits.
-/// Needs a session of its own, so connect directly, not through a transaction pooler.
+/// Applies missing migrations and returns their versions. A second process that does so waits for the first. Needs a direct
+/// connection, since a transaction pooler does not keep the session.
 pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     let lock = format!("SELECT pg_advisory_lock(hashtextextended('{schema}.schema_history', 0))");
     client.batch_execute(&lock).await?;
-    // Whatever waits for a lock on our tables makes everybody behind it wait: a backup must not stop every relay.
+    // While this waits for a lock on a table, all later requests queue behind it. So a backup that has the lock must not make
+    // this wait for long.
     let prepare = format!("SET lock_timeout = '{LOCK_TIMEOUT}'; CREATE SCHEMA IF NOT EXISTS {schema}");
     client.batch_execute(&prepare).await?;
     let applied = apply_missing(client, schema).await?;
@@ -70,53 +71,53 @@ pub async fn apply(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
 }
 
 async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
-    let found = applied(client, schema).await?;
-    found.refuse_unreleased(schema)?;
-    if found.version > known_version() {
+    let applied = read_applied(client, schema).await?;
+    applied.refuse_unreleased(schema)?;
+    if applied.version > known_version() {
         let sql = in_schema(include_str!("compatibility.sql"), schema);
-        allow_newer(
-            found.version,
+        check_newer(
+            applied.version,
             client.query_one(&sql, &[]).await?.try_get("oldest_schema")?,
         )?;
         return Ok(Vec::new());
     }
     let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
     runner.set_migration_table_name(format!("{schema}.schema_history"));
-    let report = runner.run_async(client).await.map_err(explain)?;
+    let report = runner.run_async(client).await.map_err(migration_error)?;
     let timeline = in_schema(include_str!("timeline.sql"), schema);
     warn_of_unknown_timeline(&client.query_one(&timeline, &[]).await?)?;
     Ok(report.applied_migrations().iter().map(Migration::version).collect())
 }
 
-/// What `schema_history` says of the migrations that were applied here.
+/// What `schema_history` says about applied migrations.
 struct Applied {
-    /// The newest one; 0: none.
+    /// The newest one, or 0 if there is none.
     version: i32,
     /// The checksum of the first one.
-    first: Option<String>,
+    first_checksum: Option<String>,
 }
 
 impl Applied {
     const NOTHING: Applied = Applied {
         version: 0,
-        first: None,
+        first_checksum: None,
     };
 
     fn read(row: &Row) -> Result<Self> {
         Ok(Applied {
             version: row.try_get::<_, Option<i32>>("version")?.unwrap_or(0),
-            first: row.try_get("first")?,
+            first_checksum: row.try_get("first")?,
         })
     }
 
-    /// Before the first release the migrations were rewritten. A schema that starts with another V1 than ours has a history that no
-    /// migration continues, whatever its version number is.
+    /// Refuses a schema whose V1 differs from that of this binary. The migrations were rewritten before the first release, and
+    /// none of today's continues such a schema, at any version.
     fn refuse_unreleased(&self, schema: &str) -> Result<()> {
         let first = migrations(schema)?
             .into_iter()
             .find(|migration| migration.version() == 1);
         let ours = first.map(|migration| migration.checksum().to_string());
-        if self.first.is_some() && self.first != ours {
+        if self.first_checksum.is_some() && self.first_checksum != ours {
             return Err(Error::Schema(format!(
                 "the schema {schema} was made by an unreleased outboxd and cannot be upgraded: drain it with that outboxd, then \
                  DROP SCHEMA {schema} CASCADE, or use another --schema"
@@ -126,7 +127,7 @@ impl Applied {
     }
 }
 
-async fn applied(client: &Client, schema: &str) -> Result<Applied> {
+async fn read_applied(client: &Client, schema: &str) -> Result<Applied> {
     let present = in_schema(include_str!("schema_present.sql"), schema);
     if !client.query_one(&present, &[]).await?.try_get::<_, bool>("present")? {
         return Ok(Applied::NOTHING);
@@ -135,7 +136,7 @@ async fn applied(client: &Client, schema: &str) -> Result<Applied> {
     Applied::read(&client.query_one(&history, &[]).await?)
 }
 
-/// What is lost where a managed server refuses the functions that tell its timeline.
+/// The warning for a managed server that refuses the functions that return its timeline.
 const TIMELINE_UNKNOWN: &str = "this server does not say which timeline it is on (it refuses pg_current_wal_insert_lsn or \
     pg_walfile_name), so a failover cannot be told from a restart: after either, what is pending is sent as possible-duplicate, \
     and lanes are taken one lease later";
@@ -147,13 +148,13 @@ fn warn_of_unknown_timeline(row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// The runner's words are about files; ours are about what to do.
-fn explain(error: refinery::Error) -> Error {
+/// Replaces errors about migration files by ones that say what to do.
+fn migration_error(error: refinery::Error) -> Error {
     match error.kind() {
         refinery::error::Kind::DivergentVersion(found, _) => Error::Schema(format!(
             "migration {found} was applied here with another text than this outboxd brings. Use a released outboxd"
         )),
-        refinery::error::Kind::Connection(_, cause) if is_locked_out(cause.as_ref()) => Error::Busy(format!(
+        refinery::error::Kind::Connection(_, cause) if is_lock_timeout(cause.as_ref()) => Error::Busy(format!(
             "a table of the outbox is locked; the migration waited {LOCK_TIMEOUT} for it and was undone. Run it again \
              when the backup or the long transaction is over (SELECT pid, xact_start, query FROM pg_stat_activity \
              ORDER BY xact_start)"
@@ -162,15 +163,15 @@ fn explain(error: refinery::Error) -> Error {
     }
 }
 
-fn is_locked_out(cause: &(dyn std::error::Error + 'static)) -> bool {
+fn is_lock_timeout(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause
         .downcast_ref::<tokio_postgres::Error>()
         .and_then(tokio_postgres::Error::code)
         == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
-/// May this binary run on a schema newer than the one it knows? The migrations that made it newer have said so.
-fn allow_newer(found: i32, oldest: i32) -> Result<()> {
+/// Checks that this binary may run on a schema that is newer than it knows. The newest migration has stored which binaries may.
+fn check_newer(found: i32, oldest: i32) -> Result<()> {
     let known = known_version();
     if known < oldest {
         return Err(Error::Schema(format!(
@@ -186,7 +187,7 @@ fn allow_newer(found: i32, oldest: i32) -> Result<()> {
 }
 
 impl Outbox {
-    /// Is the schema the one this binary knows, on a server we can write to, with the privileges we need?
+    /// Checks the schema, that the server accepts writes, the privileges, and the id sequence.
     pub async fn verify(&self) -> Result<()> {
         let row = self.query_one(&self.statements.schema_present, &[]).await?;
         if row.try_get("read_only")? {
@@ -202,7 +203,8 @@ impl Outbox {
         warn_of_unknown_timeline(&self.query_one(&self.statements.timeline, &[]).await?)
     }
 
-    /// Is the schema there, in a version this binary knows, or in a newer one that allows it? A standby and an operator's login will do.
+    /// Checks that the schema exists, in a version that this binary may run on. This works on a standby and with an operator's
+    /// login.
     pub async fn verify_schema(&self) -> Result<()> {
         let row = self.query_one(&self.statements.schema_present, &[]).await?;
         if !row.try_get::<_, bool>("present")? {
@@ -222,7 +224,7 @@ impl Outbox {
         }
         if found > known {
             let row = self.query_one(&self.statements.compatibility, &[]).await?;
-            allow_newer(found, row.try_get("oldest_schema")?)?;
+            check_newer(found, row.try_get("oldest_schema")?)?;
         }
         Ok(())
     }
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn each_migration_says_which_binaries_may_run_on_it() {
         let mut oldest = 0;
-        for migration in &brought() {
+        for migration in &bundled() {
             let (name, sql) = (migration, migration.sql().unwrap_or_default());
             let first = sql.lines().next().unwrap_or_default();
             let said = first.strip_prefix(FIRST_LINE).and_then(|number| number.parse().ok());

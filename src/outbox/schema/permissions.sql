@@ -1,4 +1,4 @@
--- Everything the daemon will do, asked for at start-up rather than refused at 3 a.m.
+-- Returns the privileges that the daemon needs and lacks, so that it fails at start-up and not at 3 a.m.
 SELECT wanted.what
 FROM (
     SELECT t.privilege || ' on outbox.' || t.name, has_table_privilege('outbox.' || t.name, t.privilege)

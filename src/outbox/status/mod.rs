@@ -1,12 +1,12 @@
-//! What `outboxd status` reads. Nothing here writes, locks or walks without a bound.
+//! Reads what `outboxd status` shows. No statement here writes, locks a row or scans without a limit.
 
 use serde::Serialize;
 
 use super::{Outbox, Result, WriterIdentity};
 
-/// The most rows walked for a count, and the most examples shown.
+/// How many rows are scanned for a count, and how many examples are shown.
 const SCAN_MAX: i64 = 100_000;
-const EXAMPLES: i64 = 10;
+const EXAMPLES_MAX: i64 = 10;
 
 #[derive(Debug, Serialize)]
 pub struct Status {
@@ -21,7 +21,7 @@ pub struct Status {
 #[derive(Debug, Serialize)]
 pub struct Backlog {
     pub pending: i64,
-    /// The count stopped at its bound: there are at least this many.
+    /// The count reached its limit, so there may be more pending rows.
     pub capped: bool,
     pub oldest_seconds: f64,
     pub delayed: i64,
@@ -44,15 +44,15 @@ pub struct WorkerStatus {
 #[derive(Debug, Serialize)]
 pub struct HoldStatus {
     pub topic: String,
-    /// `k:` and a key, `p:` and an explicit partition, `s:` and a paused partition with the topic's count of them, or empty for the whole
-    /// topic.
+    /// `k:` and a key, `p:` and an explicit partition, `s:` and a paused partition with its topic's partition count, or empty for
+    /// the whole topic.
     pub unit: String,
     pub lanes: i64,
     pub failures: i32,
     pub reason: String,
     pub head_id: Option<i64>,
     pub age_seconds: f64,
-    /// `None`: it waits for an operator.
+    /// `None` if it waits for an operator.
     pub retry_in_seconds: Option<f64>,
 }
 
@@ -70,15 +70,15 @@ pub struct DeadStatus {
 pub struct OpenWriter {
     #[serde(flatten)]
     pub writer: WriterIdentity,
-    /// `None`: this login may not see it.
+    /// `None` if this login may not see it.
     pub age_seconds: Option<f64>,
-    /// How many transactions began to write after it, to any table.
+    /// How many transactions have begun to write after it, to any table.
     pub later_transactions: i64,
 }
 
 impl Outbox {
     pub async fn status(&self) -> Result<Status> {
-        let sample = self.sample(SCAN_MAX).await?;
+        let sample = self.sample_backlog(SCAN_MAX).await?;
         Ok(Status {
             backlog: Backlog {
                 pending: sample.pending,
@@ -97,7 +97,7 @@ impl Outbox {
                 .try_get("free")?,
             holds: self.status_holds().await?,
             dead: self.status_dead().await?,
-            open_writer: self.status_writer().await?,
+            open_writer: self.status_open_writer().await?,
         })
     }
 
@@ -118,7 +118,7 @@ impl Outbox {
     }
 
     async fn status_holds(&self) -> Result<Vec<HoldStatus>> {
-        let rows = self.query(&self.statements.status_holds, &[&EXAMPLES]).await?;
+        let rows = self.query(&self.statements.status_holds, &[&EXAMPLES_MAX]).await?;
         rows.iter()
             .map(|row| {
                 Ok(HoldStatus {
@@ -136,7 +136,7 @@ impl Outbox {
     }
 
     async fn status_dead(&self) -> Result<Vec<DeadStatus>> {
-        let rows = self.query(&self.statements.status_dead, &[&EXAMPLES]).await?;
+        let rows = self.query(&self.statements.status_dead, &[&EXAMPLES_MAX]).await?;
         rows.iter()
             .map(|row| {
                 Ok(DeadStatus {
@@ -151,7 +151,7 @@ impl Outbox {
             .collect()
     }
 
-    async fn status_writer(&self) -> Result<Option<OpenWriter>> {
+    async fn status_open_writer(&self) -> Result<Option<OpenWriter>> {
         let rows = self.query(&self.statements.status_open_writer, &[]).await?;
         rows.first()
             .map(|row| {

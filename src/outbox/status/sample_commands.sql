@@ -1,6 +1,6 @@
--- Commands that have not succeeded, by operation and state: the $2 operations with the most of them by name, the rest together.
--- At most $1 of each kind are read, ordered as their indexes are, so that these are used with or without statistics. The
--- tenant of a scope is left out: it is not for a label.
+-- Counts commands that have not succeeded, by operation and state. The $2 operations with the most of them are named, and the
+-- others are counted together. Reads at most $1 rows of each kind in the order of an index, so that the index is used with or
+-- without statistics. The tenant in a scope is left out, since it does not belong in a label.
 WITH unfinished AS MATERIALIZED (
     (SELECT r.scope, CASE WHEN r.locked_until > clock_timestamp() THEN 'active' ELSE 'stale' END AS state
      FROM outbox.idempotency_request r

@@ -1,2 +1,2 @@
--- Duplicates that consumers have ignored since the server started, by consumer; the last row is that of all others.
+-- Counts duplicates that consumers have ignored since the server started. The last row counts those of all consumers not named.
 SELECT consumer, duplicates_suppressed FROM outbox.consumer_duplicate_counters

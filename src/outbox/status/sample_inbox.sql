@@ -1,4 +1,4 @@
--- The inbox as gauges, each part counted up to a bound ($1). Ordered, so that only the index of each part fits.
+-- Samples the inbox for gauges. Each part is counted up to $1, and is ordered so that only its own index fits.
 SELECT (SELECT count(*) FROM (SELECT FROM outbox.inbox_message WHERE done_at IS NULL AND poison_at IS NULL AND NOT behind
                               ORDER BY consumer, priority DESC, next_attempt_at LIMIT $1) i)
        + (SELECT count(*) FROM (SELECT FROM outbox.inbox_message WHERE behind ORDER BY consumer LIMIT $1) i) AS unfinished,

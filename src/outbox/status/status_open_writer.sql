@@ -1,6 +1,6 @@
--- Of the transactions that have written to the outbox and not ended, the one that began to write first: what keeps floors from moving.
--- How long it has been open is hidden from logins without pg_read_all_stats, unlike its transaction id. A prepared one has no pid, is
--- found by the lock on its own id, and shows to everybody since when it is prepared.
+-- Returns the open transaction that was the first to write to the outbox, which keeps floors from moving. Logins without
+-- pg_read_all_stats see its transaction id, but not how long it has been open. A prepared transaction has no pid. It is found by
+-- the lock on its transaction id, and every login sees when it was prepared.
 SELECT l.pid, p.gid, coalesce(a.application_name, '') AS application,
        extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8 AS age,
        coalesce(age(coalesce(a.backend_xid, p.transaction)), 0)::bigint AS later

@@ -1,4 +1,4 @@
-//! What `outboxd verify` reads: all rows, as they were at one moment.
+//! Reads all rows for `outboxd verify`, in one snapshot.
 
 use std::collections::HashSet;
 use std::time::SystemTime;
@@ -8,11 +8,14 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use super::{Database, Result, connect, in_schema, row};
+use super::{Database, Result, connect, in_schema, row, statement};
 use crate::domain::row::{Row, State};
 
-/// A read-only transaction that sees one moment, on a connection without the daemon's statement timeout. Its statements have
-/// no names, so that they pass a transaction pooler.
+/// A larger message, or one that PostgreSQL cannot read, is not read whole.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// A read-only transaction with one snapshot, on a connection without the daemon's statement timeout. Its statements are not
+/// prepared, so it works behind a transaction pooler.
 pub struct Snapshot {
     client: Client,
     schema: String,
@@ -20,12 +23,12 @@ pub struct Snapshot {
 
 type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// How much there is of one topic.
+/// The rows of one topic.
 #[derive(Debug)]
 pub struct Window {
     pub topic: String,
     pub rows: i64,
-    /// When the oldest of its rows that are kept was published.
+    /// When the oldest of its stored rows was published.
     pub oldest: Option<SystemTime>,
 }
 
@@ -49,7 +52,7 @@ impl Snapshot {
         })
     }
 
-    /// The topics that rows name; the moment of the snapshot is this statement's.
+    /// Counts the rows of each topic. This statement takes the snapshot.
     pub async fn windows(&self, topics: Option<&[String]>, since: Option<SystemTime>) -> Result<Vec<Window>> {
         let sql = in_schema(include_str!("verify_topics.sql"), &self.schema);
         let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
@@ -65,30 +68,30 @@ impl Snapshot {
             .collect()
     }
 
-    /// Hands every row to `each` as it comes, and keeps none.
+    /// Passes every row to `each` as it is read.
     pub async fn each_row<E: From<super::Error>>(
         &self,
         topics: &[String],
         since: Option<SystemTime>,
         mut each: impl FnMut(StoredRow) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let sql = in_schema(include_str!("verify_rows.sql"), &self.schema);
+        let sql = statement::adapted(include_str!("verify_rows.sql"), &self.schema, MESSAGE_BYTES_MAX);
         let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
         let stream = self.client.query_typed_raw(&sql, params).await;
         let stream = stream.map_err(super::Error::from)?;
         futures_util::pin_mut!(stream);
         while let Some(row) = stream.try_next().await.map_err(super::Error::from)? {
-            each(kept(&row)?)?;
+            each(stored_row(&row)?)?;
         }
         Ok(())
     }
 
-    /// The moment is over: what is asked from here on is answered as of now.
+    /// Ends the snapshot. Later statements see the current rows.
     pub async fn close(&self) -> Result<()> {
         Ok(self.client.batch_execute("COMMIT").await?)
     }
 
-    /// Which of these messages have a row?
+    /// Returns which of these messages have a row.
     pub async fn known(&self, messages: &[Uuid]) -> Result<HashSet<Uuid>> {
         let sql = in_schema(include_str!("verify_known.sql"), &self.schema);
         let rows = self.client.query_typed(&sql, &[(&messages, Type::UUID_ARRAY)]).await?;
@@ -96,7 +99,7 @@ impl Snapshot {
     }
 }
 
-fn kept(row: &tokio_postgres::Row) -> Result<StoredRow> {
+fn stored_row(row: &tokio_postgres::Row) -> Result<StoredRow> {
     let published_at: Option<SystemTime> = row.try_get("published_at")?;
     let state = match (published_at, row.try_get("dead")?) {
         (Some(_), _) => State::Published,
@@ -104,7 +107,7 @@ fn kept(row: &tokio_postgres::Row) -> Result<StoredRow> {
         (None, false) => State::Pending,
     };
     Ok(StoredRow {
-        row: row::head(row)?,
+        row: row::message(row)?,
         state,
         published_at,
     })

@@ -1,5 +1,5 @@
--- The oldest unordered row that is neither published nor dead nor held, claimed or not: by the claims alone the floor would pass the rows
--- of a worker that died.
+-- Returns the oldest unordered row that is neither published nor dead, delayed or held, claimed or not. If claimed rows were left
+-- out, the floor would pass the rows of a worker that died.
 SELECT m.id
 FROM outbox.message m
 WHERE m.lane IS NULL AND m.id > $1 AND m.id <= $3

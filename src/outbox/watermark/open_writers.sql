@@ -1,9 +1,9 @@
--- Who may still commit an id already drawn, with its transaction id once it has one. A prepared transaction has no pid,
--- hence IS DISTINCT FROM. Of a transaction with savepoints the lowest id is the one that commits. pg_locks knows only
--- the lower half of an id; the upper half is that of the nearest id to those handed out now.
--- Beside that, how the sequence draws ids, as it is after the highest one was read (highest_id.sql): what had a cache before that, and has none
--- any more, has none in any session either.
--- One row, always: an empty answer of another incarnation must not read as "nobody writes".
+-- Returns the transactions that may still commit an id already drawn, each with its transaction id once it has one. A prepared
+-- transaction has no pid, hence IS DISTINCT FROM. A transaction with savepoints has several ids, and commits under the lowest.
+-- pg_locks shows only the lower half of an id; the upper half is taken from the next id that PostgreSQL will assign.
+-- Also returns how the sequence draws ids now, after the highest one was read (highest_id.sql). If it has no cache now, no
+-- session has cached ids from before.
+-- Always returns one row: no row on another incarnation must not be mistaken for no open writers.
 SELECT (SELECT incarnation FROM outbox.server) = $1 AS same_server,
        coalesce(array_agg(w.writer), '{}') AS writers, coalesce(array_agg(w.id), '{}') AS ids,
        (SELECT s.seqcache FROM pg_sequence s WHERE s.seqrelid = 'outbox.message_id_seq'::regclass) AS cache,

@@ -1,5 +1,5 @@
-//! Who left a transaction open after an INSERT: for the operator, who alone can end it. One that is prepared has outlived its session,
-//! and outlives the server.
+//! Identifies the session or prepared transaction of an open writer, for the operator, who alone can end it. A prepared
+//! transaction survives its session and a restart of the server.
 
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -26,8 +26,8 @@ impl WriterIdentity {
 }
 
 impl Outbox {
-    /// Whose transaction this is. `None`: it has ended.
-    pub async fn writer(&self, transaction: i64) -> Result<Option<WriterIdentity>> {
+    /// Returns who runs this transaction, or `None` if it has ended.
+    pub async fn writer_identity(&self, transaction: i64) -> Result<Option<WriterIdentity>> {
         let rows = self.query(&self.statements.writer_identity, &[&transaction]).await?;
         rows.first().map(WriterIdentity::of).transpose()
     }

@@ -1,5 +1,5 @@
--- Whose transaction this is: that of a session or, once it is prepared, one with a name of its own. The name of a session is visible to
--- every login, unlike how long its transaction has been open.
+-- Returns who runs this transaction: a session or, once it is prepared, its global identifier. The application name of a session
+-- is visible to every login; how long its transaction has been open is not.
 SELECT l.pid, p.gid, coalesce(a.application_name, '') AS application
 FROM pg_locks l
      LEFT JOIN pg_stat_activity a ON a.pid = l.pid

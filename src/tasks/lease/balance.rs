@@ -54,7 +54,7 @@ impl Balance<'_> {
     }
 
     async fn take(&self, term: &Term, count: usize) -> Result<()> {
-        let taken = self.outbox.take(term, count, self.lease).await?;
+        let taken = self.outbox.take_lanes(term, count, self.lease).await?;
         if taken.is_empty() {
             return Ok(());
         }
@@ -80,7 +80,7 @@ impl Balance<'_> {
         }
         info!(lanes = returned.len(), "gave up lanes for other workers");
         metrics::lanes_owned(self.lanes.ownership().count());
-        if let Err(error) = self.outbox.give_up(term, &returned).await {
+        if let Err(error) = self.outbox.return_lanes(term, &returned).await {
             // We no longer use these lanes, but the database may still name us as their owner. A new term resolves that.
             lose(self.lanes, term, "lanes could not be handed back");
             warn!(%error, "cannot hand lanes back");

@@ -63,13 +63,13 @@ impl<'a> StoredFloors<'a> {
             return;
         }
         let (floor, epoch) = self.lanes.unordered().floor();
-        if let Err(error) = self.outbox.store_floor_unordered(term, floor.hard(), epoch).await {
+        if let Err(error) = self.outbox.store_unordered_floor(term, floor.hard(), epoch).await {
             warn!(%error, "cannot store the floor of unordered rows; it will be stored later");
         }
     }
 
     async fn read_unordered(&self, term: &Term) {
-        match self.outbox.unordered(term.incarnation).await {
+        match self.outbox.read_unordered(term.incarnation).await {
             Ok(Some(stored)) => self.lanes.unordered().note_stored(term.worker, stored),
             Ok(None) => {}
             Err(error) => warn!(%error, "cannot read the holds of unordered rows; trying again later"),

@@ -33,7 +33,7 @@ impl Terms<'_> {
             // The last term did not return its lanes. They are free from now on, and the rows that it had in flight count as
             // maybe sent.
             self.outbox
-                .stop_recorded(last.worker, &self.lanes.in_flight.open(last.worker))
+                .stop_worker_in_flight(last.worker, &self.lanes.in_flight.open(last.worker))
                 .await?;
             self.lanes.in_flight.forget(last.worker);
         }
@@ -77,7 +77,7 @@ impl Terms<'_> {
     async fn stored_state(&self, term: &Term) -> Result<(String, UnorderedState)> {
         let lineage = self.outbox.lineage(term.incarnation).await?;
         self.rebuild_floors(term).await?;
-        let unordered = self.outbox.unordered(term.incarnation).await?.unwrap_or_default();
+        let unordered = self.outbox.read_unordered(term.incarnation).await?.unwrap_or_default();
         Ok((lineage, unordered))
     }
 

@@ -9,7 +9,7 @@ use crate::domain::hold::NewHold;
 use crate::domain::row::{LANE_COUNT, Row, UNORDERED_LANE};
 use crate::domain::watermark::Watermark;
 use crate::lanes::{LaneReport, SentRows};
-use crate::outbox::{Claim, LeftBehind};
+use crate::outbox::{ClaimedRows, DroppedRow};
 use crate::tasks::fenced::short_backoff;
 
 /// The rows of each lane, in order. Built in one pass, because a batch has dozens of lanes and thousands of rows.
@@ -35,7 +35,7 @@ impl<'a> RowsByLane<'a> {
 
 /// Sorts a claim by id, because SQL promises no order of a joined result, and cuts each lane where the byte budget cut it. Answers the
 /// rows, and for each cut lane the id after which nothing is known.
-pub fn in_order(claim: Claim, lanes: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
+pub fn in_order(claim: ClaimedRows, lanes: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
     // A delayed row cuts nothing: rows of its key do not wait for it, and it is found again by its due time.
     for row in claim.dropped.iter().filter(|row| !row.delayed) {
@@ -98,7 +98,7 @@ pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, outcom
 }
 
 /// Rows that are returned unpublished although this attempt or an earlier one may have left a copy.
-pub fn returned_maybe_sent(dropped: &[LeftBehind], outcome: &BatchOutcome) -> Vec<i64> {
+pub fn returned_maybe_sent(dropped: &[DroppedRow], outcome: &BatchOutcome) -> Vec<i64> {
     let dropped = dropped.iter().filter(|row| row.possible_duplicate).map(|row| row.id);
     outcome.returned_maybe_sent().chain(dropped).collect()
 }
@@ -154,7 +154,7 @@ pub fn empty_report(lane: i16, watermark: Watermark) -> LaneReport {
 }
 
 /// The lanes that have something in this claim, and the numbers of those that have nothing.
-pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &Claim) -> (Vec<CheckedOutLane>, Vec<i16>) {
+pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &ClaimedRows) -> (Vec<CheckedOutLane>, Vec<i16>) {
     let rows = claim.rows.iter().filter_map(|row| row.lane);
     let found: HashSet<i16> = rows.chain(claim.dropped.iter().filter_map(|row| row.lane)).collect();
     let (lanes, empty): (Vec<CheckedOutLane>, Vec<CheckedOutLane>) =
@@ -229,7 +229,7 @@ fn topics<'a>(holds: impl IntoIterator<Item = &'a NewHold>) -> BTreeSet<String> 
 pub fn unordered_report(
     checked_out: &UnorderedCheckout,
     rows: &[Row],
-    dropped: &[LeftBehind],
+    dropped: &[DroppedRow],
     outcome: &BatchOutcome,
 ) -> LaneReport {
     let all_done = outcome.is_clean() && dropped.is_empty();
@@ -283,8 +283,8 @@ mod tests {
         row
     }
 
-    fn dropped(id: i64, lane: i16) -> LeftBehind {
-        LeftBehind {
+    fn dropped(id: i64, lane: i16) -> DroppedRow {
+        DroppedRow {
             id,
             lane: Some(lane),
             possible_duplicate: false,
@@ -369,7 +369,7 @@ mod tests {
             let mut rows = of_lane(0, [3, 2]);
             rows.extend([delayed(row(1)), delayed(row(9))]);
             rows.extend(of_lane(1, [4]));
-            let claim = Claim {
+            let claim = ClaimedRows {
                 rows,
                 dropped: Vec::new(),
             };
@@ -387,11 +387,11 @@ mod tests {
 
     #[test]
     fn a_lane_is_cut_before_the_first_row_left_behind_and_others_are_not() {
-        let due = LeftBehind {
+        let due = DroppedRow {
             delayed: true,
             ..dropped(1, 1)
         };
-        let claim = Claim {
+        let claim = ClaimedRows {
             rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7]), vec![delayed(row(9))]].concat(),
             dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2), due],
         };
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn a_lane_that_was_scanned_far_enough_is_cut_there_unless_it_was_cut_before() {
         let cut_of = |most, dropped| {
-            let claim = Claim {
+            let claim = ClaimedRows {
                 rows: of_lane(0, [10, 20]),
                 dropped,
             };
@@ -440,7 +440,7 @@ mod tests {
         fn nothing_overtakes_a_row_left_behind_and_nothing_else_is_left_out(
             claimed in prop::collection::btree_map(0..40i64, (0..3i16, any::<bool>()), 0..40),
         ) {
-            let mut claim = Claim::default();
+            let mut claim = ClaimedRows::default();
             for (id, (lane, is_dropped)) in &claimed {
                 if *is_dropped {
                     claim.dropped.push(dropped(*id, *lane));
@@ -554,7 +554,7 @@ mod tests {
         };
         let left_behind = [
             dropped(5, 0),
-            LeftBehind {
+            DroppedRow {
                 possible_duplicate: true,
                 ..dropped(6, 0)
             },
@@ -564,19 +564,19 @@ mod tests {
 
     #[test]
     fn a_delayed_row_left_behind_cuts_no_lane_and_one_in_the_batch_is_not_cut() {
-        let left = LeftBehind {
+        let left = DroppedRow {
             delayed: true,
             ..dropped(2, 7)
         };
         let mut rows = of_lane(7, 10..=12);
         rows.push(delayed(of_lane(7, [30]).remove(0)));
-        let claim = Claim {
+        let claim = ClaimedRows {
             rows: rows.clone(),
             dropped: vec![left],
         };
         let (sent, cuts) = in_order(claim, &[held(7)]);
         assert_eq!((ids(&sent), cuts.get(&7)), (vec![10, 11, 12, 30], None));
-        let claim = Claim {
+        let claim = ClaimedRows {
             rows,
             dropped: vec![left, dropped(12, 7)],
         };

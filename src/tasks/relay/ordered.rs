@@ -20,7 +20,7 @@ use crate::domain::watermark::Watermark;
 use crate::failpoint;
 use crate::lanes::{Checkout, LaneReport};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, LaneOutcome, Result};
+use crate::outbox::{ClaimedRows, LaneOutcome, Result};
 
 /// Rows of checked-out lanes, from their claim until their outcome is written.
 pub(super) struct LaneBatch<'a> {
@@ -50,7 +50,7 @@ impl Relay {
     }
 
     /// `None`: the claim is discarded, because a bypassed writer has ended.
-    async fn claim_lanes(&self, checkout: &Checkout, lanes: &[CheckedOutLane]) -> Result<Option<Claim>> {
+    async fn claim_lanes(&self, checkout: &Checkout, lanes: &[CheckedOutLane]) -> Result<Option<ClaimedRows>> {
         let Checkout { term, bypassed, .. } = checkout;
         before_claim(lanes.iter().any(|lane| lane.start > lane.floor)).await;
         let claim = self
@@ -67,7 +67,7 @@ impl Relay {
         term: &Term,
         watermark: Watermark,
         lanes: &[CheckedOutLane],
-        claim: Claim,
+        claim: ClaimedRows,
         began: Instant,
     ) -> Vec<LaneReport> {
         let took = began.elapsed();
@@ -149,12 +149,12 @@ impl Relay {
             published: &outcome.published,
             refused: &outcome.refused,
             holds: &with_floors(&outcome.holds, batch.checked_out),
-            records: batch.entry.as_slice(),
+            entries: batch.entry.as_slice(),
             maybe_sent: &maybe_sent,
         };
         let is_ours = self
             .outbox
-            .settle_lanes(batch.term, &batch.lanes, &lane_outcome)
+            .write_lane_outcome(batch.term, &batch.lanes, &lane_outcome)
             .await?;
         if is_ours {
             self.lanes.maybe_sent().stored(batch.term.worker, maybe_sent);
@@ -180,7 +180,7 @@ impl Relay {
         if marked == ids.len() as u64 {
             return Ok(Some(marked));
         }
-        if self.outbox.still_ours(term, lanes).await? < lanes.len() {
+        if self.outbox.count_owned_lanes(term, lanes).await? < lanes.len() {
             return Ok(None);
         }
         // A mark that is repeated because its answer was lost finds its rows marked. An operator may also have removed some.

@@ -9,7 +9,7 @@ use super::poll_schedule::{PollResult, PollSlot};
 use super::{Relay, before_claim};
 use crate::domain::checkout::{CheckedOutLane, PollCheckout};
 use crate::metrics;
-use crate::outbox::{Claim, Found, Result};
+use crate::outbox::{ClaimedRows, PollAnswer, Result};
 
 /// The most rows that a poll scans before it gives up.
 const SCAN_MAX: usize = 1000;
@@ -18,7 +18,7 @@ const SCAN_MAX: usize = 1000;
 struct PollHit {
     checkout: PollCheckout,
     lanes: Vec<CheckedOutLane>,
-    claim: Claim,
+    claim: ClaimedRows,
 }
 
 impl Relay {
@@ -98,7 +98,7 @@ impl Relay {
     }
 
     /// `None`: the answer is discarded, because a bypassed writer has ended.
-    async fn ask(&self, checkout: &PollCheckout) -> Result<Option<Found>> {
+    async fn ask(&self, checkout: &PollCheckout) -> Result<Option<PollAnswer>> {
         before_claim(checkout.lanes.iter().any(|lane| checkout.start > lane.floor)).await;
         let found = self.outbox.poll(checkout, SCAN_MAX, self.budget.bytes()).await?;
         let proven = self.is_proven(&checkout.term, &checkout.bypassed).await?;

@@ -15,7 +15,7 @@ use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::failpoint;
 use crate::lanes::{LaneReport, LockedRows};
 use crate::metrics::{self, Stream};
-use crate::outbox::{Claim, LeftBehind, Result, UnorderedFilter, UnorderedOutcome};
+use crate::outbox::{ClaimedRows, DroppedRow, Result, UnorderedFilter, UnorderedOutcome};
 
 /// Unordered rows, from their claim until their outcome is written.
 pub(super) struct UnorderedBatch<'a> {
@@ -24,7 +24,7 @@ pub(super) struct UnorderedBatch<'a> {
     /// The number of their claim.
     claim: i64,
     pub(super) rows: Vec<Row>,
-    dropped: Vec<LeftBehind>,
+    dropped: Vec<DroppedRow>,
 }
 
 impl Relay {
@@ -40,7 +40,7 @@ impl Relay {
         };
         let took = began.elapsed();
         metrics::claim_took(Stream::Unordered, took);
-        let Some((claim, Claim { mut rows, dropped })) = claimed else {
+        let Some((claim, ClaimedRows { mut rows, dropped })) = claimed else {
             return LaneReport {
                 took,
                 ..unordered_report(checked_out, &[], &[], &BatchOutcome::default())
@@ -71,13 +71,17 @@ impl Relay {
     }
 
     /// Claims rows and reads them. `None`: none was free.
-    async fn claim_unordered(&self, term: &Term, checked_out: &UnorderedCheckout) -> Result<Option<(i64, Claim)>> {
+    async fn claim_unordered(
+        &self,
+        term: &Term,
+        checked_out: &UnorderedCheckout,
+    ) -> Result<Option<(i64, ClaimedRows)>> {
         let free = UnorderedFilter {
             claims_from: checked_out.claims_from,
             start: checked_out.start,
             scan_end: checked_out.scan_end,
             most: checked_out.most,
-            most_in_all: 2 * checked_out.most,
+            most_in_total: 2 * checked_out.most,
             of_hold: None,
             skip_held: checked_out.has_holds,
         };
@@ -124,7 +128,7 @@ impl Relay {
         let lease = self.settings.lease;
         let marked = self
             .outbox
-            .settle_unordered(term, claim, &unordered_outcome, lease)
+            .write_unordered_outcome(term, claim, &unordered_outcome, lease)
             .await?;
         self.lanes.unordered().remember_locked(term.worker, locked);
         Ok(marked)

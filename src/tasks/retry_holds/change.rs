@@ -48,21 +48,21 @@ impl HoldChange {
     }
 }
 
-/// A change of a hold, and the in-flight record of its head, if that was sent.
-pub type RecordedChange = (HoldChange, Option<InFlightEntry>);
+/// A change of a hold, and the in-flight entry of its head, if that was sent.
+pub type ChangeWithEntry = (HoldChange, Option<InFlightEntry>);
 
 impl RetryHolds {
     /// Writes changes of the holds of one lane as soon as no batch has the lane checked out.
-    pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<RecordedChange>) {
+    pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<ChangeWithEntry>) {
         let Some((term, lane)) = self.checkout(term, lane).await else {
             return;
         };
         failpoint::hit("before_hold_change").await;
         let (mut releases, mut postponements) = (Vec::new(), Vec::new());
-        for (change, record) in changes {
+        for (change, entry) in changes {
             match change {
-                HoldChange::Release(release) => releases.push((release, record)),
-                HoldChange::Postpone(postponement) => postponements.push((postponement, record)),
+                HoldChange::Release(release) => releases.push((release, entry)),
+                HoldChange::Postpone(postponement) => postponements.push((postponement, entry)),
             }
         }
         // A release raises the epoch, so it comes last.
@@ -85,22 +85,22 @@ impl RetryHolds {
         lane: &CheckedOutLane,
         postponements: Vec<(HoldPostponement, Option<InFlightEntry>)>,
     ) -> Option<()> {
-        let (mut postponements, records) = with_records(postponements);
+        let (mut postponements, entries) = with_entries(postponements);
         while !postponements.is_empty() {
-            // Heads that may have been sent are known by id, and remain so when their records are deleted.
+            // Heads that may have been sent are known by id, and remain so when their entries are deleted.
             let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(lane.lane);
             let fence = (lane.lane, lane.epoch);
             let write = || async {
                 let write = self
                     .outbox
-                    .postpone_holds(term, fence, &postponements, &records, &maybe_sent);
+                    .postpone_holds(term, fence, &postponements, &entries, &maybe_sent);
                 Ok(write.await?.then_some(()))
             };
             let written = self.writer.unless_locked(term, write).await;
             let refused = || postponements.iter().filter_map(|change| change.refused.as_ref());
             report_unless_locked(&written, refused());
             if written?.is_some() {
-                self.lanes.in_flight.done(&records);
+                self.lanes.in_flight.done(&entries);
                 self.lanes.maybe_sent().stored(term.worker, maybe_sent);
                 break;
             }
@@ -134,12 +134,12 @@ impl RetryHolds {
         mut releases: Vec<(HoldRelease, Option<InFlightEntry>)>,
     ) -> Option<()> {
         while !releases.is_empty() {
-            let (holds, records) = with_records(releases.clone());
-            let write = || self.outbox.release_holds(term, lane.lane, lane.epoch, &holds, &records);
+            let (holds, entries) = with_entries(releases.clone());
+            let write = || self.outbox.release_holds(term, lane.lane, lane.epoch, &holds, &entries);
             let written = self.writer.unless_locked(term, write).await;
             report_unless_locked(&written, holds.iter().filter_map(|release| release.refused.as_ref()));
             if let Some(lowered) = written? {
-                self.lanes.in_flight.done(&records);
+                self.lanes.in_flight.done(&entries);
                 failpoint::hit("after_hold_release").await;
                 self.note_released(term, lane.lane, lowered, &holds).await;
                 break;
@@ -167,10 +167,10 @@ impl RetryHolds {
                 .maybe_sent()
                 .remember_acknowledged(term.worker, lane.lane, id)
         });
-        let postponements = releases.into_iter().filter_map(|(release, record)| {
+        let postponements = releases.into_iter().filter_map(|(release, entry)| {
             let refused = release.refused.as_ref();
             let event = refused.map_or(Event::MarkLocked, Event::RefusalLocked);
-            Some((self.when_locked(&release.hold, event)?, record))
+            Some((self.when_locked(&release.hold, event)?, entry))
         });
         self.postpone(term, lane, postponements.collect()).await
     }
@@ -209,8 +209,8 @@ impl RetryHolds {
     }
 }
 
-/// Separates changes that are written together from their records.
-fn with_records<T>(changes: Vec<(T, Option<InFlightEntry>)>) -> (Vec<T>, Vec<InFlightEntry>) {
-    let (holds, records): (Vec<T>, Vec<Option<InFlightEntry>>) = changes.into_iter().unzip();
-    (holds, records.into_iter().flatten().collect())
+/// Separates changes that are written together from their in-flight entries.
+fn with_entries<T>(changes: Vec<(T, Option<InFlightEntry>)>) -> (Vec<T>, Vec<InFlightEntry>) {
+    let (holds, entries): (Vec<T>, Vec<Option<InFlightEntry>>) = changes.into_iter().unzip();
+    (holds, entries.into_iter().flatten().collect())
 }

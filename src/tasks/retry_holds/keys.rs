@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::change::{HoldChange, RecordedChange};
+use super::change::{ChangeWithEntry, HoldChange};
 use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds};
 use crate::boottime;
 use crate::domain::boot_instant::BootInstant;
@@ -67,7 +67,7 @@ impl RetryHolds {
         let Some(term) = self.lanes.live_term(self.settings.lease_needed()) else {
             return Ok(IDLE_WAIT);
         };
-        let holds = self.outbox.holds(&term, READ_MAX).await?;
+        let holds = self.outbox.due_keys(&term, READ_MAX).await?;
         let lanes = by_lane(holds.iter().filter(|hold| hold.wait <= 0.0).cloned());
         let round = RetryRound { term, draining };
         stream::iter(lanes)
@@ -90,7 +90,7 @@ impl RetryHolds {
         );
     }
 
-    async fn send_heads(&self, round: &RetryRound<'_>, holds: Vec<Hold>, changes: mpsc::Sender<RecordedChange>) {
+    async fn send_heads(&self, round: &RetryRound<'_>, holds: Vec<Hold>, changes: mpsc::Sender<ChangeWithEntry>) {
         let may_go = |_: &Hold| ready(!round.draining.is_cancelled() && !self.publisher.is_paused());
         stream::iter(holds)
             .filter(may_go)
@@ -112,7 +112,7 @@ impl RetryHolds {
     }
 
     /// Writes the changes of the holds of one lane, in groups of those that were answered shortly after each other.
-    async fn write_changes(&self, term: &Term, lane: i16, mut changes: mpsc::Receiver<RecordedChange>) {
+    async fn write_changes(&self, term: &Term, lane: i16, mut changes: mpsc::Receiver<ChangeWithEntry>) {
         while let Some(first) = changes.recv().await {
             let mut group = vec![first];
             let others = async {
@@ -131,10 +131,10 @@ impl RetryHolds {
 
     /// Sends the head of a hold, unless its fate is known already. Returns the change to write, or `None` if there is none or the
     /// lane is being given away.
-    async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<RecordedChange>> {
+    async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<ChangeWithEntry>> {
         // This must come before the row is read: once a row is marked, it is forgotten that Kafka has it.
         let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
-        let head = self.outbox.hold_head(&hold, &[]).await?;
+        let head = self.outbox.read_head(&hold, &[]).await?;
         // The round may have taken long, so the lease is checked again before something is sent.
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == round.term.worker) else {
@@ -156,8 +156,8 @@ impl RetryHolds {
         }
         let Some(mut row) = head else { return Ok(None) };
         row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
-        let record = match self.record_head(&live, &row).await {
-            Ok(Some(record)) => record,
+        let entry = match self.write_entry_of_head(&live, &row).await {
+            Ok(Some(entry)) => entry,
             other => {
                 self.lanes.holds().close_heads(live.worker, hold.lane, 1);
                 return other.map(|_| None);
@@ -167,7 +167,7 @@ impl RetryHolds {
         self.lanes.maybe_sent().remember(hold.lane, row.id);
         let decision = self.send_head(&hold, &row, live.ends).await;
         self.note_answer(hold.lane, &row, &decision).await;
-        Ok(self.to_change(&live, hold, decision, Some(record)))
+        Ok(self.to_change(&live, hold, decision, Some(entry)))
     }
 
     /// The change that a decision makes to a hold. If there is none, the head is closed.
@@ -176,8 +176,8 @@ impl RetryHolds {
         live: &Term,
         hold: Hold,
         decision: Decision,
-        record: Option<InFlightEntry>,
-    ) -> Option<RecordedChange> {
+        entry: Option<InFlightEntry>,
+    ) -> Option<ChangeWithEntry> {
         let lane = hold.lane;
         let head = hold.head_id;
         let Some(change) = HoldChange::new(hold, head, decision) else {
@@ -192,7 +192,7 @@ impl RetryHolds {
             let hold = &postponement.hold;
             report_held_key(&hold.topic, &hold.unit, hold.head_id, &refusal.reason);
         }
-        Some((change, record))
+        Some((change, entry))
     }
 
     async fn send_head(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {

@@ -103,7 +103,7 @@ impl RetryHolds {
         };
         let unordered = probing.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
         // Holds whose probe is in flight are read, too.
-        let paused = self.outbox.paused(&term, PROBES_AT_ONCE + probing.len()).await?;
+        let paused = self.outbox.due_probes(&term, PROBES_AT_ONCE + probing.len()).await?;
         let is_new = |hold: &&Hold| !probing.iter().any(|other| topic_unit(other) == topic_unit(hold));
         let due = paused.iter().filter(is_new).filter(|hold| hold.wait <= 0.0);
         let room = PROBES_AT_ONCE.saturating_sub(probing.len() - unordered);
@@ -111,7 +111,11 @@ impl RetryHolds {
         let excluded: Vec<TopicUnit> = probing.iter().chain(&holds).map(topic_unit).collect();
         let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        holds.extend(self.outbox.holds_unordered(&term, reserve, &excluded, room).await?);
+        holds.extend(
+            self.outbox
+                .reserve_unordered_probes(&term, reserve, &excluded, room)
+                .await?,
+        );
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
         Ok(Some(DueProbes {
@@ -134,9 +138,7 @@ impl RetryHolds {
                 release_others(&topic_unit, recovered).await;
                 Ok(())
             }
-            Ok(ProbeResult::StillDown { wait, reason }) => {
-                self.outbox.postpone_paused(&term, &hold, &reason, wait).await
-            }
+            Ok(ProbeResult::StillDown { wait, reason }) => self.outbox.postpone_unit(&term, &hold, &reason, wait).await,
             Ok(ProbeResult::NotSent) => {
                 // The hold of another lane is next. If there is none, this must not become a busy loop.
                 sleep(PAUSE_MIN).await;
@@ -156,7 +158,7 @@ impl RetryHolds {
     async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
         // A row that Kafka has already cannot be the probe.
         let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
-        let head = self.outbox.hold_head(hold, &acknowledged).await?;
+        let head = self.outbox.read_head(hold, &acknowledged).await?;
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker) else {
             return Ok(ProbeResult::NotSent);
@@ -179,7 +181,7 @@ impl RetryHolds {
             return Ok(ProbeResult::NotSent);
         };
         row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
-        let Some(record) = self.record_head(live, &row).await? else {
+        let Some(entry) = self.write_entry_of_head(live, &row).await? else {
             return Ok(ProbeResult::NotSent);
         };
         // This is known until the release is written. If the lane is given away before, its next owner learns of it.
@@ -188,23 +190,23 @@ impl RetryHolds {
         self.note_answer(hold.lane, &row, &decision).await;
         if let HoldFate::PostponeAll { wait, reason } = decision.hold {
             if row.possible_duplicate || decision.row.is_certainly_not_sent() {
-                // Otherwise the record stays, because it tells a successor that the row may have been sent.
-                self.discard_record(live, hold.lane, record).await?;
+                // Otherwise the entry stays, because it tells a successor that the row may have been sent.
+                self.discard_entry(live, hold.lane, entry).await?;
             }
             return Ok(ProbeResult::StillDown { wait, reason });
         }
-        let change = HoldChange::new(hold.clone(), Some(row.id), decision).map(|change| (change, Some(record)));
+        let change = HoldChange::new(hold.clone(), Some(row.id), decision).map(|change| (change, Some(entry)));
         self.change(live, hold.lane, change.into_iter().collect()).await;
         Ok(ProbeResult::Accepted)
     }
 
-    /// Deletes the record of a row for which this attempt has changed nothing.
-    async fn discard_record(&self, live: &Term, lane: i16, record: InFlightEntry) -> Result<()> {
+    /// Deletes the in-flight entry of a row for which this attempt has changed nothing.
+    async fn discard_entry(&self, live: &Term, lane: i16, entry: InFlightEntry) -> Result<()> {
         let Some(epoch) = self.lanes.ownership().epoch(lane) else {
             return Ok(());
         };
-        self.outbox.mark_lanes(live, &[(lane, epoch)], &[], &[record]).await?;
-        self.lanes.in_flight.done(&[record]);
+        self.outbox.mark_lanes(live, &[(lane, epoch)], &[], &[entry]).await?;
+        self.lanes.in_flight.done(&[entry]);
         Ok(())
     }
 
@@ -241,7 +243,7 @@ impl RetryHolds {
     }
 
     async fn release_in_all_lanes(&self, term: &Term, units: &[TopicUnit]) {
-        let holds = match self.outbox.paused_as(term, units).await {
+        let holds = match self.outbox.holds_of_units(term, units).await {
             Ok(holds) => holds,
             Err(error) => {
                 metrics::database_error();

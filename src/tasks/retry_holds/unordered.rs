@@ -37,7 +37,7 @@ impl RetryHolds {
         };
         let claimed = (claim, row.id);
         match self.write_unordered(term, hold, claimed, &decision).await {
-            Err(error) if error.is_locked() => {
+            Err(error) if error.is_lock_timeout() => {
                 if let Some(event) = decision.row.when_locked() {
                     decision = self.decide(hold, event, true);
                 }
@@ -84,7 +84,9 @@ impl RetryHolds {
             ..UnorderedOutcome::default()
         };
         let lease = self.settings.lease;
-        self.outbox.settle_unordered(term, claim, &outcome, lease).await?;
+        self.outbox
+            .write_unordered_outcome(term, claim, &outcome, lease)
+            .await?;
         let unmarked = LockedRows { claim, ids, claimed };
         self.lanes.unordered().remember_locked(term.worker, unmarked);
         Ok(())
@@ -103,7 +105,9 @@ impl RetryHolds {
             ..UnorderedOutcome::default()
         };
         let lease = self.settings.lease;
-        self.outbox.settle_unordered(term, claim, &outcome, lease).await?;
+        self.outbox
+            .write_unordered_outcome(term, claim, &outcome, lease)
+            .await?;
         refusal.into_iter().for_each(report_refusal);
         Ok(())
     }
@@ -115,7 +119,7 @@ impl RetryHolds {
             start: hold.resume_floor,
             scan_end: None,
             most: 1,
-            most_in_all: 1,
+            most_in_total: 1,
             of_hold: Some(hold),
             skip_held: true,
         };
@@ -141,12 +145,12 @@ impl RetryHolds {
     }
 
     async fn release_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
-        self.outbox.release_hold_unordered(term, hold, published).await?;
+        self.outbox.release_unordered_hold(term, hold, published).await?;
         if published.is_some() {
             metrics::rows_published(1);
             metrics::rows_marked(1);
         }
-        if let Some(stored) = self.outbox.unordered(term.incarnation).await? {
+        if let Some(stored) = self.outbox.read_unordered(term.incarnation).await? {
             self.lanes.unordered().note_stored(term.worker, stored);
         }
         Ok(())
