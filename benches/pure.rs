@@ -92,7 +92,7 @@ fn all_lanes() -> Lanes {
 }
 
 /// Every lane had more than it was asked for, and all of that was published. There are no unordered rows.
-fn seen(checkout: &Checkout) -> Vec<LaneReport> {
+fn reports(checkout: &Checkout) -> Vec<LaneReport> {
     let scan = ScanResult::of_everything(checkout.watermark);
     let hit_limit = |held: &CheckedOutLane| LaneReport {
         lane: held.lane,
@@ -125,10 +125,10 @@ fn batch(criterion: &mut Criterion) {
     };
     let mut group = criterion.benchmark_group("batch");
     group.throughput(Throughput::Elements(BATCH as u64));
-    group.bench_function("cut among full lanes, and given back", |bencher| {
+    group.bench_function("cut among full lanes, and returned", |bencher| {
         bencher.iter(|| {
             let checkout = lanes.checkout(black_box(&claim_limits)).expect("all lanes are ready");
-            lanes.checkin(&checkout.term, seen(&checkout));
+            lanes.checkin(&checkout.term, reports(&checkout));
         });
     });
     group.finish();

@@ -1,5 +1,5 @@
 //! The daemon: starts the tasks, and stops them in two phases. First no new work is taken and what is in flight is finished; then the
-//! lanes are given back.
+//! lanes are returned.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -224,7 +224,7 @@ async fn mark_what_is_free(relay: &Relay) {
     let _ = tokio::time::timeout(MARK_MARGIN, relay.mark_free()).await;
 }
 
-/// The second phase: the lanes are given back.
+/// The second phase: the lanes are returned.
 async fn leave(lease: &LeaseTask, deadline: Instant) {
     let left = deadline
         .saturating_duration_since(Instant::now())
