@@ -131,7 +131,7 @@ fn batch(criterion: &mut Criterion) {
     };
     let mut group = criterion.benchmark_group("batch");
     group.throughput(Throughput::Elements(BATCH as u64));
-    group.bench_function("cut among full lanes, and given back", |bencher| {
+    group.bench_function("cut among full lanes, and returned", |bencher| {
         bencher.iter(|| {
             let checkout = lanes
                 .checkouts()

@@ -57,7 +57,7 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Show what is pending, held, parked and dead, and what to do about it
     Status(status::StatusArgs),
-    /// Compare the outbox with the topics: is anything missing, repeated, out of order?
+    /// Compare the outbox with the topics: is anything missing, duplicated, out of order?
     ///
     /// It only reads, and may run beside the relay. Pending rows, and rows that retention has removed, are not compared; with
     /// --on-published delete nothing is left to compare. Memory use is small: about 250 bytes per row go to temporary files.

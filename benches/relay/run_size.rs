@@ -5,7 +5,7 @@ use std::time::Duration;
 pub struct RunSize {
     pub title: &'static str,
     pub rounds: usize,
-    /// Of what is compared in pairs, by less than the machine's own pace differs within a minute.
+    /// Of what is compared in pairs, by less than the machine's own speed differs within a minute.
     pub compared_rounds: usize,
     /// Rows of a drained backlog; of the larger ones; of what the textbook gets, which would otherwise take all day.
     pub rows: i64,

@@ -62,7 +62,7 @@ impl Undisturbed {
         Ok(best.outcome)
     }
 
-    /// Two runs that are compared, one right after the other, and each first in every other round: the pace of a machine may change within
+    /// Two runs that are compared, one right after the other, and each first in every other round: the speed of a machine may change within
     /// half a minute by more than they differ. They are repeated together.
     pub async fn pair<T>(
         &self,

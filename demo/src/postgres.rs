@@ -190,7 +190,7 @@ impl Home {
         Ok(Home(path))
     }
 
-    /// What we have just made belongs to whoever we are; root hands it to somebody PostgreSQL accepts.
+    /// The files we have just made belong to our own user; root hands them to one that PostgreSQL accepts.
     fn owner_for_server(&self) -> Result<Option<User>, Failure> {
         let failed = |error| unavailable("cannot prepare the temporary directory", &error);
         if std::fs::metadata(&self.0).map_err(failed)?.uid() != 0 {

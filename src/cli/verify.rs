@@ -177,7 +177,7 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
         write_offenders(out, name, finding, advice)?;
     }
     if findings.duplicated.unflagged > 0 {
-        let advice = "An unflagged repeat is a bug of the relay, or somebody else wrote it. Report it.";
+        let advice = "An unflagged duplicate is a bug of the relay, or another program wrote it. Report it.";
         write_offenders(out, "Duplicated", &findings.duplicated.copies, advice)?;
     }
     if report.verdict != Verdict::Holds && findings.counts.rows > 0 {

@@ -12,8 +12,8 @@ use crate::relay::Relay;
 /// The findings on one topic's history.
 #[derive(Debug)]
 pub struct History {
-    pub repeats: usize,
-    pub unflagged_repeats: usize,
+    pub duplicates: usize,
+    pub unflagged_duplicates: usize,
     pub flagged: usize,
     pub findings: Findings,
 }
@@ -36,8 +36,8 @@ impl World {
         };
         let findings = verify(&settings, &ProgressBar::hidden()).await.expect("both answer");
         History {
-            repeats: findings.duplicated.copies.count as usize,
-            unflagged_repeats: findings.duplicated.unflagged as usize,
+            duplicates: findings.duplicated.copies.count as usize,
+            unflagged_duplicates: findings.duplicated.unflagged as usize,
             flagged: findings.counts.flagged as usize,
             findings,
         }
@@ -66,47 +66,50 @@ impl History {
         assert_none("altered", &findings.altered);
     }
 
-    /// Sound; at most so many rows came again, and each of those says so.
-    pub fn assert_repeats_at_most(&self, in_flight: usize) {
+    /// Sound, with at most this many duplicates, each of them flagged.
+    pub fn assert_duplicates_at_most(&self, in_flight: usize) {
         self.assert_sound();
-        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
-        let repeats = self.repeats;
-        assert!(repeats <= in_flight, "{repeats} repeats of {in_flight} rows in flight");
+        assert_eq!(self.unflagged_duplicates, 0, "a duplicate is flagged");
+        let duplicates = self.duplicates;
+        assert!(
+            duplicates <= in_flight,
+            "{duplicates} duplicates of {in_flight} rows in flight"
+        );
     }
 
-    /// Sound; every repeat says that it is one, those that live admit to every copy that says so, and no row needed the
-    /// safety net.
-    pub fn assert_admitted_by(&self, relays: &[&Relay]) {
-        self.assert_repeats_admitted_by(relays);
-        let admitted = sum(relays, "outboxd_possible_duplicates_total");
+    /// Sound; every duplicate is flagged, the relays that live have counted every flagged copy, and no row was left for
+    /// the rescan to find.
+    pub fn assert_counted_by(&self, relays: &[&Relay]) {
+        self.assert_duplicates_counted_by(relays);
+        let counted = sum(relays, "outboxd_possible_duplicates_total");
         assert!(
-            admitted >= self.flagged as f64,
-            "{} flagged, {admitted} admitted",
+            counted >= self.flagged as f64,
+            "{} flagged, {counted} counted",
             self.flagged
         );
     }
 
-    /// The same where others have died: those may have flagged copies of their own.
-    pub fn assert_repeats_admitted_by(&self, relays: &[&Relay]) {
+    /// The same where other relays have died, which may have flagged copies as well.
+    pub fn assert_duplicates_counted_by(&self, relays: &[&Relay]) {
         self.assert_sound();
-        assert_eq!(self.unflagged_repeats, 0, "a repeat says that it is one");
-        let admitted = sum(relays, "outboxd_possible_duplicates_total");
+        assert_eq!(self.unflagged_duplicates, 0, "a duplicate is flagged");
+        let counted = sum(relays, "outboxd_possible_duplicates_total");
         assert!(
-            admitted >= self.repeats as f64,
-            "{} repeats, {admitted} admitted",
-            self.repeats
+            counted >= self.duplicates as f64,
+            "{} duplicates, {counted} counted",
+            self.duplicates
         );
         assert_eq!(
             sum(relays, "outboxd_rescan_found_rows_total"),
             0.0,
-            "no row needed the safety net"
+            "the rescan found no row"
         );
     }
 
     /// Sound, and every row exactly once.
     pub fn assert_exact(&self) {
         self.assert_sound();
-        assert_eq!(self.repeats, 0, "no crash, so no repeat");
+        assert_eq!(self.duplicates, 0, "no crash, so no duplicate");
     }
 }
 

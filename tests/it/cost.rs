@@ -1,4 +1,4 @@
-//! What a row costs, counted: counts do not jitter, so a change that makes the hot path dearer is seen here first.
+//! What a row costs, counted: counts do not vary, so a change that makes the hot path more expensive shows here first.
 
 use testkit::*;
 

@@ -119,11 +119,11 @@ async fn every_key_stays_in_order_while_processes_are_killed() {
     let awry = "SELECT count(*) FROM (SELECT (payload->>'n')::int - lag((payload->>'n')::int, 1, 0)
                 OVER (PARTITION BY key ORDER BY id) AS step FROM outbox.message) steps WHERE step <> 1";
     assert_eq!(world.count(awry).await, 0, "ids follow the writers' own count");
-    let [_, admitted, forgotten] = counters.sum();
+    let [_, counted, forgotten] = counters.sum();
     let in_flight = KILLS * TASKS * BATCH_ROWS;
     println!(
-        "{} rows, {} repeats, {} flagged, {admitted} admitted",
-        committed, history.repeats, history.flagged
+        "{} rows, {} duplicates, {} flagged, {counted} counted",
+        committed, history.duplicates, history.flagged
     );
     assert!(committed >= ROWS);
     assert_eq!(history.findings.counts.published, committed as u64);
@@ -131,13 +131,13 @@ async fn every_key_stays_in_order_while_processes_are_killed() {
     assert!(rolled_back.len() > ROWS / 20, "enough was rolled back to tell");
     assert!(records.iter().all(|record| !rolled_back.contains(&record.message_id())));
     history.assert_sound();
-    assert_eq!(history.unflagged_repeats, 0);
-    assert!(history.repeats <= in_flight, "{} repeats", history.repeats);
-    assert!(history.repeats <= history.flagged);
+    assert_eq!(history.unflagged_duplicates, 0);
+    assert!(history.duplicates <= in_flight, "{} duplicates", history.duplicates);
+    assert!(history.duplicates <= history.flagged);
     // What a victim flagged after it was last asked is in no counter: at most what it had in flight.
     assert!(
-        admitted + in_flight as f64 >= history.flagged as f64,
-        "{admitted} admitted"
+        counted + in_flight as f64 >= history.flagged as f64,
+        "{counted} counted"
     );
     assert_eq!(forgotten, 0.0, "no row needed the safety net");
 }

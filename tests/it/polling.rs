@@ -9,7 +9,7 @@ use tokio_postgres::types::ToSql;
 
 const HERE: &str = "SELECT incarnation FROM outbox.server";
 
-/// What a look answers: the ids with whether each was delayed, whether there are unordered rows, whether it was cut.
+/// What a poll returns: the ids, with whether each was delayed; whether there are unordered rows; whether it was cut short.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     rows: Vec<(i64, bool)>,
@@ -17,37 +17,37 @@ struct Answer {
     cut: bool,
 }
 
-/// What it answers beside them.
+/// What it returns beside them.
 #[derive(Debug, PartialEq)]
 struct PollSummary {
     lowest_unordered: Option<i64>,
 }
 
-struct Look {
+struct Poll {
     start: i64,
     lanes: Vec<i16>,
-    walk: i64,
+    scan: i64,
     has_holds: bool,
-    most: i64,
+    limit: i64,
 }
 
-impl Default for Look {
+impl Default for Poll {
     fn default() -> Self {
-        Look {
+        Poll {
             start: 0,
             lanes: (0..64).collect(),
-            walk: 1000,
+            scan: 1000,
             has_holds: false,
-            most: 100,
+            limit: 100,
         }
     }
 }
 
-impl Look {
+impl Poll {
     async fn rows(&self, world: &World, incarnation: &str) -> Vec<Row> {
         let text = statement::text("poll").replace("$6", &format!("({incarnation})"));
         let text = text.replace("$7", "0");
-        let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.walk, &self.has_holds, &self.most];
+        let params: [&(dyn ToSql + Sync); 5] = [&self.start, &self.lanes, &self.scan, &self.has_holds, &self.limit];
         world.db.query(&text, &params).await.expect("answered")
     }
 
@@ -93,26 +93,26 @@ async fn three_rows() -> (World, [i64; 3]) {
     (world, [ids[0], ids[1], ids[2]])
 }
 
-/// Holds the key b; a look that knows of it.
-async fn with_b_held(world: &World) -> Look {
+/// Holds the key b, and returns a poll that knows of the hold.
+async fn with_b_held(world: &World) -> Poll {
     world
         .execute(
             "INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
              SELECT lane, topic, 'k:b', 0, 'sick', now() FROM outbox.message WHERE key = 'b'",
         )
         .await;
-    Look {
+    Poll {
         has_holds: true,
-        ..Look::default()
+        ..Poll::default()
     }
 }
 
-/// A look that asks for the lane of `key` alone.
-async fn in_lane_of(world: &World, key: &str) -> Look {
+/// A poll that asks for the lane of `key` alone.
+async fn in_lane_of(world: &World, key: &str) -> Poll {
     let lane = format!("SELECT max(lane)::bigint FROM outbox.message WHERE key = '{key}'");
-    Look {
+    Poll {
         lanes: vec![world.count(&lane).await as i16],
-        ..Look::default()
+        ..Poll::default()
     }
 }
 
@@ -126,10 +126,10 @@ fn fresh(ids: &[i64]) -> Answer {
 #[tokio::test]
 async fn a_poll_takes_what_is_pending_above_its_start_in_the_lanes_it_asks_for() {
     let (world, [first, second, third]) = three_rows().await;
-    assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
-    let above = Look {
+    assert_eq!(Poll::default().answer(&world).await, fresh(&[first, second, third]));
+    let above = Poll {
         start: first,
-        ..Look::default()
+        ..Poll::default()
     };
     assert_eq!(above.answer(&world).await, fresh(&[second, third]));
     assert_eq!(in_lane_of(&world, "b").await.answer(&world).await, fresh(&[second]));
@@ -138,7 +138,7 @@ async fn a_poll_takes_what_is_pending_above_its_start_in_the_lanes_it_asks_for()
             "UPDATE outbox.message SET published_at = now() WHERE id = {second}"
         ))
         .await;
-    assert_eq!(Look::default().answer(&world).await, fresh(&[first, third]));
+    assert_eq!(Poll::default().answer(&world).await, fresh(&[first, third]));
 }
 
 #[tokio::test]
@@ -148,14 +148,14 @@ async fn a_poll_that_finds_more_than_it_takes_says_only_that() {
         cut: true,
         ..Answer::default()
     };
-    let few = Look {
-        most: 2,
-        ..Look::default()
+    let few = Poll {
+        limit: 2,
+        ..Poll::default()
     };
     assert_eq!(few.answer(&world).await, cut);
-    let short = Look {
-        walk: 3,
-        ..Look::default()
+    let short = Poll {
+        scan: 3,
+        ..Poll::default()
     };
     assert_eq!(short.answer(&world).await, cut, "there may be more behind");
     world
@@ -184,12 +184,12 @@ async fn a_poll_skips_what_is_held_or_not_yet_due_and_says_that_there_are_unorde
     let (world, [first, second, third]) = three_rows().await;
     let holding = with_b_held(&world).await;
     assert_eq!(holding.answer(&world).await, fresh(&[first, third]));
-    let held_alone = Look {
+    let held_alone = Poll {
         has_holds: true,
         ..in_lane_of(&world, "b").await
     };
     assert_eq!(held_alone.answer(&world).await, fresh(&[]));
-    assert_eq!(Look::default().answer(&world).await, fresh(&[first, second, third]));
+    assert_eq!(Poll::default().answer(&world).await, fresh(&[first, second, third]));
     let delay = |id, when| format!("UPDATE outbox.message SET available_at = now() {when} WHERE id = {id}");
     world.execute(&delay(first, "+ interval '1 hour'")).await;
     world.execute(&delay(third, "- interval '1 s'")).await;
@@ -205,7 +205,7 @@ async fn a_poll_skips_what_is_held_or_not_yet_due_and_says_that_there_are_unorde
 #[tokio::test]
 async fn a_poll_of_another_server_than_the_term_began_on_has_no_answer() {
     let (world, _) = three_rows().await;
-    assert_eq!(Look::default().at(&world, "SELECT now()").await, None);
+    assert_eq!(Poll::default().at(&world, "SELECT now()").await, None);
 }
 
 #[tokio::test]
@@ -219,25 +219,25 @@ async fn a_poll_skips_unordered_rows_that_are_claimed_until_the_lease_is_over() 
         unordered,
         ..Answer::default()
     };
-    assert_eq!(Look::default().answer(&world).await, unordered(true));
+    assert_eq!(Poll::default().answer(&world).await, unordered(true));
     world.abandon_pending().await;
     assert_eq!(
-        Look::default().answer(&world).await,
+        Poll::default().answer(&world).await,
         unordered(true),
         "nobody's any more"
     );
     world.execute("UPDATE outbox.claim SET lease_until = 'infinity'").await;
     assert_eq!(
-        Look::default().answer(&world).await,
+        Poll::default().answer(&world).await,
         unordered(false),
-        "they are in good hands"
+        "another worker publishes them"
     );
 }
 
 #[tokio::test]
 async fn a_poll_names_the_lowest_unordered_row_whether_it_is_claimed_or_not() {
     let (world, _) = three_rows().await;
-    let lowest = async || Look::default().overview(&world).await.lowest_unordered;
+    let lowest = async || Poll::default().overview(&world).await.lowest_unordered;
     assert_eq!(lowest().await, None);
     let ids = world.insert("orders", &[(None, vec![4]), (None, vec![5])]).await;
     world
@@ -246,9 +246,9 @@ async fn a_poll_names_the_lowest_unordered_row_whether_it_is_claimed_or_not() {
              VALUES (-1, 'orders', '', 0, 'sick', now())",
         )
         .await;
-    let holding = Look {
+    let holding = Poll {
         has_holds: true,
-        ..Look::default()
+        ..Poll::default()
     };
     assert_eq!(
         holding.overview(&world).await.lowest_unordered,
@@ -272,8 +272,8 @@ async fn a_poll_names_the_lowest_unordered_row_whether_it_is_claimed_or_not() {
     assert_eq!(lowest().await, None);
 }
 
-/// A hundred ids, or half a second, are reason to ask. One question settles at least what was drawn before the last one, so there are two for
-/// each reason where a writer is always under way.
+/// The relay asks for open writers after a hundred ids or half a second. One answer moves the watermark at least past what was drawn
+/// before the last one, so there are two questions for each reason while a writer is always open.
 #[tokio::test]
 async fn under_a_trickle_the_database_is_asked_who_writes_a_few_times_for_every_hundred_rows() {
     const ROWS: usize = 2_000;
@@ -297,7 +297,7 @@ async fn under_a_trickle_the_database_is_asked_who_writes_a_few_times_for_every_
     world.assert_promises_kept(&topic, &[&relay]).await;
 }
 
-/// The count of their batch is short, and the lease is asked for: it was not lost.
+/// The mark of their batch counts too few rows, and the relay checks its lease: it was not lost.
 #[tokio::test]
 async fn rows_removed_before_their_mark_are_missed_by_nobody_and_the_others_are_counted() {
     let world = World::new().await;
@@ -322,7 +322,7 @@ async fn rows_removed_before_their_mark_are_missed_by_nobody_and_the_others_are_
     relay.assert_alive();
 }
 
-/// The next look is due when what the last one found is relayed, and finds something again, for as long as the load lasts.
+/// The next poll is due when the rows of the last one are published, and finds rows again, for as long as the load lasts.
 #[tokio::test]
 async fn polls_that_always_find_something_keep_nothing_else_waiting() {
     let world = World::new().await;
@@ -333,7 +333,7 @@ async fn polls_that_always_find_something_keep_nothing_else_waiting() {
         delay: Duration::from_millis(10),
         ..Link::default()
     });
-    // So few that no look ever sees more than it takes along.
+    // So few rows that no poll finds more than it returns.
     let one_row = "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, 'k' || $2::bigint % 100, '1')";
     let load = BackgroundWrites::writing(&world, &topic, one_row);
     world

@@ -193,7 +193,7 @@ async fn a_writer_does_not_wait_for_a_purge_under_way_on_other_rows() {
     sweeper
         .batch_execute("BEGIN; SELECT outbox.purge_processed('1 day'), outbox.purge_inbox('1 day')")
         .await
-        .expect("a sweep under way");
+        .expect("a purge in progress");
     world
         .execute(
             "SET lock_timeout = '1ms';

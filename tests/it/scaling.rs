@@ -108,8 +108,8 @@ async fn a_rolling_restart_under_load_repeats_nothing_and_keeps_no_row_waiting()
     let history = world.history(&topic).await;
     history.assert_exact();
     assert_eq!(history.flagged, 0, "every stop was clean");
-    history.assert_admitted_by(&replicas.iter().collect::<Vec<_>>());
-    recovered.record(history.repeats);
+    history.assert_counted_by(&replicas.iter().collect::<Vec<_>>());
+    recovered.record(history.duplicates);
 }
 
 /// Replicas that are added, stopped and killed on a schedule, and what each had counted when last asked.
@@ -168,7 +168,7 @@ async fn order_holds_while_replicas_are_added_stopped_and_killed() {
     let fault = Fault::new(
         39,
         "one to eight to two replicas, one killed every few seconds",
-        "repeats only of what the killed had in flight",
+        "duplicates only of what the killed had in flight",
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
@@ -188,17 +188,17 @@ async fn order_holds_while_replicas_are_added_stopped_and_killed() {
         fleet.counters.scrape(replica);
     }
     let history = world.history(&topic).await;
-    let [_, admitted, forgotten] = fleet.counters.sum();
+    let [_, counted, forgotten] = fleet.counters.sum();
     let in_flight = fleet.in_flight_at_kills();
-    history.assert_repeats_at_most(in_flight);
+    history.assert_duplicates_at_most(in_flight);
     // What a victim flagged after it was last asked is in no counter: at most what it had in flight.
     assert!(
-        admitted + in_flight as f64 >= history.flagged as f64,
-        "{} flagged, {admitted} admitted",
+        counted + in_flight as f64 >= history.flagged as f64,
+        "{} flagged, {counted} counted",
         history.flagged
     );
     assert_eq!(forgotten, 0.0, "no row needed the safety net");
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ async fn a_claim_left_behind_is_taken_over_bit_by_bit_and_each_row_of_it_is_flag
     let history = world.history(&topic).await;
     history.assert_exact();
     assert_eq!(history.flagged, 50, "those that may have been sent, and no other");
-    history.assert_admitted_by(&[&relay]);
+    history.assert_counted_by(&[&relay]);
     world.until("SELECT count(*) = 0 FROM outbox.claim").await;
 }
 
@@ -175,7 +175,7 @@ async fn the_floor_follows_a_standing_backlog_also_after_a_slow_answer_who_write
     let (a_row, history) = scanned_in_a_standing_backlog(&world, relay).await;
     assert!(a_row < 30.0, "{a_row:.1} index entries read for each row");
     // Some came again, and said so, on a machine that was kept from its processors.
-    history.assert_repeats_at_most(BACKLOG);
+    history.assert_duplicates_at_most(BACKLOG);
 }
 
 /// As where another worker has released a parked topic: rows below a floor that this one has in mind come free.

@@ -162,7 +162,7 @@ async fn a_small_history_is_compared_where_no_temporary_file_can_be_written() {
     assert_eq!(
         plot.verify(&["--temp-dir", "/nowhere"]).code,
         Some(1),
-        "the repeat is found there, too"
+        "the duplicate is found there, too"
     );
 }
 

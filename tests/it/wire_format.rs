@@ -101,7 +101,11 @@ async fn headers_carry_the_metadata_and_what_the_application_wrote() {
         .iter()
         .map(|(name, _)| name.as_str())
         .collect();
-    assert_eq!(bare, ["message-id"], "nothing that was not said, and no repeat flag");
+    assert_eq!(
+        bare,
+        ["message-id"],
+        "nothing that was not said, and no flag of a duplicate"
+    );
     for record in &records {
         let key = record.key_text();
         let id = world

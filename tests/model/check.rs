@@ -22,7 +22,7 @@ impl<M> Checked for M where
 {
 }
 
-/// Every state within the bounds: no promise is broken, and what should be possible is.
+/// Every state within the bounds: no promise is broken, and what should be possible is possible.
 pub fn holds(name: &str, model: impl Checked) {
     let began = Instant::now();
     let checker = model.checker().threads(THREADS).spawn_bfs().join();
@@ -43,7 +43,7 @@ pub fn breaks(model: impl Checked, promise: &'static str) -> Option<usize> {
 }
 
 /// Has the state a successor?
-pub fn goes_on<M: Model>(model: &M, state: &M::State) -> bool {
+pub fn continues<M: Model>(model: &M, state: &M::State) -> bool {
     let mut actions = Vec::new();
     model.actions(state, &mut actions);
     actions

@@ -1,8 +1,8 @@
 //! Writers that draw ids and commit in any order, and one lane's owner that claims, publishes, holds and releases.
 //!
-//! All rows are of one key. The horizon and the step of a floor are the product's own (`outboxd::domain`). Every step makes
-//! something irrevocable happen, so there are no cycles: a run that cannot go on has ended, and "in the end" is a plain look
-//! at the states without a successor.
+//! All rows are of one key. The watermark and the floor are the product's own types (`outboxd::domain`). No step can be undone,
+//! so there are no cycles: a run that cannot continue has ended, and "in the end" is a property of the states without a
+//! successor.
 
 mod relay;
 mod writer;
@@ -10,7 +10,7 @@ mod writer;
 use outboxd::domain::watermark::WatermarkTracker;
 use stateright::{Model, Property};
 
-use crate::check::goes_on;
+use crate::check::continues;
 use crate::rules::{Rule, Rules};
 use relay::{Relay, Step, Store};
 use writer::Writer;
@@ -117,7 +117,7 @@ impl Model for Floor {
             }),
             Property::always(STORED, |_, state: &State| state.stored_floor_leads_nobody()),
             Property::always(LOSS, |model: &Floor, state: &State| {
-                state.nothing_is_left() || goes_on(model, state)
+                state.nothing_is_left() || continues(model, state)
             }),
             Property::sometimes("a held row is published", |_, state: &State| {
                 state.relay.has_released() && state.nothing_is_left()

@@ -27,7 +27,7 @@ pub struct Lease {
     /// All of one key: row 0 comes before row 1.
     pub rows: u8,
     /// So many of them have leases that can end; the others always renew in time.
-    pub mortals: usize,
+    pub expiring: usize,
     /// Crashes, pauses, lost answers, slow clocks, failed sends, hand-overs and departures, all together.
     pub events: u8,
 }
@@ -37,10 +37,10 @@ pub struct Lease {
 pub struct Wrong {
     stale_send: bool,
     stale_mark: bool,
-    needless_repeat: bool,
+    needless_duplicate: bool,
     out_of_order: bool,
     owns_after_leaving: bool,
-    silent_repeat: bool,
+    unflagged_duplicate: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ pub struct State {
     /// A statement whose sender no longer listens: it may run at any time.
     zombie: Option<Request>,
     events_left: u8,
-    /// A crash, a pause, a lost answer, a failed send or a lease run out: after one of these a repeat may be.
+    /// A crash, a pause, a lost answer, a failed send or a lease run out: after one of these a row may be sent twice.
     unlucky: bool,
     /// Over one lease the clocks differ by one tick at most.
     slowed: bool,
@@ -103,7 +103,7 @@ impl Model for Lease {
             actions.push(Action::Zombie);
         }
         for number in 0..state.processes.len() {
-            if number < self.mortals {
+            if number < self.expiring {
                 actions.push(Action::SlowTick(number));
             }
             actions.extend(Step::ALL.iter().map(|step| Action::Process(number, *step)));
@@ -125,10 +125,10 @@ impl Model for Lease {
         vec![
             Property::always(SENDS, |_, state: &State| !state.wrong.stale_send),
             Property::always(MARKS, |_, state: &State| !state.wrong.stale_mark),
-            Property::always(REPEATS, |_, state: &State| !state.wrong.needless_repeat),
+            Property::always(DUPLICATES, |_, state: &State| !state.wrong.needless_duplicate),
             Property::always(ORDER, |_, state: &State| !state.wrong.out_of_order),
             Property::always(LEFT, |_, state: &State| !state.wrong.owns_after_leaving),
-            Property::always(FLAGGED, |_, state: &State| !state.wrong.silent_repeat),
+            Property::always(FLAGGED, |_, state: &State| !state.wrong.unflagged_duplicate),
             Property::always(MARKED, |_, state: &State| state.marked & !state.landed == 0),
             Property::sometimes("all rows are published", |model: &Lease, state: &State| {
                 state.marked.count_ones() == u32::from(model.rows)
@@ -142,14 +142,14 @@ impl Model for Lease {
 
 pub const SENDS: &str = "nobody sends what another owns";
 pub const MARKS: &str = "only the owner's marks count";
-pub const REPEATS: &str = "without a fault nothing is sent twice";
+pub const DUPLICATES: &str = "without a fault nothing is sent twice";
 pub const ORDER: &str = "first copies are in order";
 pub const LEFT: &str = "who left owns nothing";
-pub const FLAGGED: &str = "a repeat says that it may be one";
+pub const FLAGGED: &str = "a duplicate is flagged";
 pub const MARKED: &str = "what is marked was sent";
 
 impl State {
-    /// Something befalls us, if there is anything left of that.
+    /// Spends one of the faults that are left.
     fn spend(&mut self) -> bool {
         let may = self.events_left > 0;
         self.events_left = self.events_left.saturating_sub(1);
@@ -161,11 +161,11 @@ impl State {
             return false;
         }
         self.slowed |= slow.is_some();
-        for term in self.terms.iter_mut().take(model.mortals) {
+        for term in self.terms.iter_mut().take(model.expiring) {
             term.left = term.left.saturating_sub(1);
         }
         for (number, process) in self.processes.iter_mut().enumerate() {
-            process.tick(number < model.mortals && slow != Some(number));
+            process.tick(number < model.expiring && slow != Some(number));
         }
         true
     }
@@ -186,9 +186,9 @@ impl State {
         let others = self.lane.owner.is_some_and(|owner| owner != batch.term) || self.lane.epoch != batch.epoch;
         self.wrong.stale_send |= others && self.lane.owner.is_some() && !batch.paused;
         let again = self.landed & (1 << row) != 0;
-        self.wrong.needless_repeat |= again && !self.unlucky;
+        self.wrong.needless_duplicate |= again && !self.unlucky;
         // A copy that was held up may land behind the one that knows of it.
-        self.wrong.silent_repeat |= again && batch.maybe_sent & (1 << row) == 0 && !batch.paused;
+        self.wrong.unflagged_duplicate |= again && batch.maybe_sent & (1 << row) == 0 && !batch.paused;
         self.wrong.out_of_order |= row > 0 && self.landed & (1 << (row - 1)) == 0;
         self.landed |= 1 << row;
     }

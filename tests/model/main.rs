@@ -25,7 +25,7 @@ fn lease(rules: Rules, rows: u8, events: usize) -> Lease {
         rules,
         rows,
         processes: bound("OUTBOXD_MODEL_WORKERS", 2),
-        mortals: bound("OUTBOXD_MODEL_MORTALS", 1),
+        expiring: bound("OUTBOXD_MODEL_EXPIRING", 1),
         events: bound("OUTBOXD_MODEL_EVENTS", events) as u8,
     }
 }
@@ -81,7 +81,7 @@ fn without_a_rule_a_promise_breaks() {
         (MarkLocksTheLane, lease::MARKS, 1),
         (MarkChecksTheEpoch, lease::MARKS, 2),
         (BusyLaneStays, lease::SENDS, 1),
-        (MarkComesBeforeLeaving, lease::REPEATS, 1),
+        (MarkComesBeforeLeaving, lease::DUPLICATES, 1),
         (LeavingStamps, lease::LEFT, 2),
         (SendsAreRecorded, lease::FLAGGED, 1),
         (UnknownStaysMaybeSent, lease::FLAGGED, 1),
@@ -96,7 +96,7 @@ fn without_a_rule_a_promise_breaks() {
         (FloorWaitsForWriters, floor::LOSS, 1),
         (WritersAreLockHolders, floor::LOSS, 1),
         (HighestIdFirst, floor::LOSS, 1),
-        (SettledBeforeTheClaim, floor::LOSS, 1),
+        (WatermarkBeforeTheClaim, floor::LOSS, 1),
         (SoftClaimsAreProven, floor::ORDER, 1),
         (SoftFloorsFall, floor::LOSS, 1),
         (FloorStaysBelowTheLeft, floor::LOSS, 1),
@@ -129,11 +129,11 @@ fn without_a_rule_a_promise_breaks() {
     assert!(needless.is_empty(), "nothing breaks without {needless:?}");
 }
 
-/// Belt and braces: what is left is counted from before the call, so a late answer grants nothing anyway.
+/// A second safeguard: what is left of a lease is counted from before the call, so a late answer grants nothing anyway.
 #[test]
 fn a_late_answer_would_do_no_harm() {
     let model = || lease(Rules::without(&[Rule::LateAnswerIsNoOwnership]), 1, 1);
-    for promise in [lease::SENDS, lease::MARKS, lease::REPEATS, lease::LEFT] {
+    for promise in [lease::SENDS, lease::MARKS, lease::DUPLICATES, lease::LEFT] {
         assert_eq!(check::breaks(model(), promise), None, "{promise}");
     }
 }

@@ -1,10 +1,10 @@
-//! The rules the protocol consists of. Each can be switched off, and then some promise must break: see `main`.
+//! The rules the protocol consists of. Each can be switched off, and then a promise must break: see `main`.
 
 /// One rule. The doc comment says what the protocol does; without it, it does the obvious simpler thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     // The lease of lanes.
-    /// A take locks the expired worker's row, and so sees a renewal that has just committed.
+    /// A take locks the expired worker's row, and so reads a renewal that has just committed.
     TakeLocksTheWorker,
     /// A take stamps the expired worker stopped: a renewal that waited for the lock reads the row again.
     TakeStampsTheWorker,
@@ -24,33 +24,33 @@ pub enum Rule {
     BusyLaneStays,
     /// What was acknowledged is marked before the lane is handed over.
     MarkComesBeforeLeaving,
-    /// Who leaves is stamped stopped in the transaction that frees its lanes.
+    /// A worker that leaves is stamped stopped in the transaction that frees its lanes.
     LeavingStamps,
-    /// What is about to be sent is written down before it is, and the next owner of the lane counts that as maybe sent.
+    /// An in-flight entry is written before anything is sent, and the next owner of the lane counts its rows as maybe sent.
     SendsAreRecorded,
-    /// What Kafka gave no answer for is written down as maybe sent when the record of its batch goes.
+    /// Rows that Kafka gave no answer for are stored as maybe sent when the in-flight entry of their batch is deleted.
     UnknownStaysMaybeSent,
 
     // Floors and holds.
-    /// An id is settled when those who held the writers' lock have ended; otherwise, when a claim has seen it.
+    /// The watermark passes an id when every writer that was open at its drawing has ended; otherwise, when a claim has read it.
     FloorWaitsForWriters,
-    /// The writers are those who hold the lock; otherwise, those who have a transaction id.
+    /// Open writers are the sessions that hold the table lock; otherwise, those that have a transaction id.
     WritersAreLockHolders,
     /// The highest id is read before the writers are.
     HighestIdFirst,
-    /// A floor moves by what was settled before the claim; otherwise, by what is settled when it is checked in.
-    SettledBeforeTheClaim,
-    /// A claim from the soft floor counts only if none of those it rests on had ended.
+    /// A floor moves up to the watermark as it was before the claim; otherwise, as it is when the lane is checked in.
+    WatermarkBeforeTheClaim,
+    /// A claim from the soft floor counts only if none of the writers it bypasses had ended.
     SoftClaimsAreProven,
-    /// Soft floors fall when a holder ends.
+    /// Soft floors fall when an open writer ends.
     SoftFloorsFall,
-    /// A floor stays below what was seen and is neither published nor held.
+    /// A floor stays below a row that was claimed and is neither published nor held.
     FloorStaysBelowTheLeft,
     /// A hold is written with the marks of its batch, before the floor passes its rows.
     HoldComesBeforeTheFloor,
     /// A hold remembers the floor of its claim; otherwise, its head.
     HoldRemembersTheFloor,
-    /// Claims leave out what is held.
+    /// Claims leave out rows that are held.
     ClaimsLeaveOutTheHeld,
     /// Behind a refused row nothing of its key is sent.
     NothingOvertakesTheRefused,
@@ -68,7 +68,7 @@ pub enum Rule {
     FloorComesFromAPoll,
     /// Releasing a parked topic raises the epoch, which guards the floor others store.
     LoweringRaisesTheEpoch,
-    /// Who sees another epoch reads the stored floor again.
+    /// A worker that reads another epoch reads the stored floor again.
     AnotherEpochIsReadAgain,
 }
 

@@ -1,11 +1,11 @@
 //! Unordered rows: claimed by anyone, each under a record of its own, with one floor that all workers share and a topic that may be parked.
 //!
-//! All rows are of one topic, have committed and are settled: how ids settle is the floor model's. As there, no run is
-//! endless, and "in the end" is a property of the states without a successor.
+//! All rows are of one topic, have committed and lie below the watermark: how that moves is part of the floor model. As there, no run
+//! is endless, and "in the end" is a property of the states without a successor.
 
 use stateright::{Model, Property};
 
-use crate::check::goes_on;
+use crate::check::continues;
 use crate::rules::{Rule, Rules};
 
 #[derive(Clone, Debug)]
@@ -136,7 +136,7 @@ impl Model for Unordered {
                 state.lowest_pending().is_none_or(|row| row >= floor)
             }),
             Property::always(LOSS, |model: &Unordered, state: &State| {
-                state.lowest_pending().is_none() || goes_on(model, state)
+                state.lowest_pending().is_none() || continues(model, state)
             }),
             Property::sometimes("a floor is stored", |_, state: &State| state.stored_floor > 0),
         ]
@@ -187,7 +187,7 @@ impl State {
         true
     }
 
-    /// The topic is sick: it is parked, and the row given back unsent.
+    /// The topic is unavailable: it is parked, and the row returned unsent.
     fn park(&mut self, worker: usize) -> bool {
         let Some(batch) = self.workers[worker].batch.take_if(|batch| !batch.is_acked) else {
             return false;
@@ -265,7 +265,7 @@ impl State {
         is_another
     }
 
-    /// Of itself when the worker has died; under a living one it is a misfortune.
+    /// Without a fault when the worker has died; under a live one it counts as a fault.
     fn lease_ends(&mut self, row: usize) -> bool {
         let token = self.rows[row].token;
         let lives = self

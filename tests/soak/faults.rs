@@ -33,7 +33,7 @@ pub async fn play(
     let mut injected = Vec::new();
     let mut background = JoinSet::new();
     for event in schedule.events.iter().copied() {
-        if event.rested {
+        if event.after_quiet_period {
             sleep(QUIET_PERIOD).await;
         }
         sleep_until((start + event.at).into()).await;

@@ -102,7 +102,7 @@ async fn gather(schedule: &Schedule, environment: &Arc<Environment>) -> Evidence
         drained,
         table: table(environment).await,
         committed: written.committed.load(Ordering::Relaxed),
-        in_doubt: written.in_doubt.load(Ordering::Relaxed),
+        unknown: written.unknown.load(Ordering::Relaxed),
         rolled_back: written.rolled_back.load(Ordering::Relaxed),
     }
 }

@@ -65,11 +65,11 @@ fn flow(evidence: &Evidence) -> String {
     let cpu: f64 = evidence.lives.iter().map(|life| life.cpu_seconds).sum();
     let seconds = evidence.samples.last().map_or(1.0, |sample| sample.at.as_secs_f64());
     format!(
-        "Committed {} rows, rolled back {}, in doubt {}; {} poison. Published {:.0}; possible duplicates {:.0}, fenced {:.0}, \
+        "Committed {} rows, rolled back {}, unknown {}; {} poison. Published {:.0}; possible duplicates {:.0}, fenced {:.0}, \
          terms lost {:.0}, producers replaced {:.0}, in {} lives of the replicas, which used {:.0} % of a core.\n",
         evidence.committed,
         evidence.rolled_back,
-        evidence.in_doubt,
+        evidence.unknown,
         evidence.table.poison,
         counters.published,
         counters.possible_duplicates,
@@ -106,7 +106,7 @@ fn figures(schedule: &Schedule, evidence: &Evidence, checks: &[Check]) -> Value 
         "checks": checks.iter().map(|check| json!({
             "promise": check.promise, "measured": check.measured, "allowed": check.allowed, "holds": check.holds,
         })).collect::<Vec<_>>(),
-        "rows": { "committed": evidence.committed, "in_doubt": evidence.in_doubt, "rolled_back": evidence.rolled_back,
+        "rows": { "committed": evidence.committed, "unknown": evidence.unknown, "rolled_back": evidence.rolled_back,
                   "poison": evidence.table.poison },
         "counters": evidence.counters(),
         "oracle": evidence.oracle.0,

@@ -100,7 +100,7 @@ pub struct Event {
     pub at: Duration,
     pub kind: Kind,
     /// Before it nothing is broken for as long as a recovery may take: by then everything must flow.
-    pub rested: bool,
+    pub after_quiet_period: bool,
     pub replica: usize,
     pub lasts: Duration,
 }
@@ -119,8 +119,8 @@ impl Schedule {
         let mut at = Duration::from_secs(3);
         loop {
             // From a deck, so that every kind has its turn even in a short run.
-            let rested = deck.is_empty() && !events.is_empty();
-            if rested {
+            let after_quiet_period = deck.is_empty() && !events.is_empty();
+            if after_quiet_period {
                 at += QUIET_PERIOD;
             }
             if deck.is_empty() {
@@ -131,7 +131,7 @@ impl Schedule {
             let event = Event {
                 at,
                 kind,
-                rested,
+                after_quiet_period,
                 replica: draw.usize(..REPLICAS),
                 lasts: Duration::from_millis(draw.u64(kind.lasts())),
             };

@@ -15,7 +15,7 @@ pub const GRACE: Duration = Duration::from_secs(10);
 const SCRAPE: Duration = Duration::from_secs(2);
 const SAMPLES_OF_A_QUIET_PERIOD: usize = 3;
 
-/// Of what was in flight when a fault left it in doubt, so much may be sent as a possible repeat.
+/// How many rows may be flagged as possible duplicates, for each row in flight at a fault.
 const FLAGS_MAX: f64 = 3.0;
 
 /// Below this, memory may do what it likes.
@@ -37,7 +37,7 @@ pub struct Evidence {
     pub drained: Option<Duration>,
     pub table: Table,
     pub committed: u64,
-    pub in_doubt: u64,
+    pub unknown: u64,
     pub rolled_back: u64,
 }
 
@@ -63,7 +63,7 @@ impl Evidence {
         checks.extend(self.dead_letters());
         checks.extend([
             self.drain(),
-            self.rests(),
+            self.quiet_periods(),
             self.lag(),
             self.memory(),
             self.connections(),
@@ -94,14 +94,14 @@ impl Evidence {
     fn duplicates(&self) -> Vec<Check> {
         let duplicated = self.oracle.count("duplicated");
         vec![
-            at_most("repeats that do not say so", self.oracle.unflagged(), 0),
+            at_most("duplicates without the flag", self.oracle.unflagged(), 0),
             at_most(
-                "repeats, by what the faults left in doubt",
+                "duplicates, by what was in flight at the faults",
                 duplicated,
-                self.doubt_max(),
+                self.duplicates_max(),
             ),
             at_most(
-                "repeats, by the relays' own count",
+                "duplicates, by the relays' own count",
                 duplicated,
                 self.counters().possible_duplicates as u64,
             ),
@@ -111,11 +111,11 @@ impl Evidence {
 
     /// A flag that is always on says nothing.
     fn flags(&self) -> Check {
-        let in_doubt = self
+        let unknown = self
             .faults
             .iter()
             .filter(|fault| fault.event.kind.returns_maybe_sent() > 0);
-        let in_flight: f64 = in_doubt.map(|fault| self.in_flight(fault)).sum();
+        let in_flight: f64 = unknown.map(|fault| self.in_flight(fault)).sum();
         at_most(
             "rows sent with a flag, by what was in flight in such faults",
             self.counters().possible_duplicates as u64,
@@ -137,14 +137,14 @@ impl Evidence {
         ]
     }
 
-    /// Rows that can have been in flight where a fault left a replica in doubt.
-    fn doubt_max(&self) -> u64 {
-        let in_doubt: usize = self
+    /// Rows that can have been in flight at faults after which their outcome is unknown.
+    fn duplicates_max(&self) -> u64 {
+        let unknown: usize = self
             .faults
             .iter()
             .map(|fault| fault.event.kind.returns_maybe_sent())
             .sum();
-        (in_doubt * IN_FLIGHT_MAX) as u64
+        (unknown * IN_FLIGHT_MAX) as u64
     }
 
     fn drain(&self) -> Check {
@@ -158,8 +158,8 @@ impl Evidence {
     }
 
     /// At the end of a quiet period nothing waits but what its writer keeps open.
-    fn rests(&self) -> Check {
-        let worst = self.lags_after_rests().into_iter().fold(0.0, f64::max);
+    fn quiet_periods(&self) -> Check {
+        let worst = self.lags_after_quiet_periods().into_iter().fold(0.0, f64::max);
         let allowed = (OPEN_MAX + SCRAPE).as_secs_f64();
         Check {
             promise: "lag after a quiet period of the lease and ten seconds",
@@ -170,11 +170,11 @@ impl Evidence {
     }
 
     /// The best of the last samples before each fault that a quiet period came before: one may meet a row just committed.
-    fn lags_after_rests(&self) -> Vec<f64> {
-        let ends = self.faults.iter().filter(|fault| fault.event.rested);
+    fn lags_after_quiet_periods(&self) -> Vec<f64> {
+        let ends = self.faults.iter().filter(|fault| fault.event.after_quiet_period);
         ends.map(|end| {
-            let rested = self.samples.iter().rev().filter(|sample| sample.at <= end.began);
-            let backlogs = rested
+            let samples = self.samples.iter().rev().filter(|sample| sample.at <= end.began);
+            let backlogs = samples
                 .take(SAMPLES_OF_A_QUIET_PERIOD)
                 .filter_map(|sample| sample.backlog);
             backlogs.map(|backlog| backlog.lag_seconds).fold(f64::MAX, f64::min)
@@ -199,7 +199,7 @@ impl Evidence {
 
     /// From one quiet period to the next, faults may follow each other faster than what they break recovers.
     fn lag_allowed(&self) -> f64 {
-        let stretches = self.faults.chunk_by(|_, next| !next.event.rested);
+        let stretches = self.faults.chunk_by(|_, next| !next.event.after_quiet_period);
         let longest = stretches.map(|stretch| {
             let ends = stretch.iter().map(|fault| fault.began + fault.took);
             ends.max().unwrap_or_default() - stretch[0].began
@@ -244,7 +244,7 @@ impl Evidence {
 
     /// The table is what delivery is measured by: it must hold what the writers know to be committed.
     fn kept(&self) -> Check {
-        let most = self.committed + self.in_doubt + self.faults.len() as u64;
+        let most = self.committed + self.unknown + self.faults.len() as u64;
         let rows = self.table.rows as u64;
         Check {
             promise: "rows in the table",

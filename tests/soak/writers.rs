@@ -16,7 +16,7 @@ use crate::environment::{Environment, KEYS};
 
 const WRITERS: u64 = 6;
 /// Of one writer, between two transactions.
-const PACE: Duration = Duration::from_millis(70);
+const INTERVAL: Duration = Duration::from_millis(70);
 
 /// The longest a row is delayed, and the longest a transaction stays open.
 pub const DELAY_MAX: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ const INSERT: &str = "
 pub struct Written {
     pub committed: AtomicU64,
     /// The answer to their COMMIT was lost.
-    pub in_doubt: AtomicU64,
+    pub unknown: AtomicU64,
     pub rolled_back: AtomicU64,
 }
 
@@ -94,7 +94,7 @@ impl Writer {
                 tokio::spawn(connection);
                 let mut next = Instant::now();
                 while !stop.is_cancelled() && self.transact(&mut client).await.is_ok() {
-                    next = (next + PACE).max(Instant::now());
+                    next = (next + INTERVAL).max(Instant::now());
                     sleep_until(next).await;
                 }
             }
@@ -127,7 +127,7 @@ impl Writer {
         let count = if ended.is_ok() {
             &self.written.committed
         } else {
-            &self.written.in_doubt
+            &self.written.unknown
         };
         count.fetch_add(rows, Ordering::Relaxed);
         ended

@@ -31,7 +31,7 @@ async fn a_black_hole_before_postgresql_is_noticed_before_the_lease_ends() {
     writes.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// Connections whose way a firewall has forgotten, while new ones get through.

@@ -47,7 +47,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
         "the dead worker's lanes were taken when its lease had ended"
     );
     let history = world.history(&topic).await;
-    history.assert_repeats_admitted_by(&[&others[0], &others[1]]);
+    history.assert_duplicates_counted_by(&[&others[0], &others[1]]);
     world.assert_nobody_blamed().await;
     let now_ms = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -63,7 +63,7 @@ async fn leases_of_workers_with_wrong_clocks_end_neither_early_nor_late() {
     for relay in &others {
         assert_eq!(relay.metric("outboxd_leases_lost_total"), Some(0.0));
     }
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// It has claimed rows and sent none of them, and renews its lease no more.
@@ -106,7 +106,7 @@ async fn nothing_is_sent_under_a_lease_that_ended_while_the_machine_was_suspende
     assert_eq!(relay.metric("outboxd_leases_lost_total"), Some(1.0));
     let history = world.history(&topic).await;
     history.assert_exact();
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// What hides the time from both of its clocks, as a hypervisor may.
@@ -128,5 +128,5 @@ async fn a_claim_of_a_worker_whose_lanes_were_taken_meanwhile_is_refused_before_
     asleep.continue_from("before_renew:2");
     let history = world.history(&topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&successor]);
+    history.assert_counted_by(&[&successor]);
 }

@@ -30,7 +30,7 @@ async fn connections_killed_ten_times_a_second_make_no_crash_loop() {
     writes.stop();
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relays[0], &relays[1]]).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn postgresql_away_for_long_is_asked_for_seldom_and_not_in_step() {
     assert!(cpu < away / 20, "{cpu:?} of processor time in {away:?}");
     assert_jittered(&asked);
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// Many relays must not come back in step: the pauses of one differ.
@@ -100,8 +100,8 @@ async fn a_claim_whose_answer_is_lost_leaves_leases_that_expire() {
     assert!(world.count(orphan).await > 0, "claimed, and nobody knows");
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(history.repeats, 0, "it was never sent");
-    recovered.record(history.repeats);
+    assert_eq!(history.duplicates, 0, "it was never sent");
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn lanes_taken_by_a_take_whose_answer_is_lost_come_back_into_use() {
     proxy.spoiled().await;
     fault.over().until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(history.repeats, 0, "nothing was sent under the take nobody knew of");
+    assert_eq!(history.duplicates, 0, "nothing was sent under the take nobody knew of");
 }
 
 /// A mark commits and its answer is lost, with the connection or in silence.
@@ -137,7 +137,7 @@ async fn mark_answered_by_silence(answer: Answer, mark: &str, keys: usize) -> Re
     world.fill(&topic, 500, keys).await;
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    assert_eq!(history.repeats, 0, "what is marked is not sent again");
+    assert_eq!(history.duplicates, 0, "what is marked is not sent again");
     recovered
 }
 
@@ -184,9 +184,9 @@ async fn rows_of_a_claim_answered_too_late_are_not_sent_under_it() {
     world.assert_promises_kept(&topic, &[&relay]).await;
     let history = world.history(&topic).await;
     assert_eq!(
-        (history.repeats, history.flagged),
+        (history.duplicates, history.flagged),
         (0, 0),
-        "given back unsent, then sent once"
+        "returned unsent, then sent once"
     );
     assert_eq!(
         relay.metric("outboxd_rows_unacknowledged_total"),

@@ -29,7 +29,7 @@ async fn dies_before_sending(failpoint: &str, keys: usize) -> Recovered {
     let recovered = fault.over().until_drained(&world).await;
     let history = world.history(&topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&successor]);
+    history.assert_counted_by(&[&successor]);
     recovered
 }
 
@@ -58,9 +58,9 @@ async fn dies_before_marking(fault: Fault, failpoint: &str, keys: usize, in_flig
     let successor = world.relay().start_ready().await;
     let recovered = over.until_drained(&world).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(in_flight);
-    history.assert_admitted_by(&[&successor]);
-    assert!(history.repeats >= sent, "{sent} were there and all came again");
+    history.assert_duplicates_at_most(in_flight);
+    history.assert_counted_by(&[&successor]);
+    assert!(history.duplicates >= sent, "{sent} were there and all came again");
     (recovered, history)
 }
 
@@ -75,7 +75,7 @@ fn before_mark() -> Fault {
 #[tokio::test]
 async fn death_between_acknowledgement_and_mark_repeats_one_batch_and_says_so() {
     let (recovered, history) = dies_before_marking(before_mark(), "after_publish", 50, BATCH).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -102,8 +102,8 @@ async fn what_a_dead_worker_may_have_sent_is_remembered_though_its_successor_die
     let _third = world.relay().start_ready().await;
     world.drained(SOON).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(BATCH);
-    assert!(history.repeats > 2, "{} were there already", history.repeats);
+    history.assert_duplicates_at_most(BATCH);
+    assert!(history.duplicates > 2, "{} were there already", history.duplicates);
 }
 
 fn mid_batch() -> Fault {
@@ -118,7 +118,7 @@ fn mid_batch() -> Fault {
 async fn death_in_mid_batch_repeats_what_was_sent_and_nothing_else() {
     // The first record to each of the four partitions goes alone: the rest of the batch waits for their answers.
     let (recovered, history) = dies_before_marking(mid_batch(), "delivery_report:2", 50, 4).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -162,14 +162,14 @@ async fn unordered_rows_of_a_dead_worker_are_not_passed_by_a_floor_that_moves_on
     let recovered = over.recovered();
     let history = world.history(&topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&successor]);
+    history.assert_counted_by(&[&successor]);
     assert_eq!(history.flagged, 20, "taken over from an expired lease");
     let others = world.count("SELECT count(*) FROM outbox.message WHERE id > 20").await;
     assert!(others >= 2000, "a floor had reason to move: {others} rows");
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
-/// A claim that gives rows back unsent must not make them look fresh: an earlier owner may have sent them.
+/// A claim that returns rows unsent must keep their flag: an earlier owner may have sent them.
 #[tokio::test]
 async fn unordered_rows_of_a_dead_worker_may_still_have_been_sent_when_the_next_claim_leaves_them_behind() {
     let world = World::new().await;

@@ -33,7 +33,7 @@ async fn a_crash_of_postgresql_under_load_is_survived_without_a_restart() {
     for relay in &relays {
         assert!(relay.metric("outboxd_leases_lost_total") >= Some(1.0), "it noticed");
     }
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// One backend killed makes the server recover in place: its start time stays, but ids can come again.

@@ -50,5 +50,5 @@ async fn a_full_disk_costs_time_but_no_attempt_and_no_row() {
     world.db = eventually(SOON, "PostgreSQL to recover", async || world.try_session().await).await;
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }

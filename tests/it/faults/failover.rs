@@ -51,7 +51,7 @@ async fn ids_come_again(world: &World, topic: &str, passed: i64, fault: Fault) -
     let over = fault.over();
     world.fill(topic, 100, 5).await;
     let recovered = over.until_drained(world).await;
-    // In small steps, so that a floor has reason to move below the ids of old.
+    // In small steps, so that a floor has reason to move below the old ids.
     for _ in 0..3 {
         world.fill(topic, 50, 5).await;
         world.fill(topic, 50, 0).await;
@@ -61,7 +61,7 @@ async fn ids_come_again(world: &World, topic: &str, passed: i64, fault: Fault) -
     assert!(world.count(&again).await >= 300, "their ids came again");
     let history = world.surviving_history(topic).await;
     history.assert_sound();
-    assert_eq!(history.unflagged_repeats, 0);
+    assert_eq!(history.unflagged_duplicates, 0);
     (recovered, history)
 }
 
@@ -100,8 +100,8 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
     let recovered = fault.over().until_drained(world).await;
     let history = world.history(&failover.topic).await;
     history.assert_sound();
-    assert_eq!((history.repeats, history.unflagged_repeats), (2500, 0));
-    assert!(history.repeats as f64 <= sum(&relays, "outboxd_possible_duplicates_total"));
+    assert_eq!((history.duplicates, history.unflagged_duplicates), (2500, 0));
+    assert!(history.duplicates as f64 <= sum(&relays, "outboxd_possible_duplicates_total"));
     assert_eq!(
         sum(&relays, "outboxd_published_rows_lost_total"),
         0.0,
@@ -115,7 +115,7 @@ async fn rows_whose_marks_a_failover_lost_are_sent_again_and_say_so() {
     world.drained(SOON).await;
     let flagged = world.history(&failover.topic).await.flagged;
     assert_eq!(flagged, history.flagged, "what is written afterwards is not flagged");
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// Answers how many were reported, once at least so many are: each relay reports its own.
@@ -176,7 +176,7 @@ async fn ids_that_come_again_after_a_failover_are_published() {
     failover.happens().await;
     let (recovered, history) = ids_come_again(&failover.world, &failover.topic, passed, fault).await;
     assert_nothing_forgotten(&relays);
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// The first question is refused, for somebody has locked what it reads.
@@ -281,7 +281,7 @@ async fn rows_of_asynchronous_commits_that_a_crash_lost_after_they_were_publishe
     let recovered = over.until_drained(&world).await;
     let history = world.surviving_history(&topic).await;
     history.assert_sound();
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]

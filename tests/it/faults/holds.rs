@@ -55,10 +55,10 @@ async fn rows_behind_a_hold_are_published_though_its_owner_died_right_after_rele
     let successor = world.relay().start_ready().await;
     let recovered = over.until_drained(&world).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(1);
+    history.assert_duplicates_at_most(1);
     // Found from the stored floor, not by the safety net.
-    history.assert_admitted_by(&[&successor]);
-    recovered.record(history.repeats);
+    history.assert_counted_by(&[&successor]);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn the_head_of_a_hold_that_a_dead_owner_had_sent_says_that_it_may_be_a_rep
     world.published(ids[0]).await;
     let history = world.history(&topic).await;
     history.assert_sound();
-    assert_eq!((history.repeats, history.unflagged_repeats), (1, 0));
+    assert_eq!((history.duplicates, history.unflagged_duplicates), (1, 0));
 }
 
 /// A head is sent beside the batches of its lane. A successor that had the lane meanwhile would send it, too, and the copy that comes last
@@ -141,7 +141,7 @@ async fn a_lane_whose_head_is_out_is_not_handed_over() {
     let _successor = endless_retries(&world).start_ready().await;
     world.published(ids[0]).await;
     let history = world.history(&topic).await;
-    assert_eq!((history.repeats, history.unflagged_repeats), (1, 0));
+    assert_eq!((history.duplicates, history.unflagged_duplicates), (1, 0));
 }
 
 /// Index entries and rows of the outbox read so far, by sessions that have ended.

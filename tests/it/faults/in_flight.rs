@@ -18,9 +18,9 @@ fn killed_in_flight(mut dying: Relay) -> usize {
 /// Every row that came again says so, and no more than three times as many as were in flight.
 fn assert_flagged_few(history: &History, in_flight: usize) {
     history.assert_sound();
-    let (repeats, flagged) = (history.repeats, history.flagged);
-    println!("{in_flight} in flight, {repeats} repeats, {flagged} flagged");
-    assert_eq!(history.unflagged_repeats, 0, "a repeat says that it is one");
+    let (duplicates, flagged) = (history.duplicates, history.flagged);
+    println!("{in_flight} in flight, {duplicates} duplicates, {flagged} flagged");
+    assert_eq!(history.unflagged_duplicates, 0, "a duplicate is flagged");
     assert!(flagged <= 3 * in_flight, "{flagged} flagged of {in_flight} in flight");
 }
 
@@ -35,7 +35,10 @@ async fn after_a_kill_in_a_deep_backlog_only_what_was_in_flight_is_flagged() {
     let _successor = world.relay().start_ready().await;
     world.drained(SOON).await;
     let history = world.history(&topic).await;
-    assert!(history.repeats > 0, "what was acknowledged and not marked came again");
+    assert!(
+        history.duplicates > 0,
+        "what was acknowledged and not marked came again"
+    );
     assert_flagged_few(&history, in_flight);
 }
 
@@ -84,7 +87,7 @@ async fn a_hold_that_outlives_a_deploy_flags_no_row_of_another_topic() {
     world
         .execute(&format!("DELETE FROM outbox.message WHERE id = {}", held[0]))
         .await;
-    over.until_drained(&world).await.record(history.repeats);
+    over.until_drained(&world).await.record(history.duplicates);
 }
 
 /// A server whose worker has sent a batch and marked none of it, and stands still; the server has crashed since, and lost the record of that.
@@ -116,8 +119,8 @@ async fn what_a_crash_of_the_server_lost_of_the_records_is_written_again_by_a_pr
     relay.continue_from("before_renew:2");
     world.drained(SOON).await;
     let history = world.history(&topic).await;
-    history.assert_admitted_by(&[&relay]);
-    assert!(history.repeats > 0, "its marks were refused");
+    history.assert_counted_by(&[&relay]);
+    assert!(history.duplicates > 0, "its marks were refused");
     assert!(
         history.flagged < 500,
         "it knows which: {} of 500 are flagged",
@@ -132,6 +135,6 @@ async fn everything_may_have_been_sent_where_the_server_crashed_and_no_process_i
     let successor = world.relay().start_ready().await;
     world.drained(SOON + SOON).await;
     let history = world.history(&topic).await;
-    history.assert_admitted_by(&[&successor]);
-    assert!(history.repeats > 0, "none of it was marked");
+    history.assert_counted_by(&[&successor]);
+    assert!(history.duplicates > 0, "none of it was marked");
 }

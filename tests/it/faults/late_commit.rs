@@ -45,7 +45,7 @@ impl Late {
         self.world.drained(COMES).await;
         let history = self.world.history(&self.topic).await;
         history.assert_exact();
-        history.assert_admitted_by(&[&self.relay]);
+        history.assert_counted_by(&[&self.relay]);
         let all = "SELECT count(*) FROM outbox.message WHERE headers ? 'late'";
         assert_eq!(self.world.count(all).await, rows);
         history
@@ -90,7 +90,7 @@ async fn a_low_id_that_commits_after_higher_ones_is_published() {
     late.others_move_on().await;
     writer.batch_execute("COMMIT").await.expect("committed");
     let recovered = fault.over().until_drained(&late.world).await;
-    recovered.record(late.arrives(10).await.repeats);
+    recovered.record(late.arrives(10).await.duplicates);
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn a_copy_that_stalls_on_drawn_ids_is_published_when_it_ends() {
     }
     assert_eq!(sink.as_mut().finish().await.expect("COPY ends"), 20);
     let recovered = fault.over().until_drained(&late.world).await;
-    recovered.record(late.arrives(20).await.repeats);
+    recovered.record(late.arrives(20).await.duplicates);
 }
 
 /// A prepared transaction outlives its session, and keeps the database from being dropped.

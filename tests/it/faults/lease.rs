@@ -307,8 +307,8 @@ async fn a_renewal_that_commits_after_it_was_seen_expired_keeps_its_lanes() {
     assert!(!old.renew().await);
     let history = world.history(&topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&relay]);
-    recovered.record(history.repeats);
+    history.assert_counted_by(&[&relay]);
+    recovered.record(history.duplicates);
 }
 
 /// An owner whose lease is over may still be writing: until its lanes are locked, and so until then their holds are not known.

@@ -27,8 +27,8 @@ async fn relays_behind_a_transaction_pooler_survive_its_restart_and_a_death() {
     pooler.restart();
     let recovered = fault.over().until_drained(&world).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_admitted_by(&[&survivor]);
-    recovered.record(history.repeats);
+    history.assert_duplicates_counted_by(&[&survivor]);
+    recovered.record(history.duplicates);
 }
 
 /// Settings a pooled statement brings along must be as good as those of a session: a plan that scans the table, or a wait

@@ -67,7 +67,7 @@ async fn three_and_a_bystander(world: &World, topic: &str, partition: i32) -> [i
     [id(0), id(2), id(3), id(1)]
 }
 
-/// Publishes one row to a partition, so that the producer is no stranger to it.
+/// Publishes one row to a partition, so that the producer knows it.
 async fn introduce(world: &World, topic: &str, partition: i32) {
     world
         .execute(&format!(
@@ -134,15 +134,15 @@ async fn first_of_three_is_refused(known_partitions: &[i32]) -> (Recovered, usiz
     let recovered = fault.over().until_drained(&world).await;
     assert_followers_wait_for_the_dead(&world, &topic, ids).await;
     let history = world.history(&topic).await;
-    history.assert_admitted_by(&[&relay]);
+    history.assert_counted_by(&[&relay]);
     assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
-    (recovered, history.repeats)
+    (recovered, history.duplicates)
 }
 
 #[tokio::test]
 async fn rows_behind_a_refused_one_wait_for_it_on_a_producer_that_knows_the_partition() {
-    let (recovered, repeats) = first_of_three_is_refused(&[0, 1]).await;
-    recovered.record(repeats);
+    let (recovered, duplicates) = first_of_three_is_refused(&[0, 1]).await;
+    recovered.record(duplicates);
 }
 
 #[tokio::test]
@@ -281,7 +281,7 @@ async fn a_record_too_large_is_a_dead_letter_with_its_reason_and_delays_nobody_e
     world.held(0).await;
     assert_eq!(relay.metric("outboxd_rows_dead_total"), Some(2.0));
     assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -306,6 +306,6 @@ async fn a_batch_refused_as_a_whole_is_split_and_no_innocent_row_is_blamed() {
     world.assert_nobody_blamed().await;
     let history = world.history(&topic).await;
     history.assert_sound();
-    assert_eq!(history.unflagged_repeats, 0);
+    assert_eq!(history.unflagged_duplicates, 0);
     world.held(0).await;
 }

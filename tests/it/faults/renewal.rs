@@ -45,8 +45,8 @@ async fn a_worker_that_cannot_renew_stops_publishing_before_its_lease_ends() {
     .await;
     let history = world.history(&topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&stalled, &successor]);
-    recovered.record(history.repeats);
+    history.assert_counted_by(&[&stalled, &successor]);
+    recovered.record(history.duplicates);
 }
 
 /// A process loses its lease with a batch under way, and is the one to claim the same rows again: what it
@@ -81,9 +81,9 @@ async fn claims_again_what_it_lost(failpoint: &str, keys: usize, lose: &str) -> 
     relay.continue_from(&new);
     let recovered = over.until_drained(&world).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(ROWS);
-    history.assert_admitted_by(&[&relay]);
-    assert_eq!(history.repeats, ROWS, "sent twice, once under each claim");
+    history.assert_duplicates_at_most(ROWS);
+    history.assert_counted_by(&[&relay]);
+    assert_eq!(history.duplicates, ROWS, "sent twice, once under each claim");
     (recovered, history)
 }
 
@@ -91,7 +91,7 @@ async fn claims_again_what_it_lost(failpoint: &str, keys: usize, lose: &str) -> 
 async fn a_worker_that_takes_its_lanes_again_cannot_mark_for_its_former_self() {
     let lose = "UPDATE outbox.worker SET lease_until = clock_timestamp()";
     let (recovered, history) = claims_again_what_it_lost("after_publish", 1, lose).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]

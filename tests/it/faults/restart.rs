@@ -40,9 +40,9 @@ async fn restarted_at_once(failpoint: &str, keys: usize) {
     // It takes a second and a half where nothing else keeps the machine busy.
     world.drained(LONG_LEASE / 2).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(BATCH);
-    history.assert_admitted_by(&[&successor]);
-    assert!(history.repeats >= sent, "{sent} were there and all came again");
+    history.assert_duplicates_at_most(BATCH);
+    history.assert_counted_by(&[&successor]);
+    assert!(history.duplicates >= sent, "{sent} were there and all came again");
     assert!(successor.logged("the process before this one is gone"));
 }
 

@@ -41,7 +41,7 @@ async fn a_table_locked_for_long_costs_time_but_neither_the_lease_nor_the_pool()
         Some(0.0),
         "the lease is another table"
     );
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// An operator who has locked the oldest row that is not marked.
@@ -355,7 +355,7 @@ async fn a_row_that_waits_for_its_mark_is_marked_before_its_lanes_are_given_back
     assert!(first.wait(SOON).success());
     let _second = world.relay().start_ready().await;
     world.drained(SOON).await;
-    assert_eq!(world.history(&topic).await.repeats, 0);
+    assert_eq!(world.history(&topic).await.duplicates, 0);
     assert_eq!(world.pending().await, 0);
 }
 
@@ -381,7 +381,7 @@ async fn a_row_that_waits_for_its_mark_is_flagged_when_its_worker_dies() {
         let _second = world.relay().start_ready().await;
         world.drained(SOON).await;
         let history = world.history(&topic).await;
-        history.assert_repeats_at_most(1);
-        assert_eq!(history.repeats, 1, "the locked row, and no other");
+        history.assert_duplicates_at_most(1);
+        assert_eq!(history.duplicates, 1, "the locked row, and no other");
     }
 }

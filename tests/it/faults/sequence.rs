@@ -62,14 +62,14 @@ async fn ids_of_a_cache_are_published_though_higher_ones_were_before_and_floors_
     })
     .await;
     for n in 1..49 {
-        assert_eq!(insert(&slow, &topic, "slow").await, first + n, "ids of old");
+        assert_eq!(insert(&slow, &topic, "slow").await, first + n, "old ids");
     }
     world.drained(COMES).await;
     world.execute("ALTER SEQUENCE outbox.message_id_seq CACHE 1").await;
     let highest = world.count("SELECT last_value FROM outbox.message_id_seq").await;
     assert!(
         insert(&slow, &topic, "slow").await > highest,
-        "no session has ids of old after the repair"
+        "no session has old ids after the repair"
     );
     faulty(0.0).await;
     world.fill(&topic, 500, 50).await;
@@ -78,7 +78,7 @@ async fn ids_of_a_cache_are_published_though_higher_ones_were_before_and_floors_
     let history = world.history(&topic).await;
     history.assert_exact();
     assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 /// ALTER SEQUENCE waits for every open transaction that has drawn an id, and cached ids are gone when it is done. So after

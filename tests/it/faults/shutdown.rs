@@ -8,11 +8,11 @@ use testkit::*;
 const TO_EXIT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn sigterm_under_load_gives_everything_back_and_a_successor_continues_at_once() {
+async fn sigterm_under_load_returns_everything_and_a_successor_continues_at_once() {
     let fault = Fault::new(
         11,
         "SIGTERM under load",
-        "exits within the grace period, everything given back; no duplicate",
+        "exits within the grace period, everything returned; no duplicate",
     );
     let world = World::new().await;
     let topic = world.topic("orders", 4, &[]).await;
@@ -46,8 +46,8 @@ async fn sigterm_under_load_gives_everything_back_and_a_successor_continues_at_o
     let history = world.history(&topic).await;
     history.assert_exact();
     assert_eq!(history.flagged, 0, "nothing may have been sent twice");
-    history.assert_admitted_by(&[&successor]);
-    recovered.record(history.repeats);
+    history.assert_counted_by(&[&successor]);
+    recovered.record(history.duplicates);
 }
 
 /// SIGTERM finds rows in flight to a Kafka that has stopped answering.
@@ -89,7 +89,7 @@ impl Leaving {
         let fault = Fault::new(
             12,
             "SIGTERM with Kafka down",
-            "exits within the grace period, rows and lanes given back",
+            "exits within the grace period, rows and lanes returned",
         );
         start_kafka(&self.kafka);
         let over = fault.over();
@@ -97,22 +97,22 @@ impl Leaving {
         let recovered = over.until_drained(&self.world).await;
         let history = self.world.history(&self.topic).await;
         // What the one that left had flagged is in no counter any more.
-        history.assert_repeats_at_most(600);
+        history.assert_duplicates_at_most(600);
         assert_eq!(successor.metric("outboxd_rescan_found_rows_total"), Some(0.0));
         (recovered, history)
     }
 }
 
 #[tokio::test]
-async fn sigterm_while_kafka_is_silent_gives_everything_back_within_the_grace_period() {
+async fn sigterm_while_kafka_is_silent_returns_everything_within_the_grace_period() {
     let leaving = Leaving::without_kafka(OwnKafka::pause, Duration::from_secs(8)).await;
     assert_given_back(&leaving.world).await;
     let (recovered, history) = leaving.recovers(OwnKafka::resume).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
-async fn sigterm_while_kafka_is_dead_gives_everything_back_within_the_grace_period() {
+async fn sigterm_while_kafka_is_dead_returns_everything_within_the_grace_period() {
     let leaving = Leaving::without_kafka(OwnKafka::kill, Duration::from_secs(8)).await;
     assert_given_back(&leaving.world).await;
     leaving.recovers(OwnKafka::restart).await;

@@ -56,7 +56,7 @@ async fn crosses_a_slow_link(world: &World, proxy: &Proxy, builder: RelayBuilder
         Some(0.0),
         "the lease is kept"
     );
-    println!("{} repeats", history.repeats);
+    println!("{} duplicates", history.duplicates);
     recovered
 }
 

@@ -34,5 +34,5 @@ async fn a_read_only_node_is_refused_at_start_and_waited_out_later() {
     world.fill(&topic, 500, 50).await;
     let recovered = over.until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }

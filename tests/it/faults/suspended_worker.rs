@@ -66,12 +66,12 @@ impl Paused {
         assert_eq!(stale, marks, "a stale owner changes no row");
     }
 
-    async fn assert_repeated_once_and_flagged(&self, successor: &Relay) -> History {
+    async fn assert_sent_twice_and_flagged(&self, successor: &Relay) -> History {
         let history = self.world.history(&self.topic).await;
-        history.assert_repeats_at_most(self.in_flight);
-        history.assert_admitted_by(&[&self.relay, successor]);
+        history.assert_duplicates_at_most(self.in_flight);
+        history.assert_counted_by(&[&self.relay, successor]);
         assert_eq!(
-            history.repeats, self.in_flight,
+            history.duplicates, self.in_flight,
             "nothing was marked, so all of it came again"
         );
         history
@@ -138,13 +138,13 @@ async fn wakes_up_before_its_successor_marks(
     paused.resume_and_be_refused().await;
     successor.continue_from(successor_stops);
     let recovered = over.until_drained(&paused.world).await;
-    (recovered, paused.assert_repeated_once_and_flagged(&successor).await)
+    (recovered, paused.assert_sent_twice_and_flagged(&successor).await)
 }
 
 #[tokio::test]
 async fn a_worker_paused_past_its_lease_marks_nothing_of_what_its_successor_claimed() {
     let (recovered, history) = wakes_up_before_its_successor_marks("after_publish", "after_claim", 10, 1000).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn wakes_up_after_its_successor_marked(failpoint: &'static str, keys: usiz
     paused.resume_and_be_refused().await;
     share_the_lanes(&paused.world).await;
     assert_eq!(paused.relay.metric("outboxd_leases_lost_total"), Some(1.0));
-    paused.assert_repeated_once_and_flagged(&successor).await;
+    paused.assert_sent_twice_and_flagged(&successor).await;
     drop(successor);
     paused.world.fill(&paused.topic, 100, keys).await;
     paused.world.drained(SOON).await;
@@ -202,14 +202,14 @@ async fn late_mark_meets_recovery(failpoint: &'static str, keys: usize) -> (Reco
     assert_eq!(world.count("SELECT count(*) FROM public.mark_changed").await, 0);
     let history = world.history(&paused.topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&paused.relay, &successor]);
+    history.assert_counted_by(&[&paused.relay, &successor]);
     (recovered, history)
 }
 
 #[tokio::test]
 async fn a_mark_that_commits_while_a_successor_recovers_stays_and_its_rows_are_not_sent_again() {
     let (recovered, history) = late_mark_meets_recovery("after_publish", 10).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]
@@ -287,9 +287,9 @@ async fn what_a_paused_worker_had_queued_is_not_sent_when_it_wakes_up() {
     .await;
     assert_sends_no_more(&world, &topic, &paused, arrived).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(25);
-    history.assert_admitted_by(&[&paused, &successor]);
-    recovered.record(history.repeats);
+    history.assert_duplicates_at_most(25);
+    history.assert_counted_by(&[&paused, &successor]);
+    recovered.record(history.duplicates);
 }
 
 /// It sleeps between the claim and the send.
@@ -304,7 +304,7 @@ async fn wakes_up_with_nothing_sent(failpoint: &'static str, keys: usize) {
     assert_eq!(paused.metric("outboxd_rows_claimed_total"), Some(30.0));
     let history = world.history(&topic).await;
     history.assert_exact();
-    history.assert_admitted_by(&[&paused, &successor]);
+    history.assert_counted_by(&[&paused, &successor]);
 }
 
 #[tokio::test]
@@ -331,8 +331,8 @@ async fn a_worker_paused_among_its_sends_sends_no_more_when_its_lease_is_over() 
     wakes_up(&world, &paused, failpoint).await;
     assert_sends_no_more(&world, &topic, &paused, arrived).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(11);
-    history.assert_admitted_by(&[&paused, &successor]);
+    history.assert_duplicates_at_most(11);
+    history.assert_counted_by(&[&paused, &successor]);
 }
 
 /// Wakes it up when a successor owns its lanes, and waits until what it then wrote was refused.

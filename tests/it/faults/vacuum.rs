@@ -59,5 +59,5 @@ async fn a_pinned_vacuum_horizon_does_not_slow_the_relay() {
     assert!(*most < 100, "{most} index entries read for a row");
     let recovered = fault.over().until_drained(&world).await;
     let history = world.assert_promises_kept(&topic, &[&relay]).await;
-    recovered.record(history.repeats);
+    recovered.record(history.duplicates);
 }

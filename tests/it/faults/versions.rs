@@ -88,8 +88,8 @@ async fn two_versions_run_side_by_side_and_the_older_may_restart() {
     writer.stop();
     let recovered = fault.over().until_drained(&world).await;
     let history = world.history(&topic).await;
-    history.assert_repeats_at_most(100);
-    recovered.record(history.repeats);
+    history.assert_duplicates_at_most(100);
+    recovered.record(history.duplicates);
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! The owner of the lane: `src/horizon.rs`, the claim and the check-in of `src/tasks/relay.rs`, the release of `src/tasks/retry_holds/change.rs`.
+//! The owner of the lane. It does what `src/tasks/relay.rs` does with its claims and reports, `src/tasks/watermark.rs` with open
+//! writers, and `src/tasks/retry_holds/` with a release.
 
 use outboxd::domain::floor::{Floor, ScanResult};
 use outboxd::domain::watermark::{Watermark, WatermarkTracker, Writers};
@@ -18,9 +19,9 @@ pub struct Relay {
     epoch: u8,
     incarnation: u8,
     tracker: WatermarkTracker,
-    /// The highest id that a note was begun with.
-    noted: i64,
-    half_note: Option<HalfNote>,
+    /// The highest id when the last observation began.
+    observed_up_to: i64,
+    first_half: Option<FirstHalf>,
     batch: Option<Batch>,
     /// A hold that should have been written with its batch and was not.
     owed_hold: Option<Hold>,
@@ -30,18 +31,18 @@ pub struct Relay {
     released: bool,
 }
 
-/// Of a note, what is read first.
+/// An observation of open writers takes two reads. This is the result of the first one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum HalfNote {
+enum FirstHalf {
     HighestId(i64),
     Writers(Writers),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Batch {
-    /// The horizon before the claim.
+    /// The watermark before the claim.
     watermark: Watermark,
-    /// It started at a soft floor that rests on these, and nobody has looked yet whether it may have.
+    /// The claim started at a soft floor that bypasses these open writers. It counts only once they are proven to be open still.
     unproven: Option<Vec<i64>>,
     rows: Vec<(usize, i64)>,
     /// How many of the rows have been decided.
@@ -70,7 +71,7 @@ pub enum Step {
     Deliver,
     Refuse,
     Fail,
-    Settle,
+    WriteOutcome,
     WriteOwedHold,
     StoreFloor,
     SendHead,
@@ -86,7 +87,7 @@ impl Step {
         Step::Prove,
         Step::Soften,
         Step::Deliver,
-        Step::Settle,
+        Step::WriteOutcome,
         Step::ReadFirstHalf,
         Step::ReadSecondHalf,
         Step::Observe,
@@ -141,7 +142,7 @@ impl State {
             Step::Deliver => self.deliver(),
             Step::Refuse => self.spend() && self.refuse(rules),
             Step::Fail => self.spend() && self.fail(),
-            Step::Settle => self.settle(rules),
+            Step::WriteOutcome => self.write_outcome(rules),
             Step::WriteOwedHold => self.write_owed_hold(),
             Step::StoreFloor => self.store_floor(),
             Step::SendHead => self.send_head(),
@@ -152,38 +153,38 @@ impl State {
     }
 
     fn writing(&self, rules: &Rules) -> Writers {
-        let seen = |(number, writer): (usize, &Writer)| match writer {
+        let visible = |(number, writer): (usize, &Writer)| match writer {
             Writer::Drawn { has_transaction_id, .. } => {
                 let id = has_transaction_id.then_some(number as i64);
-                let is_seen = id.is_some() || rules.has(Rule::WritersAreLockHolders);
-                is_seen.then(|| (number.to_string(), id))
+                let is_visible = id.is_some() || rules.has(Rule::WritersAreLockHolders);
+                is_visible.then(|| (number.to_string(), id))
             }
             _ => None,
         };
-        self.writers.iter().enumerate().filter_map(seen).collect()
+        self.writers.iter().enumerate().filter_map(visible).collect()
     }
 
     fn read_first_half(&mut self, rules: &Rules) -> bool {
         let highest = self.next_id - 1;
-        if self.relay.half_note.is_some() || highest <= self.relay.noted {
+        if self.relay.first_half.is_some() || highest <= self.relay.observed_up_to {
             return false;
         }
-        self.relay.noted = highest;
-        self.relay.half_note = Some(if rules.has(Rule::HighestIdFirst) {
-            HalfNote::HighestId(highest)
+        self.relay.observed_up_to = highest;
+        self.relay.first_half = Some(if rules.has(Rule::HighestIdFirst) {
+            FirstHalf::HighestId(highest)
         } else {
-            HalfNote::Writers(self.writing(rules))
+            FirstHalf::Writers(self.writing(rules))
         });
         true
     }
 
     fn read_second_half(&mut self, rules: &Rules) -> bool {
-        let Some(half) = self.relay.half_note.take() else {
+        let Some(half) = self.relay.first_half.take() else {
             return false;
         };
         let (highest, writers) = match half {
-            HalfNote::HighestId(highest) => (highest, self.writing(rules)),
-            HalfNote::Writers(writers) => (self.next_id - 1, writers),
+            FirstHalf::HighestId(highest) => (highest, self.writing(rules)),
+            FirstHalf::Writers(writers) => (self.next_id - 1, writers),
         };
         self.observe_writers(rules, highest, &writers);
         true
@@ -193,11 +194,11 @@ impl State {
         self.bypassed_end(rules, |tracker| tracker.observe(highest, writers));
     }
 
-    /// Something by which the end of holders may be seen.
-    fn bypassed_end(&mut self, rules: &Rules, seen: impl FnOnce(&mut WatermarkTracker)) {
+    /// A change of the tracker that may reveal the end of bypassed writers.
+    fn bypassed_end(&mut self, rules: &Rules, change: impl FnOnce(&mut WatermarkTracker)) {
         let start = self.relay.floor.start(self.tracker());
         let before = self.tracker().watermark();
-        seen(&mut self.relay.tracker);
+        change(&mut self.relay.tracker);
         let after = self.tracker().watermark();
         if after.generation > before.generation && !rules.has(Rule::SoftFloorsFall) {
             let unchanged = Watermark {
@@ -247,16 +248,16 @@ impl State {
         true
     }
 
-    /// Whoever the soft floor rests on must not have ended when the claim was made; what has not ended now had not then.
+    /// None of the writers that the soft floor bypasses may have ended when the claim was made. One that is open now was open then.
     fn prove(&mut self, rules: &Rules) -> bool {
         let Some(batch) = &mut self.relay.batch else {
             return false;
         };
-        let Some(holders) = batch.unproven.take() else {
+        let Some(bypassed) = batch.unproven.take() else {
             return false;
         };
-        let is_open = |holder: &i64| self.writers[*holder as usize].drawn().is_some();
-        let ended: Vec<i64> = holders.into_iter().filter(|holder| !is_open(holder)).collect();
+        let is_open = |writer: &i64| self.writers[*writer as usize].drawn().is_some();
+        let ended: Vec<i64> = bypassed.into_iter().filter(|writer| !is_open(writer)).collect();
         if !ended.is_empty() {
             self.relay.batch = None;
             self.bypassed_end(rules, |tracker| tracker.end(&ended));
@@ -298,7 +299,7 @@ impl State {
         true
     }
 
-    /// Kafka is silent: the rest stays as it is.
+    /// Kafka does not answer: the remaining rows stay pending.
     fn fail(&mut self) -> bool {
         let Some(batch) = self.relay.batch.as_mut().filter(|batch| batch.unproven.is_none()) else {
             return false;
@@ -308,8 +309,8 @@ impl State {
         is_under_way
     }
 
-    /// Marks and holds are written; the lane is checked in with what was seen.
-    fn settle(&mut self, rules: &Rules) -> bool {
+    /// Marks and holds are written, and the lane is checked in with a report of the scan.
+    fn write_outcome(&mut self, rules: &Rules) -> bool {
         let done = self
             .relay
             .batch
@@ -332,7 +333,7 @@ impl State {
         let scan = ScanResult {
             watermark: match (
                 rules.has(Rule::FloorWaitsForWriters),
-                rules.has(Rule::SettledBeforeTheClaim),
+                rules.has(Rule::WatermarkBeforeTheClaim),
             ) {
                 (false, _) => Watermark {
                     hard: highest_seen,

@@ -82,7 +82,7 @@ pub struct Unsettled {
     pub unknown: u8,
 }
 
-/// What a statement came to.
+/// The result of a statement.
 pub enum Ran {
     /// Not yet: there is a second half.
     Next(Request),

@@ -163,7 +163,7 @@ impl Process {
         self.left = 0;
     }
 
-    /// May the lane be given back now?
+    /// May the lane be returned now?
     fn may_free(&self, rules: &Rules) -> bool {
         match &self.batch {
             None => true,
@@ -310,11 +310,11 @@ impl State {
             Step::Send => self.processes[number].send(rules),
             Step::Land => self.land_send(number),
             Step::Ack => self.processes[number].acknowledged(),
-            Step::Fail => self.befall() && self.processes[number].failed(),
+            Step::Fail => self.spend_fault() && self.processes[number].failed(),
             Step::Mark => self.processes[number].mark(),
             Step::RunMark => self.run_mark(rules, number),
             Step::LoseMark => self.lose_mark(number),
-            Step::Pause => self.befall() && self.processes[number].pause(),
+            Step::Pause => self.spend_fault() && self.processes[number].pause(),
             Step::Crash => self.crash(number),
         }
     }
@@ -358,7 +358,7 @@ impl State {
     }
 
     fn lose_ask(&mut self, number: usize) -> bool {
-        if self.zombie.is_some() || !self.befall() {
+        if self.zombie.is_some() || !self.spend_fault() {
             return false;
         }
         self.zombie = self.processes[number]
@@ -422,7 +422,7 @@ impl State {
     }
 
     fn lose_mark(&mut self, number: usize) -> bool {
-        if self.zombie.is_some() || !self.befall() {
+        if self.zombie.is_some() || !self.spend_fault() {
             return false;
         }
         self.zombie = self.processes[number]
@@ -437,11 +437,11 @@ impl State {
         process.lose_term();
         process.ask = None;
         process.batch = None;
-        self.befall()
+        self.spend_fault()
     }
 
-    /// Something befalls us after which a repeat may be.
-    fn befall(&mut self) -> bool {
+    /// Spends a fault after which a row may be sent twice.
+    fn spend_fault(&mut self) -> bool {
         self.unlucky = true;
         self.spend()
     }
