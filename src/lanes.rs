@@ -64,7 +64,7 @@ pub struct Lanes {
     state: Mutex<State>,
     /// Notified when something may have become ready or a lane was checked in.
     changed: Notify,
-    /// How many checkouts are out, of any term.
+    /// How many checkouts of any term have not been checked in.
     outstanding: AtomicUsize,
     /// The id sequence was restarted while this process ran, and stored floors have not been rebuilt yet.
     floors_are_void: AtomicBool,
@@ -201,7 +201,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn claims_are_read_from_the_lowest_that_this_term_has_seen() {
+    fn claims_are_read_from_the_lowest_number_that_this_term_knows() {
         let (lanes, term) = owning(1);
         assert_eq!(lanes.unordered().claims_from(), 0);
         lanes.unordered().note_claims(term.worker, 7);
@@ -212,8 +212,8 @@ pub(crate) mod tests {
         let work = (0..2).find_map(|_| {
             Some(lanes.checkouts().next(&CLAIM_LIMITS)?.work).filter(|work| matches!(work, Work::Unordered(_)))
         });
-        assert!(matches!(work, Some(Work::Unordered(held)) if held.claims_from == 7));
-        // Whether the lane was among those checked out above or not, it is free, and nobody knows of rows in it.
+        assert!(matches!(work, Some(Work::Unordered(unordered)) if unordered.claims_from == 7));
+        // The checkouts above may have included the lane. Make it idle, so that a poll includes it.
         let mut state = lanes.lock();
         state
             .lanes
@@ -229,7 +229,11 @@ pub(crate) mod tests {
             7
         );
         lanes.ownership().begin_term(term, UnorderedState::default());
-        assert_eq!(lanes.unordered().claims_from(), 0, "another server may number anew");
+        assert_eq!(
+            lanes.unordered().claims_from(),
+            0,
+            "another server may number claims from the start"
+        );
     }
 
     #[test]
@@ -239,7 +243,7 @@ pub(crate) mod tests {
         let second = take_lanes(&lanes).expect("ready");
         let (a, b) = (lanes_of(&first), lanes_of(&second));
         assert!(a.iter().all(|lane| !b.contains(lane)), "{a:?} {b:?}");
-        assert!(take_lanes(&lanes).is_none(), "all four are out");
+        assert!(take_lanes(&lanes).is_none(), "all four are checked out");
         let report = a
             .iter()
             .map(|lane| LaneReport {
@@ -248,7 +252,7 @@ pub(crate) mod tests {
             })
             .collect();
         lanes.checkouts().checkin(&term, report);
-        assert_eq!(lanes_of(&take_lanes(&lanes).expect("back")), a);
+        assert_eq!(lanes_of(&take_lanes(&lanes).expect("checked in")), a);
     }
 
     #[test]
@@ -303,7 +307,7 @@ pub(crate) mod tests {
             .ownership()
             .remove_surplus()
             .iter()
-            .map(|given| given.lane)
+            .map(|returned| returned.lane)
             .collect();
         assert_eq!(left, [1, 2], "its next owner would send that row again");
         lanes.maybe_sent().forget(0, 30);
@@ -348,7 +352,7 @@ pub(crate) mod tests {
         assert_eq!(lanes.ownership().count(), 0);
     }
 
-    /// Everything there was is published.
+    /// The report of a lane whose rows are all published.
     pub(crate) fn all_done(lane: i16, watermark: Watermark) -> LaneReport {
         LaneReport {
             lane,
@@ -396,7 +400,7 @@ pub(crate) mod tests {
             )],
         );
         let before = lanes.checkouts().outstanding();
-        let (_, held) = lanes.checkouts().one(2, Duration::ZERO).expect("idle");
+        let (_, one) = lanes.checkouts().one(2, Duration::ZERO).expect("idle");
         let poll = lanes.checkouts().for_poll(&CLAIM_LIMITS).expect("idle lanes");
         assert_eq!(numbers(&poll), [0, 1]);
         assert_eq!((poll.start, poll.most), (20, CLAIM_LIMITS.rows));
@@ -405,14 +409,14 @@ pub(crate) mod tests {
             "a floor is moved only by the task that has the lane"
         );
         assert_eq!(lanes.checkouts().outstanding(), before + 2);
-        lanes.checkouts().put_back(&term, &[held]);
+        lanes.checkouts().put_back(&term, &[one]);
         lanes.checkouts().put_back(&poll.term, &poll.lanes);
         assert_eq!(lanes.checkouts().outstanding(), before);
-        assert!(take_lanes(&lanes).is_none(), "nothing was learned: none is ready");
+        assert!(take_lanes(&lanes).is_none(), "nothing was found out: none is ready");
         assert_eq!(
             numbers(&lanes.checkouts().for_poll(&CLAIM_LIMITS).expect("idle lanes")),
             [1, 2],
-            "one is wanted"
+            "a change of holds waits for lane 0"
         );
     }
 

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_compared_and_apart_by_what_was_added() {
+    fn moments_are_ordered_and_differ_by_what_was_added() {
         let (then, second) = (BootInstant(Duration::from_secs(7)), Duration::from_secs(1));
         assert!(then < then + second);
         assert_eq!((then + second).saturating_since(then), second);

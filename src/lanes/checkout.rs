@@ -112,7 +112,8 @@ impl Checkouts<'_> {
         })
     }
 
-    /// Checks out this lane, for a change of its holds. `None`: it is not ours, or it is checked out already.
+    /// Checks out this lane, for a change of its holds. `None`: it is not ours, or it is checked out already. In the second case no
+    /// other batch gets it before this change.
     pub fn one(&self, lane: i16, lease_left: Duration) -> Option<(Term, CheckedOutLane)> {
         let mut state = self.0.lock();
         let term = state.live_term(lease_left)?;
@@ -132,7 +133,7 @@ impl Checkouts<'_> {
         let mut state = self.0.lock();
         let term = state.live_term(limits.lease_left)?;
         let watermark = state.tracker.watermark();
-        // Also while a batch of unordered rows is in progress: the rows of that batch are claimed, so others need not wait.
+        // A poll asks for unordered rows even while a batch of them is in progress, because the rows of that batch are claimed.
         let unordered = (!state.unordered.ready).then_some((state.unordered.floor, state.unordered.stored.epoch));
         let State { lanes, tracker, .. } = &mut *state;
         let idle = lanes.iter_mut().filter(|(_, lane)| !lane.ready && lane.is_free(now));
@@ -198,12 +199,13 @@ impl Checkouts<'_> {
         self.0.notify_all();
     }
 
-    /// How many checkouts are out, of any term.
+    /// How many checkouts of any term have not been checked in.
     pub fn outstanding(&self) -> usize {
         self.0.outstanding.load(Ordering::Acquire)
     }
 
-    /// When the next pause of something ready ends. Everything else that may become ready is announced by [`Lanes::changed`].
+    /// When the next pause ends of a lane that may have pending rows, or of the unordered rows if there may be some. Everything
+    /// else that makes something ready is announced by [`Lanes::changed`].
     pub fn next_ready_at(&self, now: Instant) -> Option<Instant> {
         let state = self.0.lock();
         let lanes = state.lanes.values().filter(|lane| lane.ready);
@@ -213,8 +215,9 @@ impl Checkouts<'_> {
     }
 }
 
-/// How many rows each lane of a batch may claim: an equal part, and at least one. A lane that asks for fewer leaves room in the batch. No
-/// other lane gets that room, because a lane asks for few rows only until it fills a claim: it doubles what it asks for each time.
+/// How many rows each lane of a batch may claim: an equal part, and at least one. A lane that asks for fewer leaves room in the
+/// batch. No other lane gets that room, because a lane asks for few rows only until its claims come back full: each of those
+/// doubles what it asks for.
 fn claim_quota(rows: usize, lanes: usize) -> usize {
     (rows / lanes).max(1)
 }
@@ -225,7 +228,7 @@ impl State {
     }
 
     fn checkout_lanes(&mut self, now: Instant, limits: &ClaimLimits) -> Option<Work> {
-        // The other tasks get their part of the ready lanes.
+        // One task gets an equal part of all lanes, so that the other tasks find some, too.
         let count = self.lanes.len().div_ceil(limits.tasks);
         let ready = self.lanes.iter_mut();
         let mut ready: Vec<(i16, &mut Lane)> = ready
@@ -317,7 +320,7 @@ mod tests {
         assert_eq!(unordered_floor(), 60);
     }
 
-    /// Checks lanes out that ask for so many rows each; how many each may claim.
+    /// Checks out lanes that ask for this many rows each. Returns how many each may claim.
     fn claimed(rows: usize, sizes: &[usize]) -> Vec<usize> {
         let (lanes, _) = owning(sizes.len() as i16);
         let mut state = lanes.lock();
@@ -346,6 +349,6 @@ mod tests {
             "no batch is larger than it may be"
         );
         assert_eq!(claimed(800, &[100, 1500]), [100, 400]);
-        assert_eq!(claimed(1, &[50, 60]), [1, 1], "each lane moves on");
+        assert_eq!(claimed(1, &[50, 60]), [1, 1], "each lane makes progress");
     }
 }

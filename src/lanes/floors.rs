@@ -35,7 +35,7 @@ impl Floors<'_> {
                 lane.stored.floor = *floor;
             }
             let update = asked.iter().find(|update| update.lane == *number);
-            // Unless a batch has stored other ranges in the meantime.
+            // If a batch has stored other ranges in the meantime, they stay.
             if update.and_then(|update| update.done.as_ref()) == Some(&lane.stored.maybe_sent) {
                 lane.stored.maybe_sent.clear();
             }

@@ -12,7 +12,7 @@ use crate::domain::maybe_sent::MaybeSent;
 use crate::domain::scan_span::ScanSpan;
 use crate::domain::watermark::WatermarkTracker;
 
-/// The fewest rows to ask of a lane that probably has some.
+/// The fewest rows to ask for in a lane that probably has some.
 pub(super) const CLAIM_SIZE_MIN: usize = 32;
 const CLAIM_SIZE_MAX: usize = 1 << 16;
 
@@ -32,6 +32,7 @@ pub(super) struct Lane {
     /// See [`CheckedOutLane::acknowledged`].
     pub(super) acknowledged: HashSet<i64>,
     pub(super) not_before: Instant,
+    /// See [`State::served`](super::State::served).
     pub(super) served: u64,
 }
 
@@ -45,17 +46,17 @@ pub(super) struct Stored {
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     pub(super) checked_out: bool,
-    /// Heads of its holds that are being sent or whose outcome is not written yet. Until then the lane is not returned.
+    /// How many heads of its holds are being sent, or have an outcome that is not written yet.
     pub(super) open_heads: usize,
     /// A change of its holds waits for the batch to end, so no new batch begins.
     pub(super) change_waiting: bool,
-    /// The lane is to be returned as soon as it is not in use.
+    /// The lane is to be returned as soon as it is not busy.
     pub(super) surplus: bool,
 }
 
 impl Usage {
     /// Is anything of the lane in progress? Then it cannot be returned.
-    pub(super) fn is_any(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.checked_out || self.open_heads > 0
     }
 }
@@ -127,6 +128,7 @@ impl Lane {
         }
     }
 
+    /// The lane as its next owner gets it.
     pub(super) fn returned(&self, lane: i16) -> ReturnedLane {
         ReturnedLane {
             lane,
@@ -212,7 +214,7 @@ mod tests {
         generation: 1,
     };
 
-    /// Everything there was is published.
+    /// The report of a lane whose rows are all published.
     fn all_done() -> LaneReport {
         LaneReport {
             scan: Some(ScanResult::of_everything(WATERMARK)),
@@ -220,6 +222,7 @@ mod tests {
         }
     }
 
+    /// The report of a lane whose lowest pending row is this one.
     fn with_left(id: i64) -> LaneReport {
         LaneReport {
             scan: Some(ScanResult {
@@ -270,13 +273,13 @@ mod tests {
             span_end: Some(500),
             ..LaneReport::default()
         };
-        assert_eq!(next(1024, 3, &cut), 1024, "there may be more further on");
+        assert_eq!(next(1024, 3, &cut), 1024, "there may be more beyond the cut");
         let hit_limit = LaneReport {
             hit_limit: true,
             ..LaneReport::default()
         };
         assert_eq!(next(100, 100, &hit_limit), 200);
-        assert_eq!(next(1 << 16, 1 << 16, &hit_limit), 1 << 16, "enough is enough");
+        assert_eq!(next(1 << 16, 1 << 16, &hit_limit), 1 << 16, "no claim asks for more");
         let over_budget = LaneReport {
             over_budget: true,
             ..hit_limit
@@ -325,12 +328,12 @@ mod tests {
         assert_eq!(
             (checked_out.floor, checked_out.start),
             (50, 70),
-            "the soft floor, while the bypassed writers live"
+            "the soft floor, while the bypassed writers are open"
         );
     }
 
     #[test]
-    fn a_lane_with_nothing_left_is_not_ready_and_its_ranges_are_done() {
+    fn a_lane_with_nothing_left_is_not_ready_and_its_ranges_are_cleared() {
         let lane = after(all_done());
         assert!(!lane.usage.checked_out && !lane.ready);
         assert!(lane.maybe_sent.ranges.is_empty());
@@ -357,7 +360,7 @@ mod tests {
             over_budget: true,
             ..all_done()
         });
-        assert!(over_budget.ready, "what was left behind is due");
+        assert!(over_budget.ready, "rows were left behind");
         assert_eq!(ranges(&over_budget), [15, 19]);
     }
 
@@ -435,7 +438,7 @@ mod tests {
         assert_eq!(
             (lane.claim_size, lane.not_before),
             (CLAIM_SIZE_MIN / 2, now),
-            "one that was discarded did not hurt"
+            "one that was discarded was not too heavy"
         );
     }
 
@@ -450,7 +453,7 @@ mod tests {
         tracker.observe(deep.hard, &Writers::new());
         let mut lane = checked_out_lane();
         lane.claim_size = 512;
-        let scan_end = lane.checkout(0, 40, &tracker).scan_end.expect("it is long");
+        let scan_end = lane.checkout(0, 40, &tracker).scan_end.expect("there is much to scan");
         let cut = LaneReport {
             span_end: Some(scan_end),
             scan: Some(ScanResult {
@@ -462,8 +465,12 @@ mod tests {
         lane.checkin(&cut, Instant::now());
         assert!(lane.ready);
         assert_eq!((lane.floor.hard(), lane.claim_size), (scan_end, 512));
-        let next = lane.checkout(0, 40, &tracker).scan_end.expect("it is long still") - scan_end;
-        assert_eq!(next, 2 * (scan_end - 10), "there was nothing for long");
+        let next = lane.checkout(0, 40, &tracker).scan_end.expect("there is much to scan") - scan_end;
+        assert_eq!(
+            next,
+            2 * (scan_end - 10),
+            "the scan found nothing, so the next one reads twice as far"
+        );
         lane.checkin(
             &LaneReport {
                 pause: Some(Duration::ZERO),
@@ -474,13 +481,13 @@ mod tests {
         assert_eq!(
             lane.checkout(0, 40, &tracker).scan_end,
             Some(scan_end + next / 2),
-            "it was too much"
+            "the claim failed, so the next one reads half as far"
         );
         lane.checkin(&all_done(), Instant::now());
         assert_eq!(
             lane.checkout(0, 40, &tracker).scan_end,
             Some(scan_end + (scan_end - 10)),
-            "as at first"
+            "after a claim that was not cut, the span is the first one again"
         );
     }
 

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use super::Lanes;
 use crate::domain::row::UNORDERED_LANE;
 
-/// A row that Kafka has and that could not be marked yet, with its lane and the epoch of that.
+/// A row that Kafka has and that could not be marked yet, with its lane and the lane's epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Acknowledged {
     pub lane: i16,
@@ -37,7 +37,7 @@ impl MaybeSentRows<'_> {
             .collect()
     }
 
-    /// The same of one lane, without further rows.
+    /// As [`MaybeSentRows::to_store`], for one lane and without further rows.
     pub fn of_lane_to_store(&self, lane: i16) -> Vec<(i16, Vec<i64>)> {
         self.changed_ranges(lane, std::iter::empty()).into_iter().collect()
     }
@@ -49,6 +49,7 @@ impl MaybeSentRows<'_> {
         (ranges != lane.stored.maybe_sent).then_some((number, ranges))
     }
 
+    /// Notes that these ranges are stored.
     pub fn stored(&self, worker: Uuid, stored: Vec<(i16, Vec<i64>)>) {
         let Some(mut state) = self.0.of_term(worker) else {
             return;
@@ -60,20 +61,21 @@ impl MaybeSentRows<'_> {
         }
     }
 
+    /// Notes that the row may have been sent.
     pub fn remember(&self, lane: i16, id: i64) {
         if let Some(lane) = self.0.lock().lanes.get_mut(&lane) {
             lane.maybe_sent.ids.insert(id);
         }
     }
 
-    /// The row is published, or it has certainly not been sent.
+    /// Notes that the row is published, or has certainly not been sent.
     pub fn forget(&self, lane: i16, id: i64) {
         if let Some(lane) = self.0.lock().lanes.get_mut(&lane) {
             lane.forget(id);
         }
     }
 
-    /// Kafka has this row, but another session has locked it. It is marked later and not sent again.
+    /// Notes that Kafka has this row, but another session has locked it. It is marked later and not sent again.
     pub fn remember_acknowledged(&self, worker: Uuid, lane: i16, id: i64) {
         if let Some(mut state) = self.0.of_term(worker)
             && let Some(lane) = state.lanes.get_mut(&lane)

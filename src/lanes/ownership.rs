@@ -65,7 +65,8 @@ impl Ownership<'_> {
         self.0.lock().lanes.get(&lane).map(|lane| lane.epoch)
     }
 
-    /// Marks this many lanes as surplus, idle ones first. With fewer than before, some of them stay after all.
+    /// Marks this many lanes as surplus: first those that are already, then idle ones. If the number is lower than before, some
+    /// lanes are kept after all.
     pub fn set_surplus(&self, count: usize) {
         let mut state = self.0.lock();
         let mut lanes: Vec<&mut Lane> = state.lanes.values_mut().collect();
@@ -73,7 +74,7 @@ impl Ownership<'_> {
         // numbers otherwise.
         lanes.sort_by_key(|lane| {
             let waits_for_mark = !lane.acknowledged.is_empty();
-            (!lane.usage.surplus, lane.usage.is_any(), waits_for_mark, lane.ready)
+            (!lane.usage.surplus, lane.usage.is_busy(), waits_for_mark, lane.ready)
         });
         for (place, lane) in lanes.into_iter().enumerate() {
             lane.usage.surplus = place < count;
@@ -86,14 +87,14 @@ impl Ownership<'_> {
         self.0.lock().lanes.values().any(|lane| lane.usage.surplus)
     }
 
-    /// Removes the surplus lanes that are not in use, to be returned.
+    /// Removes the surplus lanes that are not busy, so that they can be returned.
     pub fn remove_surplus(&self) -> Vec<ReturnedLane> {
-        self.remove_where(|lane| lane.usage.surplus && !lane.usage.is_any())
+        self.remove_where(|lane| lane.usage.surplus && !lane.usage.is_busy())
     }
 
-    /// Removes every lane that is not in use. Answers how many lanes are left, too.
+    /// Removes every lane that is not busy. Returns them, and how many lanes are left.
     pub fn remove_idle(&self) -> (Vec<ReturnedLane>, usize) {
-        let removed = self.remove_where(|lane| !lane.usage.is_any());
+        let removed = self.remove_where(|lane| !lane.usage.is_busy());
         (removed, self.count())
     }
 

@@ -1,5 +1,5 @@
-//! What this process published lately: enough to tell, after a crash of the server or a failover, which of it the server has never
-//! heard of. An application that commits asynchronously can lose a row to a crash that was published already; a failover can lose any.
+//! The rows that this process published recently. After a crash of the server or a failover they tell which published rows the
+//! server has lost. A crash can lose a row whose application commits asynchronously, and a failover can lose any row.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,9 @@ use uuid::Uuid;
 
 use crate::domain::row::Row;
 
-/// So many rows at most, and none older: retention must not be mistaken for loss.
+/// The most rows to remember.
 const ROWS_MAX: usize = 100_000;
+/// Older rows are not asked for, because rows that retention has deleted must not be mistaken for lost ones.
 const AGE_MAX: Duration = Duration::from_secs(600);
 
 /// A row that Kafka has acknowledged.
@@ -25,7 +26,7 @@ pub struct Sent {
 #[derive(Debug, Default)]
 struct Memory {
     recent: VecDeque<Sent>,
-    /// Published before the server became another one: does it still have them?
+    /// Rows that were published before the server became another one, and that it may have lost.
     in_question: VecDeque<Sent>,
 }
 
@@ -35,7 +36,7 @@ pub struct RecentlyPublished {
     questioned: Notify,
 }
 
-/// Forgets the oldest of too many.
+/// Forgets the oldest rows if there are too many.
 fn bound(rows: &mut VecDeque<Sent>) {
     let excess = rows.len().saturating_sub(ROWS_MAX);
     rows.drain(..excess);
@@ -58,7 +59,7 @@ impl RecentlyPublished {
         bound(recent);
     }
 
-    /// The server is another one than before: what was published is in question until it has answered for it.
+    /// Notes that the server is another one than before. What was published is in question until the server says what it has.
     pub fn question(&self) {
         let mut memory = self.lock();
         let mut recent = std::mem::take(&mut memory.recent);
@@ -74,11 +75,12 @@ impl RecentlyPublished {
         self.questioned.notified().await;
     }
 
+    /// Takes out the rows that are in question.
     pub fn take_question(&self) -> VecDeque<Sent> {
         std::mem::take(&mut self.lock().in_question)
     }
 
-    /// The server has not answered: it will be asked for these again, and for what has come into question since.
+    /// Puts rows back because the server has not answered. They are in question again, with those added since.
     pub fn put_back(&self, mut question: VecDeque<Sent>) {
         let mut memory = self.lock();
         question.append(&mut memory.in_question);
@@ -110,7 +112,7 @@ mod tests {
         assert_eq!(
             ids(&published.take_question()),
             [1, 2, 3],
-            "and that is another one, too"
+            "the server became another one again"
         );
         assert!(published.take_question().is_empty(), "nothing is reported twice");
     }

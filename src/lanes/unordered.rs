@@ -14,7 +14,8 @@ use crate::domain::scan_span::ScanSpan;
 use crate::domain::watermark::Watermark;
 
 /// The pause after a claim of unordered rows that found none. It doubles with each further one. Claims of unordered rows are
-/// serialized, which costs the database a commit even if there is nothing: others were faster, or the rows are locked.
+/// serialized, so each of them costs the database a commit, even if it finds nothing because other workers were faster or the rows
+/// are locked.
 const EMPTY_CLAIM_PAUSE: Duration = Duration::from_millis(20);
 const EMPTY_CLAIM_DOUBLINGS_MAX: u32 = 3;
 
@@ -89,7 +90,7 @@ impl UnorderedLane {
         true
     }
 
-    /// Raises the floor by what a query found out, unless another worker has lowered it since: then its epoch is another one.
+    /// Raises the floor by what a query found out, unless another worker has lowered it since, which changes its epoch.
     fn raise_floor(&mut self, epoch: i64, scan: ScanResult) {
         if self.stored.epoch == epoch {
             self.floor.advance(scan);
@@ -126,7 +127,7 @@ impl UnorderedLane {
 pub struct Unordered<'a>(pub(super) &'a Lanes);
 
 impl Unordered<'_> {
-    /// There may be unordered rows.
+    /// Notes that there may be unordered rows.
     pub fn set_ready(&self) {
         self.0.lock().unordered.ready = true;
         self.0.notify_all();
@@ -208,7 +209,7 @@ impl Unordered<'_> {
         }
     }
 
-    /// Hands all of them to the caller.
+    /// Takes out all rows that are to be marked later.
     pub fn take_locked(&self, worker: Uuid) -> Vec<LockedRows> {
         let state = self.0.of_term(worker);
         state.map_or_else(Vec::new, |mut state| std::mem::take(&mut state.unordered.locked))
@@ -235,7 +236,7 @@ mod tests {
     use crate::domain::row::UNORDERED_LANE;
     use crate::lanes::tests::{CLAIM_LIMITS, owning_maybe_sent};
 
-    /// Everything there was is published.
+    /// The report of a claim after which no unordered row is left.
     fn all_done() -> LaneReport {
         LaneReport {
             scan: Some(ScanResult::of_everything(Watermark::default())),
@@ -322,7 +323,7 @@ mod tests {
         unordered.checkin(&cut, now);
         assert!(
             unordered.ready && unordered.not_before.is_none(),
-            "there may be more behind"
+            "there may be more beyond the cut"
         );
         assert_eq!(unordered.resume, 50);
         unordered.checkin(&all_done(), now);
@@ -356,15 +357,15 @@ mod tests {
             })
             .ready
         );
-        assert!(checked_in(LaneReport::default()).ready, "nothing was learned");
+        assert!(checked_in(LaneReport::default()).ready, "nothing was found out");
         let paused = checked_in(LaneReport { pause, ..all_done() });
         assert!(paused.ready);
         assert_eq!(paused.not_before, Some(now + Duration::from_secs(1)));
-        let mut held = checked_in(LaneReport {
+        let mut with_hold = checked_in(LaneReport {
             held_topics: BTreeSet::from(["orders".to_owned()]),
             ..all_done()
         });
-        held.checkin(&all_done(), now);
-        assert!(held.stored.has_holds);
+        with_hold.checkin(&all_done(), now);
+        assert!(with_hold.stored.has_holds);
     }
 }

@@ -19,7 +19,8 @@ impl WatermarkState<'_> {
         self.0.lock().tracker.bypassed()
     }
 
-    /// How many ids lie between the soft watermark and the highest id claimed. Every claim reads them again.
+    /// How many ids lie between the soft watermark and the highest id claimed. Every claim reads them again. It is the maximum
+    /// after [`WatermarkState::request`].
     pub fn gap(&self) -> i64 {
         let state = self.0.lock();
         if state.watermark_requested {
@@ -28,7 +29,8 @@ impl WatermarkState<'_> {
         state.highest_claimed - state.tracker.watermark().soft
     }
 
-    /// Floors are so far behind that polls are expensive, so the watermark must move whatever was claimed here.
+    /// Asks for a check of the watermark although nothing was claimed here, because floors are so far behind that polls are
+    /// expensive.
     pub fn request(&self) {
         self.0.lock().watermark_requested = true;
         self.0.notify_all();
@@ -46,7 +48,7 @@ impl WatermarkState<'_> {
         self.update(worker, |tracker| tracker.end(ended));
     }
 
-    /// No floor and no poll of this term was ever above this id.
+    /// No floor of this term is above this id, and no check of the watermark has read a higher one.
     pub fn highest_known(&self) -> i64 {
         let state = self.0.lock();
         let floors = state.lanes.values().map(|lane| lane.floor.hard());

@@ -1,5 +1,5 @@
-//! Writes that count only while the term lasts. The fence is in each statement. Here is what happens if a write fails, is fenced, or
-//! meets a row that another session has locked.
+//! Writes that count only while the term lasts. The fence is in each statement. This module decides what happens if a write fails,
+//! is fenced, or meets a row that another session has locked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +27,9 @@ pub struct FencedWriter {
 }
 
 impl FencedWriter {
-    /// Repeats a write until it is answered or the term is over, because rows that Kafka has acknowledged must not be sent again only
-    /// because PostgreSQL was unreachable for a moment. Repeating it is harmless: the fence is in the statement, and so is a guard
-    /// for what would be counted twice. `None`: fenced, or the term is over.
+    /// Repeats a write until it is answered or the term is over, because rows that Kafka has acknowledged must not be sent again
+    /// only because PostgreSQL was unreachable for a moment. Repeating it is harmless: the fence is in the statement, and so is a
+    /// guard for what would be counted twice. `None`: fenced, or the term is over.
     pub async fn while_term_lasts<T, F>(&self, term: &Term, write: impl Fn() -> F) -> Option<T>
     where
         F: Future<Output = Result<Option<T>>>,
@@ -82,8 +82,8 @@ impl FencedWriter {
         self.is_current(term).then_some(locked)
     }
 
-    /// Writes the in-flight entry of rows that are about to be sent, so that a successor knows of them if this process dies. `None`: the
-    /// lanes are not ours any more.
+    /// Writes the in-flight entry of rows that are about to be sent, so that a successor knows of them if this process dies.
+    /// `None`: the lanes are not ours any more.
     pub async fn write_entry(&self, term: &Term, lanes: &[(i16, i64)], rows: &[Row]) -> Result<Option<InFlightEntry>> {
         let in_flight = &self.lanes.in_flight;
         let (slot, ranges) = (in_flight.begin(term.worker), InFlightRanges::of(rows));
@@ -96,7 +96,7 @@ impl FencedWriter {
         }
     }
 
-    /// Claims free unordered rows, and reads them. Answers the number of the claim. `None`: there are none.
+    /// Claims free unordered rows, and reads them. Returns the number of the claim, too. `None`: there are none.
     pub async fn claim_free(
         &self,
         term: &Term,

@@ -1,6 +1,6 @@
-//! The task that marks rows which could not be marked with their batch, because another session had locked them, as an operator does
-//! with `SELECT … FOR UPDATE`. Kafka has these rows, so they are remembered and not sent again. They are marked beside the batches,
-//! once they are unlocked.
+//! The task that marks rows which could not be marked with their batch because another session had locked them, as an operator does
+//! with `SELECT … FOR UPDATE`. Kafka has these rows, so they are remembered and not sent again. This task marks them once they are
+//! unlocked, and batches continue meanwhile.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl MarkLocked {
         }
     }
 
-    /// Marks those that are unlocked by now.
+    /// Marks the rows that are unlocked by now.
     pub async fn mark_unlocked(&self) {
         let Some(term) = self.lanes.term() else { return };
         if let Err(error) = self.mark_unlocked_of_lanes(&term).await {
@@ -69,8 +69,8 @@ impl MarkLocked {
         let marked = self.outbox.mark_lanes(term, &lanes, &ids, &[]).await?;
         metrics::rows_marked(marked);
         if marked < ids.len() as u64 && self.outbox.count_owned_lanes(term, &lanes).await? < lanes.len() {
-            // The release of a hold has raised an epoch in the meantime, or a lane is not ours any more, which its next batch
-            // finds out.
+            // The release of a hold has raised an epoch in the meantime, and the next attempt has the new one. Or a lane is not
+            // ours any more, which its next batch finds out.
             return Ok(());
         }
         // Rows that were not marked were removed by the session that had locked them.
@@ -80,7 +80,7 @@ impl MarkLocked {
         Ok(())
     }
 
-    /// Marks rows of a claim that are unlocked, and renews the claim for the others. Answers what is left.
+    /// Marks rows of a claim that are unlocked, and renews the claim for the others. Returns what is left.
     async fn mark_unlocked_of_claim(&self, term: &Term, rows: &LockedRows) -> Result<LockedRows> {
         let claimed = Instant::now();
         let locked = self.outbox.locked_rows(&rows.ids).await?;

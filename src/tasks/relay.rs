@@ -1,5 +1,5 @@
-//! The loop that publishes: check out, claim, publish, mark. One task works on one checkout at a time, and several tasks run side by
-//! side.
+//! The loop that publishes: check out, claim, publish, mark. One task works on one checkout at a time, and several tasks run side
+//! by side.
 
 mod batch;
 pub mod budget;

@@ -33,8 +33,8 @@ impl<'a> RowsByLane<'a> {
     }
 }
 
-/// Sorts a claim by id, because SQL promises no order of a joined result, and cuts each lane where the byte budget cut it. Answers the
-/// rows, and for each cut lane the id after which nothing is known.
+/// Sorts a claim by id, because SQL promises no order of a joined result, and cuts each lane where the byte budget cut it. Returns
+/// the rows, and for each cut lane the id after which nothing is known.
 pub fn in_order(claim: ClaimedRows, lanes: &[CheckedOutLane]) -> (Vec<Row>, HashMap<i16, i64>) {
     let mut cuts: HashMap<i16, i64> = HashMap::new();
     // A delayed row cuts nothing: rows of its key do not wait for it, and it is found again by its due time.
@@ -162,7 +162,7 @@ pub fn with_rows(lanes: Vec<CheckedOutLane>, claim: &ClaimedRows) -> (Vec<Checke
     (lanes, empty.iter().map(|lane| lane.lane).collect())
 }
 
-/// What a lane found out. `cuts` is the second answer of [`in_order`].
+/// What a batch found out about a lane. `cuts` is the second result of [`in_order`].
 pub fn lane_report(
     lane: &CheckedOutLane,
     rows: &RowsByLane<'_>,
@@ -178,7 +178,7 @@ pub fn lane_report(
             .iter()
             .any(|refusal| refusal.dead && refusal.id == row.id)
     };
-    // It was flagged before, and is known by id from now on.
+    // The row was flagged before, perhaps as one of a range. From now on it is known by its id.
     let still_maybe_sent = |row: &Row| row.possible_duplicate && !is_published(row) && !is_dead(row);
     let ids_where = |is: &dyn Fn(&Row) -> bool| {
         of_lane
@@ -201,7 +201,7 @@ pub fn lane_report(
     let scanned_to = cuts.get(&lane.lane).copied();
     let span_end = lane.scan_end.filter(|end| scanned_to == Some(*end));
     let is_left = lowest_pending.is_some() || !sent.acknowledged.is_empty();
-    // A claim that was cut short after its scan continues at once.
+    // A lane whose claim was cut short because it had scanned enough continues at once.
     let is_stuck = sent.published.is_empty() && is_left && span_end.is_none();
     LaneReport {
         lane: lane.lane,
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    fn held(lane: i16) -> CheckedOutLane {
+    fn checked_out(lane: i16) -> CheckedOutLane {
         CheckedOutLane {
             lane,
             epoch: 1,
@@ -340,9 +340,9 @@ mod tests {
             .collect()
     }
 
-    fn reported(held: &CheckedOutLane, rows: &[Row], outcome: &BatchOutcome) -> LaneReport {
+    fn reported(checked_out: &CheckedOutLane, rows: &[Row], outcome: &BatchOutcome) -> LaneReport {
         lane_report(
-            held,
+            checked_out,
             &RowsByLane::new(rows),
             &HashMap::new(),
             Watermark::default(),
@@ -352,16 +352,16 @@ mod tests {
 
     #[test]
     fn a_claim_that_failed_is_repeated_after_a_pause_and_one_discarded_at_once() {
-        let (failed, discarded_report) = (failed_report(7), discarded_report(7));
-        assert_eq!((failed.lane, discarded_report.lane), (7, 7));
-        assert!(failed.pause.is_some() && discarded_report.pause.is_none());
+        let (failed, discarded) = (failed_report(7), discarded_report(7));
+        assert_eq!((failed.lane, discarded.lane), (7, 7));
+        assert!(failed.pause.is_some() && discarded.pause.is_none());
         assert!(
-            failed.scan.is_none() && discarded_report.scan.is_none(),
-            "nothing was learned"
+            failed.scan.is_none() && discarded.scan.is_none(),
+            "nothing was found out"
         );
     }
 
-    // ── in_order ───────────────────────────────────────────────────────────────────────────────
+    // ── in_order ──────────────────────────────────────────────────────────────────────────────────
 
     #[test]
     fn a_lane_that_got_all_it_asked_for_is_cut_at_its_last_fresh_row() {
@@ -373,15 +373,11 @@ mod tests {
                 rows,
                 dropped: Vec::new(),
             };
-            in_order(claim, &[CheckedOutLane { most, ..held(0) }, held(1)])
+            in_order(claim, &[CheckedOutLane { most, ..checked_out(0) }, checked_out(1)])
         };
         let (rows, cuts) = claim(2);
         assert_eq!(ids(&rows), [1, 2, 3, 4, 9]);
-        assert_eq!(
-            cuts,
-            HashMap::from([(0, 3)]),
-            "what was delayed says nothing about the rest"
-        );
+        assert_eq!(cuts, HashMap::from([(0, 3)]), "delayed rows cut nothing");
         assert!(claim(3).1.is_empty());
     }
 
@@ -395,12 +391,12 @@ mod tests {
             rows: [of_lane(0, [1, 4, 6]), of_lane(1, [2, 7]), vec![delayed(row(9))]].concat(),
             dropped: vec![dropped(5, 0), dropped(3, 0), dropped(8, 2), due],
         };
-        let (rows, cuts) = in_order(claim, &[held(0), held(1), held(2)]);
+        let (rows, cuts) = in_order(claim, &[checked_out(0), checked_out(1), checked_out(2)]);
         assert_eq!(ids(&rows), [1, 2, 7, 9]);
         assert_eq!(
             cuts,
             HashMap::from([(0, 2), (2, 7)]),
-            "what is due is found again by that"
+            "a delayed row is found again by its due time"
         );
     }
 
@@ -411,14 +407,14 @@ mod tests {
                 rows: of_lane(0, [10, 20]),
                 dropped,
             };
-            let held = CheckedOutLane {
+            let checked_out = CheckedOutLane {
                 most,
                 scan_end: Some(50),
-                ..held(0)
+                ..checked_out(0)
             };
-            let (rows, cuts) = in_order(claim, std::slice::from_ref(&held));
+            let (rows, cuts) = in_order(claim, std::slice::from_ref(&checked_out));
             let report = lane_report(
-                &held,
+                &checked_out,
                 &RowsByLane::new(&rows),
                 &cuts,
                 Watermark::default(),
@@ -449,7 +445,7 @@ mod tests {
                 }
             }
             claim.rows.reverse();
-            let (rows, cuts) = in_order(claim, &[held(0), held(1), held(2)]);
+            let (rows, cuts) = in_order(claim, &[checked_out(0), checked_out(1), checked_out(2)]);
             let first_left_behind = |lane| claimed.iter().find(|(_, fate)| **fate == (lane, true)).map(|(id, _)| *id);
             let expected = claimed.iter().filter(|(id, (lane, is_dropped))| {
                 !is_dropped && first_left_behind(*lane).is_none_or(|first| **id < first)
@@ -461,19 +457,19 @@ mod tests {
         }
     }
 
-    // ── flag_possible_duplicates ──────────────────────────────────────────────────────────────────────────
+    // ── flag_possible_duplicates ──────────────────────────────────────────────────────────────────
 
     #[test]
     fn rows_that_an_earlier_owner_or_this_process_may_have_sent_are_flagged() {
-        let flagged = |held: CheckedOutLane| {
+        let flagged = |checked_out: CheckedOutLane| {
             let mut rows = [of_lane(0, [1, 3, 5, 7]), of_lane(1, [2])].concat();
             rows.sort_by_key(|row| row.id);
-            flag_possible_duplicates(&mut rows, &[held]);
+            flag_possible_duplicates(&mut rows, &[checked_out]);
             maybe_sent(&rows)
         };
         let with = |lane, maybe_sent| CheckedOutLane {
             maybe_sent,
-            ..held(lane)
+            ..checked_out(lane)
         };
         let in_ranges = MaybeSent {
             ranges: IdRanges::from_flat(&[2, 5]),
@@ -491,7 +487,7 @@ mod tests {
             ranges: IdRanges::of_ids([1]),
             ..by_id.clone()
         };
-        assert!(flagged(held(0)).is_empty());
+        assert!(flagged(checked_out(0)).is_empty());
         assert_eq!(flagged(with(0, in_ranges.clone())), [3, 5]);
         assert_eq!(flagged(with(1, in_ranges)), [2]);
         assert_eq!(flagged(with(0, below)), [1, 3, 5]);
@@ -499,7 +495,7 @@ mod tests {
         assert_eq!(flagged(with(0, both)), [1, 3, 7]);
     }
 
-    // ── rows that are locked ───────────────────────────────────────────────────────────────────
+    // ── rows that are locked ──────────────────────────────────────────────────────────────────────
 
     #[test]
     fn a_row_that_could_not_be_marked_is_not_sent_again_and_no_floor_passes_it() {
@@ -510,8 +506,8 @@ mod tests {
         };
         outcome.leave_locked(&[2], &POLICY);
         assert_eq!(maybe_sent_by_lane(&batch, &outcome), [(0, 2)], "a successor is told");
-        assert!(returned_maybe_sent(&[], &outcome).is_empty(), "it is not given back");
-        let report = reported(&held(0), &batch, &outcome);
+        assert!(returned_maybe_sent(&[], &outcome).is_empty(), "it is not returned");
+        let report = reported(&checked_out(0), &batch, &outcome);
         assert_eq!(
             (report.sent.published, report.sent.acknowledged, report.sent.maybe_sent),
             (vec![1, 3], vec![2], vec![2])
@@ -520,7 +516,7 @@ mod tests {
         assert_eq!(lowest_pending, Some(2), "no floor passes it");
         let next = CheckedOutLane {
             acknowledged: HashSet::from([2]),
-            ..held(0)
+            ..checked_out(0)
         };
         let mut rows = of_lane(0, [2, 4]);
         let acknowledged = take_acknowledged(&mut rows, std::slice::from_ref(&next));
@@ -536,7 +532,7 @@ mod tests {
         assert_eq!(lowest_pending, Some(2), "still none passes it");
     }
 
-    // ── returned_maybe_sent, with_floors ────────────────────────────────────────────────────────────────
+    // ── returned_maybe_sent, with_floors ──────────────────────────────────────────────────────────
 
     #[test]
     fn rows_that_are_returned_keep_their_flag() {
@@ -574,13 +570,13 @@ mod tests {
             rows: rows.clone(),
             dropped: vec![left],
         };
-        let (sent, cuts) = in_order(claim, &[held(7)]);
+        let (sent, cuts) = in_order(claim, &[checked_out(7)]);
         assert_eq!((ids(&sent), cuts.get(&7)), (vec![10, 11, 12, 30], None));
         let claim = ClaimedRows {
             rows,
             dropped: vec![left, dropped(12, 7)],
         };
-        let (sent, cuts) = in_order(claim, &[held(7)]);
+        let (sent, cuts) = in_order(claim, &[checked_out(7)]);
         assert_eq!((ids(&sent), cuts.get(&7)), (vec![10, 11, 30], Some(&11)));
     }
 
@@ -588,8 +584,14 @@ mod tests {
     fn a_hold_remembers_the_floor_of_its_own_lane() {
         let holds = [hold(1, ""), hold(0, "k:k"), hold(7, "")];
         let floors = [
-            CheckedOutLane { floor: 10, ..held(0) },
-            CheckedOutLane { floor: 20, ..held(1) },
+            CheckedOutLane {
+                floor: 10,
+                ..checked_out(0)
+            },
+            CheckedOutLane {
+                floor: 20,
+                ..checked_out(1)
+            },
         ];
         let [one, two, stray] = holds.clone();
         assert_eq!(with_floors(&holds, &floors), [(one, 20), (two, 10), (stray, 0)]);
@@ -610,7 +612,7 @@ mod tests {
             generation: 6,
         };
         let rows = RowsByLane::new(&rows);
-        let report = lane_report(&held(0), &rows, &HashMap::from([(1, 3)]), watermark, &outcome);
+        let report = lane_report(&checked_out(0), &rows, &HashMap::from([(1, 3)]), watermark, &outcome);
         assert_eq!(report.scan, Some(ScanResult::of_everything(watermark)));
         assert_eq!((report.lane, report.rows, report.highest_id), (0, 2, 2));
         assert_eq!(report.sent.published, [1, 2]);
@@ -620,7 +622,7 @@ mod tests {
                 && report.pause.is_none()
                 && report.sent.maybe_sent.is_empty()
         );
-        let cut = lane_report(&held(1), &rows, &HashMap::from([(1, 3)]), watermark, &outcome);
+        let cut = lane_report(&checked_out(1), &rows, &HashMap::from([(1, 3)]), watermark, &outcome);
         assert!(cut.hit_limit);
         assert_eq!((cut.lane, cut.sent.published), (1, vec![3]));
         assert_eq!(cut.scan.and_then(|scan| scan.scanned_to), Some(3));
@@ -638,11 +640,11 @@ mod tests {
             holds: vec![hold(0, "k:held")],
             ..BatchOutcome::default()
         };
-        let report = reported(&held(0), &rows, &outcome);
+        let report = reported(&checked_out(0), &rows, &outcome);
         assert_eq!(report.scan.and_then(|scan| scan.lowest_pending), Some(5));
         assert_eq!(report.held_topics, topics(&outcome.holds));
         assert_eq!(report.pause, None, "something got through");
-        assert!(reported(&held(1), &rows, &outcome).held_topics.is_empty());
+        assert!(reported(&checked_out(1), &rows, &outcome).held_topics.is_empty());
     }
 
     #[test]
@@ -652,8 +654,8 @@ mod tests {
             unsent: vec![1],
             ..BatchOutcome::default()
         };
-        assert!(reported(&held(0), &rows, &unsent).pause.is_some());
-        assert_eq!(reported(&held(1), &rows, &unsent).pause, None, "it had no rows");
+        assert!(reported(&checked_out(0), &rows, &unsent).pause.is_some());
+        assert_eq!(reported(&checked_out(1), &rows, &unsent).pause, None, "it had no rows");
     }
 
     #[test]
@@ -667,14 +669,14 @@ mod tests {
             maybe_sent: vec![4],
             ..BatchOutcome::default()
         };
-        assert_eq!(reported(&held(0), &rows, &outcome).sent.maybe_sent, [3, 4]);
+        assert_eq!(reported(&checked_out(0), &rows, &outcome).sent.maybe_sent, [3, 4]);
     }
 
-    // ── unordered_report ────────────────────────────────────────────────────────────────────────────
+    // ── unordered_report ──────────────────────────────────────────────────────────────────────────
 
     #[test]
     fn unordered_rows_are_done_when_none_is_left_and_none_was_left_behind() {
-        let held = UnorderedCheckout {
+        let checked_out = UnorderedCheckout {
             floor: 0,
             start: 0,
             scan_end: None,
@@ -688,33 +690,33 @@ mod tests {
             published: vec![4, 9],
             ..BatchOutcome::default()
         };
-        let done = unordered_report(&held, &rows, &[], &published);
+        let done = unordered_report(&checked_out, &rows, &[], &published);
         assert_eq!((done.lane, done.rows, done.highest_id), (UNORDERED_LANE, 2, 9));
         assert!(done.scan.is_some() && done.pause.is_none());
         assert!(!done.hit_limit && !done.over_budget && done.held_topics.is_empty());
-        let heavy = unordered_report(&held, &rows, &[dropped(10, UNORDERED_LANE)], &published);
+        let heavy = unordered_report(&checked_out, &rows, &[dropped(10, UNORDERED_LANE)], &published);
         assert!(heavy.hit_limit && heavy.over_budget && heavy.scan.is_none() && heavy.pause.is_none());
         let parked = BatchOutcome {
             unsent: vec![4, 9],
             holds: vec![hold(UNORDERED_LANE, "")],
             ..BatchOutcome::default()
         };
-        let stuck = unordered_report(&held, &rows, &[], &parked);
+        let stuck = unordered_report(&checked_out, &rows, &[], &parked);
         assert!(!stuck.held_topics.is_empty() && stuck.scan.is_none() && stuck.pause.is_some());
         let partly = BatchOutcome {
             published: vec![4],
             unsent: vec![9],
             ..BatchOutcome::default()
         };
-        let partly = unordered_report(&held, &rows, &[], &partly);
+        let partly = unordered_report(&checked_out, &rows, &[], &partly);
         assert!(partly.scan.is_none() && partly.pause.is_none());
         assert_eq!(
-            unordered_report(&held, &[], &[], &BatchOutcome::default()).highest_id,
+            unordered_report(&checked_out, &[], &[], &BatchOutcome::default()).highest_id,
             0
         );
         let far = UnorderedCheckout {
             scan_end: Some(50),
-            ..held
+            ..checked_out
         };
         let cut = unordered_report(&far, &rows, &[], &published);
         assert_eq!((cut.span_end, done.span_end), (Some(50), None));
@@ -750,7 +752,7 @@ mod tests {
         assert_eq!(now[0].done.as_deref(), Some([9, 9].as_slice()));
     }
 
-    // ── a lane from batch to batch ─────────────────────────────────────────────────────────────
+    // ── a lane from batch to batch ────────────────────────────────────────────────────────────────
 
     /// A lane taken from a worker that died with rows in flight.
     struct Inherited {
@@ -773,18 +775,18 @@ mod tests {
                 lease_left: Duration::ZERO,
             };
             let work = std::iter::repeat_with(|| self.lanes.checkouts().next(&claim_limits).expect("ready").work);
-            let mut held = work.filter_map(|work| match work {
+            let mut checked_out = work.filter_map(|work| match work {
                 Work::Lanes(lanes) => lanes.into_iter().next(),
                 Work::Unordered(_) => None,
             });
-            held.next().expect("the lane")
+            checked_out.next().expect("the lane")
         }
 
-        /// One batch of these rows, of which these are not sent. Answers which were flagged.
+        /// Relays one batch of these rows, of which these are not sent. Returns the flagged ones.
         fn relay(&self, ids: &[i64], unsent: &[i64]) -> Vec<i64> {
-            let held = self.checkout();
+            let checked_out = self.checkout();
             let mut rows = of_lane(0, ids.iter().copied());
-            flag_possible_duplicates(&mut rows, std::slice::from_ref(&held));
+            flag_possible_duplicates(&mut rows, std::slice::from_ref(&checked_out));
             let (unsent, published) = ids.iter().partition(|id| unsent.contains(id));
             let outcome = BatchOutcome {
                 published,
@@ -793,7 +795,7 @@ mod tests {
             };
             let report = LaneReport {
                 pause: None,
-                ..reported(&held, &rows, &outcome)
+                ..reported(&checked_out, &rows, &outcome)
             };
             self.lanes.checkouts().checkin(&self.term, vec![report]);
             maybe_sent(&rows)
@@ -827,8 +829,8 @@ mod tests {
     }
 
     proptest! {
-        /// Claims grow and shrink, and rows are sent or not. The rows that the last owner may have sent, its oldest ones, are flagged
-        /// each time, and no other row ever is.
+        /// Claims grow and shrink, and rows are sent or not. The rows that the last owner may have sent, its oldest ones, are
+        /// flagged each time, and no other row ever is.
         #[test]
         fn the_rows_of_the_last_owner_are_flagged_until_they_are_published(
             maybe_sent_rows in 0..12i64,

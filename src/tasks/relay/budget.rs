@@ -1,10 +1,10 @@
-//! How much goes into one batch: as much as memory allows, and as the line to Kafka carries within the batch deadline. A batch that
-//! is too large for its deadline would be cancelled half-way, sent again, and cancelled again.
+//! How much goes into one batch: as much as memory allows, and as the connection to Kafka carries within the batch deadline. A
+//! batch that is too large for its deadline would be cancelled half-way, sent again, and cancelled again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The size of a row until some have been seen.
+/// The assumed size of a row until some have been sent.
 const ROW_BYTES_GUESS: usize = 1000;
 /// A batch of this size is never too large.
 const BYTES_MIN: usize = 16 << 10;
@@ -13,7 +13,7 @@ const BYTES_MIN: usize = 16 << 10;
 pub struct BatchBudget {
     /// As much as memory allows.
     bytes_max: usize,
-    /// As much as the line seems to carry.
+    /// As much as the connection seems to carry.
     bytes: AtomicUsize,
     /// The average size of the last rows.
     row_bytes: AtomicUsize,
@@ -44,8 +44,8 @@ impl BatchBudget {
         self.row_bytes.store(average, Ordering::Relaxed);
     }
 
-    /// Notes how long a batch took. If it was late, the next one is much smaller, because every attempt costs a deadline. If it took
-    /// less than half of the deadline, the next one may be twice as large.
+    /// Notes how long a batch took. If it was late, the next one is much smaller, because every attempt costs a deadline. If it
+    /// took less than half of the deadline, the next one may be twice as large.
     pub fn sent(&self, bytes: usize, took: Duration, deadline: Duration) {
         let now = self.bytes();
         let next = if took >= deadline {
@@ -66,7 +66,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(4);
 
     #[test]
-    fn it_settles_where_a_slow_line_carries_a_batch_within_its_deadline() {
+    fn it_converges_on_what_a_slow_connection_carries_within_the_deadline() {
         let budget = BatchBudget::new(8 << 20);
         let mut late = 0;
         for _ in 0..20 {
@@ -75,10 +75,10 @@ mod tests {
             late += u32::from(took >= DEADLINE);
             budget.sent(bytes, took.min(DEADLINE), DEADLINE);
         }
-        assert_eq!(late, 3, "found soon, and never late again");
+        assert_eq!(late, 3, "after three late batches none is late again");
         assert!(
             budget.bytes() > 100_000,
-            "and not less than the line carries: {}",
+            "not less than the connection carries: {}",
             budget.bytes()
         );
     }

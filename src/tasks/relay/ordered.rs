@@ -126,7 +126,7 @@ impl Relay {
         put_acknowledged_back(&mut batch.rows, acknowledged, &mut outcome);
         failpoint::hit("after_publish").await;
         if outcome.published.is_empty() && batch.entry.is_none() {
-            // All of its rows still wait for their marks, which the database knows already.
+            // All of its rows still wait for their marks, and it is stored already that they may have been sent.
             return Ok(Some(outcome));
         }
         if self.write(Batch::Lanes(batch), &mut outcome).await.is_none() {
@@ -137,7 +137,7 @@ impl Relay {
         Ok(Some(outcome))
     }
 
-    /// Writes the outcome, once. Answers how many rows were marked. `None`: fenced.
+    /// Writes the outcome, once. Returns how many rows were marked. `None`: fenced.
     pub(super) async fn write_lanes(&self, batch: &LaneBatch<'_>, outcome: &BatchOutcome) -> Result<Option<u64>> {
         let maybe_sent = maybe_sent_by_lane(&batch.rows, outcome);
         self.remember_maybe_sent(batch.term, &maybe_sent, outcome);
@@ -173,7 +173,7 @@ impl Relay {
         }
     }
 
-    /// Marks rows of a batch. Answers how many. `None`: fenced.
+    /// Marks rows of a batch. Returns how many were marked. `None`: fenced.
     async fn mark_lanes(&self, batch: &LaneBatch<'_>, ids: &[i64]) -> Result<Option<u64>> {
         let LaneBatch { term, lanes, entry, .. } = batch;
         let marked = self.outbox.mark_lanes(term, lanes, ids, entry.as_slice()).await?;

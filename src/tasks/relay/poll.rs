@@ -1,4 +1,4 @@
-//! A poll of all lanes without a known backlog, and the publishing of what it finds.
+//! Polls all lanes without a known backlog, and publishes what it finds.
 
 use std::time::Instant;
 
@@ -22,7 +22,8 @@ struct PollHit {
 }
 
 impl Relay {
-    /// Asks what lanes without a known backlog have, and publishes it. The poll claims from all of them in one scan along the ids.
+    /// Polls the lanes without a known backlog, and publishes what they have. The poll claims from all of them in one scan along
+    /// the ids.
     pub(super) async fn poll(&self, slot: PollSlot<'_>) {
         let began = Instant::now();
         if let Some(PollHit { checkout, lanes, claim }) = self.poll_for_hit(slot).await {

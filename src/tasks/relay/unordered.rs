@@ -61,7 +61,7 @@ impl Relay {
             rows,
             dropped,
         };
-        // Also if its rows were gone when they were read, because this ends the claim.
+        // This is written even if the rows were gone when they were read, because it ends the claim.
         self.write_and_report_fenced(&batch, &mut outcome).await;
         LaneReport {
             slow: self.is_slow(took),
@@ -105,7 +105,7 @@ impl Relay {
         }
     }
 
-    /// Writes the outcome, once. Answers how many rows were marked. Rows that Kafka has and that are locked stay claimed.
+    /// Writes the outcome, once. Returns how many rows were marked. Rows that Kafka has and that are locked stay claimed.
     pub(super) async fn write_unordered(&self, batch: &UnorderedBatch<'_>, outcome: &BatchOutcome) -> Result<u64> {
         let UnorderedBatch { term, claim, .. } = *batch;
         if outcome.is_clean() && batch.dropped.is_empty() {

@@ -27,7 +27,7 @@ impl<'a> Batch<'a> {
 }
 
 impl Relay {
-    /// Writes the outcome of a batch. Answers how many rows were marked. `None`: fenced, or the term is over.
+    /// Writes the outcome of a batch. Returns how many rows were marked. `None`: fenced, or the term is over.
     pub(super) async fn write(&self, batch: Batch<'_>, outcome: &mut BatchOutcome) -> Option<u64> {
         let (stream, term, rows) = batch.parts();
         let began = Instant::now();
