@@ -643,6 +643,12 @@ mod tests {
         assert!(POLICY.probe_wait(1, 0.5) <= POLICY.backoff_min);
     }
 
+    #[test]
+    fn the_wait_after_an_error_is_100_to_500_milliseconds() {
+        let millis = |jitter| short_backoff(jitter).as_millis();
+        assert_eq!((millis(0.0), millis(0.5), millis(1.0)), (100, 300, 500));
+    }
+
     proptest! {
         #[test]
         fn backoff_grows_and_stays_within_its_bounds(failures in 1u32..1000, jitter in 0.0..=1.0) {
