@@ -32,7 +32,7 @@ mod route;
 mod topics;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -275,4 +275,9 @@ impl Publisher {
         metrics::publisher_paused(false);
         self.paused.send_replace(false);
     }
+}
+
+/// A panic of another task ends the process, so a poisoned lock is taken like any other.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
