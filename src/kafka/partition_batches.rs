@@ -80,12 +80,12 @@ impl<'a> PartitionBatches<'a> {
             let picked = self.pick(&producer);
             let sent = producer.send(self.rows, &picked.rows, deadlines.handed_over);
             let overdue = !main.finish(&producer, &sent, deadlines.answered).await;
+            let reports = sent.reports();
             for (destination, range) in picked.slots {
-                let reports: Vec<_> = range.clone().map(|slot| sent.reported(slot)).collect();
                 let results = Results {
                     rows: self.rows,
-                    picked: &picked.rows[range],
-                    reports: &reports,
+                    picked: &picked.rows[range.clone()],
+                    reports: &reports[range],
                 };
                 let results = results.deliveries(topics, destination, overdue);
                 let all_acked = results.iter().all(|(_, delivery)| *delivery == Delivery::Acked);

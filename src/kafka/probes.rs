@@ -57,7 +57,7 @@ impl Probes {
             producer.purge();
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let delivery = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
+        let delivery = delivery::of_report(sent.reports()[0], &row.topic, partition, overdue);
         if delivery == Delivery::Acked {
             producer.acknowledged(&row.topic, partition.number);
             self.last_ack.note();
