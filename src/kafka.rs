@@ -18,7 +18,6 @@
 mod admin;
 pub mod consumer;
 mod delivery;
-mod last_ack;
 mod log_context;
 mod main_producer;
 mod partition_batches;
@@ -43,7 +42,6 @@ use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::jitter::jittered;
 use crate::metrics;
-use last_ack::LastAck;
 use main_producer::MainProducer;
 use partition_batches::PartitionBatches;
 use probes::Probes;
@@ -92,29 +90,26 @@ pub struct Publisher {
     topics: Topics,
     /// Is publishing paused because Kafka does not answer at all?
     paused: watch::Sender<bool>,
-    last_ack: Arc<LastAck>,
+    last_ack: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Publisher {
     /// Connects lazily: the first batch finds out that Kafka is unreachable. Record timestamps are read from `clock`.
     pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
-        let last_ack = Arc::new(LastAck::new());
-        let gapless = ProducerSettings {
-            config: config.clone(),
-            gapless: true,
-            clock,
-        };
         let single = ProducerSettings {
-            gapless: false,
-            ..gapless.clone()
+            config: config.clone(),
+            clock,
+            last_ack: Arc::default(),
         };
+        let mut gapless = single.clone();
+        gapless.config.set("enable.gapless.guarantee", "true");
         Ok(Arc::new(Publisher {
             main: MainProducer::new(gapless)?,
-            quarantine: Quarantine::new(single.clone(), last_ack.clone())?,
-            probes: Probes::new(single, last_ack.clone()),
+            quarantine: Quarantine::new(single.clone())?,
             topics: Topics::new(config)?,
             paused: watch::channel(false).0,
-            last_ack,
+            last_ack: single.last_ack.clone(),
+            probes: Probes::new(single),
         }))
     }
 
@@ -131,7 +126,7 @@ impl Publisher {
 
     /// Has any record of this process been acknowledged since then?
     pub fn answered_since(&self, then: Instant) -> bool {
-        self.last_ack.is_since(then)
+        lock(&self.last_ack).is_some_and(|at| at >= then)
     }
 
     /// Publishes rows, which must be in row order, and returns the delivery of each.
@@ -168,7 +163,7 @@ impl Publisher {
         routes: &[Result<Route, Delivery>],
         deadlines: Deadlines,
     ) -> Vec<(usize, Delivery)> {
-        let mut deliveries = batches.send(&self.main, &self.topics, &self.last_ack, deadlines).await;
+        let mut deliveries = batches.send(&self.main, &self.topics, deadlines).await;
         let refused: Vec<_> = deliveries
             .extract_if(.., |(_, delivery)| matches!(delivery, Delivery::Refused { .. }))
             .collect();

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tracing::warn;
 
-use super::last_ack::LastAck;
 use super::main_producer::MainProducer;
 use super::producer::Producer;
 use super::reports::Report;
@@ -67,13 +66,7 @@ impl<'a> PartitionBatches<'a> {
     /// Sends a whole partition batch at once if the producer knows the partition and the topic's limit allows it. Otherwise it
     /// sends as many records as is safe, waits for them, and sends the next ones. A partition gets nothing more after a record
     /// that was not acknowledged, and rows that were not sent are not among the deliveries.
-    pub async fn send(
-        mut self,
-        main: &MainProducer,
-        topics: &Topics,
-        last_ack: &LastAck,
-        deadlines: Deadlines,
-    ) -> Vec<(usize, Delivery)> {
+    pub async fn send(mut self, main: &MainProducer, topics: &Topics, deadlines: Deadlines) -> Vec<(usize, Delivery)> {
         let mut deliveries = Vec::new();
         let producer = main.get();
         while !self.batches.is_empty() && !producer.is_retired() && Instant::now() < deadlines.handed_over {
@@ -91,7 +84,6 @@ impl<'a> PartitionBatches<'a> {
                 let all_acked = results.iter().all(|(_, delivery)| *delivery == Delivery::Acked);
                 if all_acked {
                     producer.acknowledged(destination.0, destination.1.number);
-                    last_ack.note();
                 }
                 if !all_acked || self.batches[&destination].is_sent() {
                     self.batches.remove(&destination);
