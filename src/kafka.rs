@@ -134,13 +134,13 @@ impl Publisher {
         let known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
         let routes = known.routes(rows);
         let mut deliveries = vec![Delivery::NotSent; rows.len()];
-        let mut batches = PartitionBatches::new(rows);
+        let mut batches = PartitionBatches::new(rows, &self.topics);
         let mut alone = Vec::new();
         for (index, route) in routes.iter().enumerate() {
             match route {
                 Err(delivery) => deliveries[index] = delivery.clone(),
                 Ok(route) if route.alone => alone.push((index, route.partition)),
-                Ok(route) => batches.push(index, route.partition, &self.topics),
+                Ok(route) => batches.push(index, route.partition),
             }
         }
         let sent = self.send_batches(rows, batches, &routes, deadlines);
@@ -163,7 +163,7 @@ impl Publisher {
         routes: &[Result<Route, Delivery>],
         deadlines: Deadlines,
     ) -> Vec<(usize, Delivery)> {
-        let mut deliveries = batches.send(&self.main, &self.topics, deadlines).await;
+        let mut deliveries = batches.send(&self.main, deadlines).await;
         let refused: Vec<_> = deliveries
             .extract_if(.., |(_, delivery)| matches!(delivery, Delivery::Refused { .. }))
             .collect();
