@@ -18,11 +18,9 @@
 mod admin;
 pub mod consumer;
 mod delivery;
-mod last_ack;
 mod log_context;
 mod main_producer;
 mod partition_batches;
-mod paused_partitions;
 mod probes;
 mod producer;
 pub mod properties;
@@ -32,7 +30,7 @@ mod route;
 mod topics;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -44,10 +42,8 @@ use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::jitter::jittered;
 use crate::metrics;
-use last_ack::LastAck;
 use main_producer::MainProducer;
 use partition_batches::PartitionBatches;
-use paused_partitions::PausedPartitions;
 use probes::Probes;
 use producer::ProducerSettings;
 use quarantine::Quarantine;
@@ -92,33 +88,28 @@ pub struct Publisher {
     quarantine: Quarantine,
     probes: Probes,
     topics: Topics,
-    paused_partitions: PausedPartitions,
     /// Is publishing paused because Kafka does not answer at all?
     paused: watch::Sender<bool>,
-    last_ack: Arc<LastAck>,
+    last_ack: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Publisher {
     /// Connects lazily: the first batch finds out that Kafka is unreachable. Record timestamps are read from `clock`.
     pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
-        let last_ack = Arc::new(LastAck::new());
-        let gapless = ProducerSettings {
-            config: config.clone(),
-            gapless: true,
-            clock,
-        };
         let single = ProducerSettings {
-            gapless: false,
-            ..gapless.clone()
+            config: config.clone(),
+            clock,
+            last_ack: Arc::default(),
         };
+        let mut gapless = single.clone();
+        gapless.config.set("enable.gapless.guarantee", "true");
         Ok(Arc::new(Publisher {
             main: MainProducer::new(gapless)?,
-            quarantine: Quarantine::new(single.clone(), last_ack.clone())?,
-            probes: Probes::new(single, last_ack.clone()),
+            quarantine: Quarantine::new(single.clone())?,
             topics: Topics::new(config)?,
-            paused_partitions: PausedPartitions::default(),
             paused: watch::channel(false).0,
-            last_ack,
+            last_ack: single.last_ack.clone(),
+            probes: Probes::new(single),
         }))
     }
 
@@ -135,22 +126,21 @@ impl Publisher {
 
     /// Has any record of this process been acknowledged since then?
     pub fn answered_since(&self, then: Instant) -> bool {
-        self.last_ack.is_since(then)
+        lock(&self.last_ack).is_some_and(|at| at >= then)
     }
 
     /// Publishes rows, which must be in row order, and returns the delivery of each.
     pub async fn publish(&self, rows: &[Row], deadlines: Deadlines) -> Vec<Delivery> {
+        let known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
+        let routes = known.routes(rows);
         let mut deliveries = vec![Delivery::NotSent; rows.len()];
-        let mut known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
-        known.skip_paused(&self.paused_partitions);
-        let routes = known.routes(rows, &mut deliveries);
-        let mut batches = PartitionBatches::new(rows);
+        let mut batches = PartitionBatches::new(rows, &self.topics);
         let mut alone = Vec::new();
         for (index, route) in routes.iter().enumerate() {
             match route {
-                None => {}
-                Some(route) if route.alone => alone.push((index, route.partition)),
-                Some(route) => batches.push(index, route.partition, &self.topics),
+                Err(delivery) => deliveries[index] = delivery.clone(),
+                Ok(route) if route.alone => alone.push((index, route.partition)),
+                Ok(route) => batches.push(index, route.partition),
             }
         }
         let sent = self.send_batches(rows, batches, &routes, deadlines);
@@ -170,10 +160,10 @@ impl Publisher {
         &self,
         rows: &[Row],
         batches: PartitionBatches<'_>,
-        routes: &[Option<Route>],
+        routes: &[Result<Route, Delivery>],
         deadlines: Deadlines,
     ) -> Vec<(usize, Delivery)> {
-        let mut deliveries = batches.send(&self.main, &self.topics, &self.last_ack, deadlines).await;
+        let mut deliveries = batches.send(&self.main, deadlines).await;
         let refused: Vec<_> = deliveries
             .extract_if(.., |(_, delivery)| matches!(delivery, Delivery::Refused { .. }))
             .collect();
@@ -188,7 +178,7 @@ impl Publisher {
         let alone: Vec<_> = refused
             .iter()
             .filter(|(index, _)| earlier_of_unit(rows, *index).all(|earlier| acked.contains(&earlier)))
-            .filter_map(|(index, _)| Some((*index, routes[*index]?.partition)))
+            .filter_map(|(index, _)| Some((*index, routes[*index].as_ref().ok()?.partition)))
             .collect();
         deliveries.extend(self.quarantine.send_each(rows, &alone, deadlines).await);
         deliveries
@@ -215,9 +205,7 @@ impl Publisher {
         };
         match &delivery {
             Delivery::Unavailable { reason, .. } => self.pause_partition(&row.topic, partition, reason),
-            Delivery::Acked | Delivery::Refused { .. } => {
-                self.paused_partitions.resume(&row.topic, partition.number);
-            }
+            Delivery::Acked | Delivery::Refused { .. } => self.topics.resume(&row.topic, partition.number),
             _ => {}
         }
         delivery
@@ -230,8 +218,7 @@ impl Publisher {
 
     /// The partition accepted nothing while others answered. Nothing is sent to it until it accepts a probe.
     pub fn pause_partition(&self, topic: &str, partition: Partition, reason: &str) {
-        self.paused_partitions
-            .pause(topic, partition.number, reason, Instant::now());
+        self.topics.pause(topic, partition.number, reason);
     }
 
     /// The partition of a row by fresh metadata of its topic, or why the row must not be sent now.
@@ -239,8 +226,8 @@ impl Publisher {
         self.topics.expire(&row.topic, METADATA_AGE_MAX);
         let rows = std::slice::from_ref(row);
         let mut known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
-        if skip_paused {
-            known.skip_paused(&self.paused_partitions);
+        if !skip_paused {
+            known.ignore_pauses();
         }
         known.route(row).map(|route| route.partition)
     }
@@ -275,4 +262,9 @@ impl Publisher {
         metrics::publisher_paused(false);
         self.paused.send_replace(false);
     }
+}
+
+/// A panic of another task ends the process, so a poisoned lock is taken like any other.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -210,8 +210,8 @@ impl Reading {
             self.consumer.read(name, &self.extents[topic], |record| {
                 self.bar.inc(1);
                 *read += 1;
-                let written = record.timestamp().unwrap_or(0) * 1000;
-                first[record.partition() as usize].get_or_insert(written);
+                let written = record.timestamp.unwrap_or(0) * 1000;
+                first[record.partition as usize].get_or_insert(written);
                 match arrived(topic as u32, written, record) {
                     Some(arrived) => self.arrived.push(&arrived)?,
                     None => self.foreign += 1,
@@ -256,14 +256,14 @@ impl Reading {
 
 /// The entry of a record. `None` if it was not published from an outbox.
 fn arrived(topic: u32, timestamp: Micros, record: &Record<'_>) -> Option<Arrived> {
-    let id = record.headers().find(|(name, _)| *name == MESSAGE_ID)?.1?;
+    let id = record.headers.iter().find(|(name, _)| *name == MESSAGE_ID)?.1?;
     Some(Arrived {
         message_id: Uuid::try_parse_ascii(id).ok()?,
         topic,
-        partition: record.partition(),
-        offset: record.offset(),
+        partition: record.partition,
+        offset: record.offset,
         timestamp,
-        flagged: record.headers().any(|(name, _)| name == POSSIBLE_DUPLICATE),
-        content: Content::of_record(record.key(), record.payload(), record.headers()),
+        flagged: record.headers.iter().any(|(name, _)| *name == POSSIBLE_DUPLICATE),
+        content: Content::of_record(record.key, record.payload, record.headers.iter().copied()),
     })
 }

@@ -27,6 +27,22 @@ pub enum Delivery {
     },
 }
 
+impl Delivery {
+    pub fn unavailable(
+        fault: Unavailability,
+        partition: Option<Partition>,
+        reason: String,
+        maybe_landed: bool,
+    ) -> Self {
+        Delivery::Unavailable {
+            fault,
+            partition,
+            reason,
+            maybe_landed,
+        }
+    }
+}
+
 /// Why a topic or partition accepts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unavailability {

@@ -7,7 +7,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::{BorrowedMessage, Headers as _};
+use rdkafka::message::{BorrowedHeaders, Headers as _};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 
@@ -24,35 +24,15 @@ pub struct Extent {
 }
 
 /// A record as it was read.
-pub struct Record<'a>(&'a BorrowedMessage<'a>);
-
-impl<'a> Record<'a> {
-    pub fn partition(&self) -> i32 {
-        self.0.partition()
-    }
-
-    pub fn offset(&self) -> i64 {
-        self.0.offset()
-    }
-
+pub struct Record<'a> {
+    pub partition: i32,
+    pub offset: i64,
     /// In milliseconds since 1970.
-    pub fn timestamp(&self) -> Option<i64> {
-        self.0.timestamp().to_millis()
-    }
-
-    pub fn key(&self) -> Option<&'a [u8]> {
-        self.0.key()
-    }
-
-    pub fn payload(&self) -> Option<&'a [u8]> {
-        self.0.payload()
-    }
-
+    pub timestamp: Option<i64>,
+    pub key: Option<&'a [u8]>,
+    pub payload: Option<&'a [u8]>,
     /// Names and values, in their order.
-    pub fn headers(&self) -> impl Iterator<Item = (&'a str, Option<&'a [u8]>)> + use<'a> {
-        let headers = self.0.headers().into_iter();
-        headers.flat_map(|headers| headers.iter().map(|header| (header.key, header.value)))
-    }
+    pub headers: Vec<(&'a str, Option<&'a [u8]>)>,
 }
 
 pub struct Consumer {
@@ -135,7 +115,15 @@ impl Consumer {
                     let partition = message.partition() as usize;
                     let to = extents[partition].to;
                     if message.offset() < to {
-                        each(&Record(&message))?;
+                        let headers = message.headers().into_iter().flat_map(BorrowedHeaders::iter);
+                        each(&Record {
+                            partition: message.partition(),
+                            offset: message.offset(),
+                            timestamp: message.timestamp().to_millis(),
+                            key: message.key(),
+                            payload: message.payload(),
+                            headers: headers.map(|header| (header.key, header.value)).collect(),
+                        })?;
                     }
                     if message.offset() + 1 >= to {
                         unread[partition] = false;

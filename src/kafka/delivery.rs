@@ -60,24 +60,21 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
     }
 }
 
-fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Delivery {
-    Delivery::Unavailable {
-        fault: Unavailability::Unusable,
-        partition: None,
-        reason: format!("topic {topic}: {code}"),
+/// The topic does not exist, or its settings or permissions forbid the record.
+pub fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Delivery {
+    Delivery::unavailable(
+        Unavailability::Unusable,
+        None,
+        format!("topic {topic}: {code}"),
         maybe_landed,
-    }
+    )
 }
 
 /// The partition cannot accept the record now. Leaders, replicas and answers belong to one partition, so the topic's others may
 /// work.
 pub fn transient(topic: &str, partition: Partition, what: &str, maybe_landed: bool) -> Delivery {
-    Delivery::Unavailable {
-        fault: Unavailability::Transient,
-        partition: Some(partition),
-        reason: format!("partition {} of topic {topic}: {what}", partition.number),
-        maybe_landed,
-    }
+    let reason = format!("partition {} of topic {topic}: {what}", partition.number);
+    Delivery::unavailable(Unavailability::Transient, Some(partition), reason, maybe_landed)
 }
 
 /// The record was purged, never answered, or not even taken. If our own deadline passed, the partition did not answer. Otherwise
@@ -152,17 +149,13 @@ mod tests {
 
     #[test]
     fn each_kind_of_failure_has_the_outcome_that_helps() {
-        let unusable = |code: Code, maybe_landed| Delivery::Unavailable {
-            fault: Unavailability::Unusable,
-            partition: None,
-            reason: format!("topic t: {code}"),
-            maybe_landed,
+        let unusable = |code: Code, maybe_landed| {
+            let reason = format!("topic t: {code}");
+            Delivery::unavailable(Unavailability::Unusable, None, reason, maybe_landed)
         };
-        let transient = |code: Code, maybe_landed| Delivery::Unavailable {
-            fault: Unavailability::Transient,
-            partition: Some(THIRD),
-            reason: format!("partition 3 of topic t: {code}"),
-            maybe_landed,
+        let transient = |code: Code, maybe_landed| {
+            let reason = format!("partition 3 of topic t: {code}");
+            Delivery::unavailable(Unavailability::Transient, Some(THIRD), reason, maybe_landed)
         };
         for handed_over in [false, true] {
             for code in [
@@ -189,12 +182,8 @@ mod tests {
     #[test]
     fn what_our_own_deadline_ended_is_for_its_partition_to_answer_for() {
         let overdue = |report| of_report(report, "t", THIRD, true);
-        let late = Delivery::Unavailable {
-            fault: Unavailability::Transient,
-            partition: Some(THIRD),
-            reason: "partition 3 of topic t: no answer before the deadline".to_owned(),
-            maybe_landed: true,
-        };
+        let reason = "partition 3 of topic t: no answer before the deadline".to_owned();
+        let late = Delivery::unavailable(Unavailability::Transient, Some(THIRD), reason, true);
         let purged = |handed_over| {
             let code = Code::PurgeInflight;
             overdue(Some(Report { code, handed_over }))

@@ -1,12 +1,14 @@
 //! What the client library says about its connections. Most of it is logged for debugging only, some of it once for each outage.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode as Code;
+
+use super::lock;
 
 /// TLS or SASL errors less than this apart belong to one outage. The client repeats the same error every 30 seconds.
 const OUTAGE_ENDS_AFTER: Duration = Duration::from_secs(120);
@@ -16,8 +18,9 @@ static LAST_SECURITY_ERROR: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Is this the first security error of an outage? Every client reports one for every broker, again and again.
 fn is_news(last: &Mutex<Option<Instant>>, now: Instant) -> bool {
-    let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-    last.replace(now).is_none_or(|last| now - last > OUTAGE_ENDS_AFTER)
+    lock(last)
+        .replace(now)
+        .is_none_or(|last| now - last > OUTAGE_ENDS_AFTER)
 }
 
 /// The last connection error that a client of this process reported, and when.
@@ -25,14 +28,9 @@ static LAST_ERROR: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 
 /// Why a connection failed last, if that was recent. The errors of requests say only that a connection failed.
 pub fn last_error() -> Option<String> {
-    let last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_recent = |(at, _): &&(Instant, String)| at.elapsed() < OUTAGE_ENDS_AFTER;
-    last.as_ref().filter(is_recent).map(|(_, reason)| reason.clone())
-}
-
-fn note_error(reason: &str) {
-    let mut last = LAST_ERROR.lock().unwrap_or_else(PoisonError::into_inner);
-    *last = Some((Instant::now(), reason.to_owned()));
+    let last = lock(&LAST_ERROR);
+    let (at, reason) = last.as_ref()?;
+    (at.elapsed() < OUTAGE_ENDS_AFTER).then(|| reason.clone())
 }
 
 /// Logs the client library's messages at debug level: connection errors repeat during an outage, and the publisher warns once
@@ -57,7 +55,7 @@ impl ClientContext for LogContext {
         let code = error.rdkafka_error_code();
         // "All brokers are down" follows from the other errors and does not say why.
         if code != Some(Code::AllBrokersDown) {
-            note_error(reason);
+            *lock(&LAST_ERROR) = Some((Instant::now(), reason.to_owned()));
         }
         if matches!(code, Some(Code::SSL | Code::Authentication)) && is_news(&LAST_SECURITY_ERROR, Instant::now()) {
             tracing::warn!(

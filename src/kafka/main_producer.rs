@@ -1,6 +1,6 @@
 //! The producer that carries batches, and a spare one: building a producer takes half a second, and every lane would wait.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdkafka::error::KafkaResult;
@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::producer::{Producer, ProducerSettings};
 use super::reports::SentRecords;
-use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT};
+use super::{ANSWERS_AFTER_FATAL, PURGE_TIMEOUT, lock};
 use crate::metrics;
 
 /// How long answers to overdue records are awaited before everything is purged.
@@ -16,33 +16,27 @@ const LATE_ANSWERS: Duration = Duration::from_secs(1);
 
 pub struct MainProducer {
     settings: ProducerSettings,
-    current: RwLock<Arc<Producer>>,
+    current: Mutex<Arc<Producer>>,
     spare: Arc<Mutex<Option<Arc<Producer>>>>,
 }
 
 impl MainProducer {
     pub fn new(settings: ProducerSettings) -> KafkaResult<Self> {
-        let current = Producer::new(&settings)?;
-        let spare = Producer::new(&settings)?;
         Ok(MainProducer {
+            current: Mutex::new(Producer::new(&settings)?),
+            spare: Arc::new(Mutex::new(Some(Producer::new(&settings)?))),
             settings,
-            current: RwLock::new(current),
-            spare: Arc::new(Mutex::new(Some(spare))),
         })
     }
 
     /// The producer for a batch. It may be a retired one, if no other could be built when it was retired.
     pub fn get(&self) -> Arc<Producer> {
-        let producer = self.current();
+        let producer = lock(&self.current).clone();
         if !producer.is_retired() {
             return producer;
         }
         self.replace(&producer, "the producer had been given up");
-        self.current()
-    }
-
-    fn current(&self) -> Arc<Producer> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.current).clone()
     }
 
     /// Waits for the reports of what was sent together. False if the deadline passed; then records without an answer have been
@@ -89,11 +83,11 @@ impl MainProducer {
     /// Puts the spare in the producer's place and builds a new spare in the background.
     fn replace(&self, old: &Arc<Producer>, why: &str) {
         old.retire();
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         if !Arc::ptr_eq(&current, old) {
             return;
         }
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let spare = lock(&self.spare).take();
         let next = match spare.map_or_else(|| Producer::new(&self.settings), Ok) {
             Ok(next) => next,
             Err(error) => {
@@ -108,7 +102,7 @@ impl MainProducer {
         warn!(why, "replaced the Kafka producer");
         let (settings, spare) = (self.settings.clone(), self.spare.clone());
         tokio::task::spawn_blocking(move || match Producer::new(&settings) {
-            Ok(next) => *spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(next),
+            Ok(next) => *lock(&spare) = Some(next),
             Err(error) => warn!(%error, "cannot build a spare producer; the next one is built when needed"),
         });
     }

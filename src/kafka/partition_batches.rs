@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use tracing::warn;
 
-use super::last_ack::LastAck;
 use super::main_producer::MainProducer;
 use super::producer::Producer;
 use super::reports::Report;
@@ -39,59 +38,46 @@ struct Picked<'a> {
 
 pub struct PartitionBatches<'a> {
     rows: &'a [Row],
+    topics: &'a Topics,
     batches: BTreeMap<Destination<'a>, PartitionBatch>,
 }
 
 impl<'a> PartitionBatches<'a> {
-    pub fn new(rows: &'a [Row]) -> Self {
-        PartitionBatches {
-            rows,
-            batches: BTreeMap::new(),
-        }
+    pub fn new(rows: &'a [Row], topics: &'a Topics) -> Self {
+        let batches = BTreeMap::new();
+        PartitionBatches { rows, topics, batches }
     }
 
     /// Adds the row with this index; the rows of a partition must come in their order.
-    pub fn push(&mut self, index: usize, partition: Partition, topics: &Topics) {
+    pub fn push(&mut self, index: usize, partition: Partition) {
         let topic = self.rows[index].topic.as_str();
-        let batch = self
-            .batches
-            .entry((topic, partition))
-            .or_insert_with(|| PartitionBatch {
-                rows: Vec::new(),
-                next: 0,
-                limit: topics.limit(topic),
-            });
+        let batch = self.batches.entry((topic, partition));
+        let batch = batch.or_insert_with(|| PartitionBatch {
+            rows: Vec::new(),
+            next: 0,
+            limit: self.topics.limit(topic),
+        });
         batch.rows.push(index);
     }
 
     /// Sends a whole partition batch at once if the producer knows the partition and the topic's limit allows it. Otherwise it
     /// sends as many records as is safe, waits for them, and sends the next ones. A partition gets nothing more after a record
     /// that was not acknowledged, and rows that were not sent are not among the deliveries.
-    pub async fn send(
-        mut self,
-        main: &MainProducer,
-        topics: &Topics,
-        last_ack: &LastAck,
-        deadlines: Deadlines,
-    ) -> Vec<(usize, Delivery)> {
+    pub async fn send(mut self, main: &MainProducer, deadlines: Deadlines) -> Vec<(usize, Delivery)> {
         let mut deliveries = Vec::new();
         let producer = main.get();
         while !self.batches.is_empty() && !producer.is_retired() && Instant::now() < deadlines.handed_over {
             let picked = self.pick(&producer);
             let sent = producer.send(self.rows, &picked.rows, deadlines.handed_over);
             let overdue = !main.finish(&producer, &sent, deadlines.answered).await;
-            for (destination, range) in picked.slots {
-                let reports: Vec<_> = range.clone().map(|slot| sent.reported(slot)).collect();
-                let results = Results {
-                    rows: self.rows,
-                    picked: &picked.rows[range],
-                    reports: &reports,
-                };
-                let results = results.deliveries(topics, destination, overdue);
+            let reports = sent.reports();
+            for (destination, slots) in picked.slots {
+                let indexes = picked.rows[slots.clone()].iter().map(|(index, _)| *index);
+                let reported: Vec<_> = indexes.zip(reports[slots].iter().copied()).collect();
+                let results = self.deliveries(&reported, destination, overdue);
                 let all_acked = results.iter().all(|(_, delivery)| *delivery == Delivery::Acked);
                 if all_acked {
                     producer.acknowledged(destination.0, destination.1.number);
-                    last_ack.note();
                 }
                 if !all_acked || self.batches[&destination].is_sent() {
                     self.batches.remove(&destination);
@@ -116,6 +102,42 @@ impl<'a> PartitionBatches<'a> {
         }
         picked
     }
+
+    /// The deliveries of records of one partition that were sent together, by the indexes of their rows.
+    fn deliveries(
+        &self,
+        reported: &[(usize, Option<Report>)],
+        (topic, partition): Destination<'_>,
+        overdue: bool,
+    ) -> Vec<(usize, Delivery)> {
+        let is_unknown = |report: Report| report.code == Code::UnknownPartition;
+        if reported.iter().any(|(_, report)| report.is_some_and(is_unknown)) {
+            // The client may be right: the topic may have been recreated with fewer partitions.
+            self.topics.expire(topic, Duration::ZERO);
+        }
+        let refused = reported.iter().filter(|(_, report)| delivery::is_refusal(*report));
+        let records = refused.clone().count();
+        if records > 1 {
+            // A produce batch fails as a whole, though only one of its records may be the cause. Smaller batches narrow it down.
+            let bytes: usize = refused.map(|(index, _)| self.rows[*index].size()).sum();
+            self.topics.narrow(topic, bytes / 2);
+            warn!(
+                topic,
+                partition = partition.number,
+                records,
+                "Kafka refused a batch; sending smaller ones to find the record"
+            );
+        }
+        let delivery = |(index, report): &(usize, Option<Report>)| {
+            let delivery = if records > 1 && delivery::is_refusal(*report) {
+                Delivery::NotSent
+            } else {
+                delivery::of_report(*report, topic, partition, overdue)
+            };
+            (*index, delivery)
+        };
+        reported.iter().map(delivery).collect()
+    }
 }
 
 impl PartitionBatch {
@@ -136,56 +158,5 @@ impl PartitionBatch {
             bytes <= limit
         });
         fitting.count().max(1)
-    }
-}
-
-/// The records of one partition that were sent together, and their reports.
-struct Results<'a> {
-    rows: &'a [Row],
-    picked: &'a [(usize, i32)],
-    reports: &'a [Option<Report>],
-}
-
-impl Results<'_> {
-    fn deliveries(
-        &self,
-        topics: &Topics,
-        (topic, partition): Destination<'_>,
-        overdue: bool,
-    ) -> Vec<(usize, Delivery)> {
-        let is_uncounted = |report: &Report| report.code == Code::UnknownPartition;
-        if self.reports.iter().flatten().any(is_uncounted) {
-            // The client may be right: the topic may have been recreated with fewer partitions.
-            topics.expire(topic, Duration::ZERO);
-        }
-        let refused = self.refused().count();
-        if refused > 1 {
-            // A produce batch fails as a whole, though only one of its records may be the cause. Smaller batches narrow it down.
-            let bytes: usize = self.refused().map(|index| self.rows[index].size()).sum();
-            topics.narrow(topic, bytes / 2);
-            warn!(
-                topic,
-                partition = partition.number,
-                records = refused,
-                "Kafka refused a batch; sending smaller ones to find the record"
-            );
-        }
-        let delivery = |report: Option<Report>| {
-            if refused > 1 && delivery::is_refusal(report) {
-                Delivery::NotSent
-            } else {
-                delivery::of_report(report, topic, partition, overdue)
-            }
-        };
-        let reported = self.picked.iter().zip(self.reports);
-        reported
-            .map(|((index, _), report)| (*index, delivery(*report)))
-            .collect()
-    }
-
-    fn refused(&self) -> impl Iterator<Item = usize> {
-        let reported = self.picked.iter().zip(self.reports);
-        let refused = reported.filter(|(_, report)| delivery::is_refusal(**report));
-        refused.map(|((index, _), _)| *index)
     }
 }

@@ -1,15 +1,14 @@
 //! Probes of paused topics and partitions. Each uses a producer of its own: a probe without an answer is purged, and a purge
 //! would affect all other records of the same producer.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
 use super::quarantine::FAILURES_MAX;
-use super::{Deadlines, PURGE_TIMEOUT, delivery};
+use super::{Deadlines, lock};
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
@@ -24,57 +23,39 @@ type Idle = (Arc<Producer>, Instant);
 pub struct Probes {
     settings: ProducerSettings,
     idle: Mutex<Vec<Idle>>,
-    last_ack: Arc<LastAck>,
 }
 
 impl Probes {
     /// The client retries a probe only once: we want its result, and the next probe follows anyway.
-    pub fn new(mut settings: ProducerSettings, last_ack: Arc<LastAck>) -> Self {
+    pub fn new(mut settings: ProducerSettings) -> Self {
         settings.config.set("message.send.max.retries", "1");
-        Probes {
-            settings,
-            idle: Mutex::default(),
-            last_ack,
-        }
+        let idle = Mutex::default();
+        Probes { settings, idle }
     }
 
     /// Drops the idle producers. They are not needed once nothing is paused.
     pub fn end(&self) {
-        self.idle().clear();
+        lock(&self.idle).clear();
     }
 
     pub async fn send(&self, row: &Row, partition: Partition, deadlines: Deadlines) -> Delivery {
-        let Some((producer, silent_since)) = self.producer().await else {
+        let Some((producer, mut silent_since)) = self.producer().await else {
             return Delivery::NotSent;
         };
-        let sent = producer.send(
-            std::slice::from_ref(row),
-            &[(0, partition.number)],
-            deadlines.handed_over,
-        );
-        let overdue = !sent.all_reported_by(deadlines.answered, || false).await;
-        if overdue {
-            producer.purge();
-            sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
+        let (delivery, overdue) = producer.send_alone(row, partition, deadlines, false).await;
+        if !overdue {
+            silent_since = Instant::now();
         }
-        let delivery = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
-        if delivery == Delivery::Acked {
-            producer.acknowledged(&row.topic, partition.number);
-            self.last_ack.note();
-        } else {
-            producer.count_failure();
-        }
-        let silent_since = if overdue { silent_since } else { Instant::now() };
         let is_fit = !producer.is_fatal() && producer.failures() < FAILURES_MAX;
         if is_fit && silent_since.elapsed() < SILENCE_MAX {
-            self.idle().push((producer, silent_since));
+            lock(&self.idle).push((producer, silent_since));
         }
         delivery
     }
 
     /// An idle producer, or a new one.
     async fn producer(&self) -> Option<Idle> {
-        if let Some(idle) = self.idle().pop() {
+        if let Some(idle) = lock(&self.idle).pop() {
             return Some(idle);
         }
         match Producer::build(&self.settings).await {
@@ -84,9 +65,5 @@ impl Probes {
                 None
             }
         }
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
@@ -14,7 +14,10 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::log_context::LogContext;
 use super::reports::{Report, Reports, SentRecords};
+use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery, lock};
 use crate::clock::Clock;
+use crate::domain::delivery::Delivery;
+use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::failpoint;
 
@@ -65,16 +68,17 @@ impl ProducerContext for Context {
 #[derive(Clone)]
 pub struct ProducerSettings {
     pub config: ClientConfig,
-    /// Must no record get through behind one that failed?
-    pub gapless: bool,
     /// The source of record timestamps.
     pub clock: Arc<Clock>,
+    /// When Kafka last acknowledged a record, to any producer of this process.
+    pub last_ack: Arc<Mutex<Option<Instant>>>,
 }
 
 pub struct Producer {
     client: Arc<BaseProducer<Context>>,
     reports: Arc<Reports>,
     clock: Arc<Clock>,
+    last_ack: Arc<Mutex<Option<Instant>>>,
     /// Partitions that have acknowledged a record of this producer, and when last.
     known: Mutex<HashMap<String, HashMap<i32, Instant>>>,
     failures: AtomicU32,
@@ -84,21 +88,15 @@ pub struct Producer {
 impl Producer {
     /// Builds a producer, which takes half a second.
     pub fn new(settings: &ProducerSettings) -> KafkaResult<Arc<Self>> {
-        let mut config = settings.config.clone();
-        config.set(
-            "enable.gapless.guarantee",
-            if settings.gapless { "true" } else { "false" },
-        );
         let reports = Arc::new(Reports::default());
-        let client = Arc::new(BaseProducer::from_config_and_context(
-            &config,
-            Context(reports.clone()),
-        )?);
+        let context = Context(reports.clone());
+        let client = Arc::new(BaseProducer::from_config_and_context(&settings.config, context)?);
         serve_reports(client.clone())?;
         Ok(Arc::new(Producer {
             client,
             reports,
             clock: settings.clock.clone(),
+            last_ack: settings.last_ack.clone(),
             known: Mutex::default(),
             failures: AtomicU32::new(0),
             retired: AtomicBool::new(false),
@@ -112,15 +110,11 @@ impl Producer {
         built.unwrap_or_else(|error| Err(KafkaError::ClientCreation(error.to_string())))
     }
 
-    pub fn client(&self) -> &BaseProducer<Context> {
-        &self.client
-    }
-
     /// Hands records to the client; `picked` has the indexes of their rows and their partitions. A record that cannot be queued
     /// is reported at once, and so are the records behind it for the same partition, because nothing may overtake it. No record
     /// is handed over after the deadline, except for one if the process is suspended just after the check: the client counts a
     /// record's lifetime from here on, the lease does not.
-    pub fn send(self: &Arc<Self>, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<SentRecords> {
+    pub fn send(&self, rows: &[Row], picked: &[(usize, i32)], deadline: Instant) -> Arc<SentRecords> {
         let (number, sent) = self.reports.open(picked.len());
         let mut stopped: Vec<(&str, i32)> = Vec::new();
         let not_taken = |slot, code| {
@@ -148,7 +142,7 @@ impl Producer {
             if let Some(body) = row.body.as_bytes() {
                 record = record.payload(body);
             }
-            if let Err((error, _)) = self.client().send(record) {
+            if let Err((error, _)) = self.client.send(record) {
                 let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
                 if code == Code::UnknownPartition && !stopped.iter().any(|(topic, _)| *topic == row.topic) {
                     self.refresh_metadata(&row.topic);
@@ -160,13 +154,44 @@ impl Producer {
         sent
     }
 
+    /// Sends one record. Returns its delivery, and whether the deadline passed before it was reported; then everything is purged.
+    /// If the producer `is_shared`, other tasks get another one from then on, and the records that they have handed to this one
+    /// get some time for their answers.
+    pub async fn send_alone(
+        &self,
+        row: &Row,
+        partition: Partition,
+        deadlines: Deadlines,
+        is_shared: bool,
+    ) -> (Delivery, bool) {
+        let picked = [(0, partition.number)];
+        let sent = self.send(std::slice::from_ref(row), &picked, deadlines.handed_over);
+        let overdue = !sent.all_reported_by(deadlines.answered, || false).await;
+        if overdue {
+            if is_shared {
+                self.retire();
+                if self.client.in_flight_count() > 1 {
+                    tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
+                }
+            }
+            self.purge();
+            sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
+        }
+        let delivery = delivery::of_report(sent.reports()[0], &row.topic, partition, overdue);
+        if delivery == Delivery::Acked {
+            self.acknowledged(&row.topic, partition.number);
+        } else {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        (delivery, overdue)
+    }
+
     /// Asks the brokers about a topic that has partitions which this client does not know yet. Otherwise it would ask in up to a
     /// minute.
-    fn refresh_metadata(self: &Arc<Self>, topic: &str) {
-        let (producer, topic) = (self.clone(), topic.to_owned());
+    fn refresh_metadata(&self, topic: &str) {
+        let (client, topic) = (self.client.clone(), topic.to_owned());
         tokio::task::spawn_blocking(move || {
-            let client = producer.client().client();
-            if let Err(error) = client.fetch_metadata(Some(&topic), METADATA_TIMEOUT) {
+            if let Err(error) = client.client().fetch_metadata(Some(&topic), METADATA_TIMEOUT) {
                 tracing::debug!(topic, %error, "cannot look a topic up");
             }
         });
@@ -174,38 +199,27 @@ impl Producer {
 
     /// Has this partition acknowledged a record of this producer recently? Otherwise the next one must be sent alone.
     pub fn knows(&self, topic: &str, partition: i32) -> bool {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known
+        lock(&self.known)
             .get(topic)
             .and_then(|partitions| partitions.get(&partition))
             .is_some_and(|at| at.elapsed() < KNOWN_FOR)
     }
 
+    /// The partition has acknowledged everything that was sent to it together.
     pub fn acknowledged(&self, topic: &str, partition: i32) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(partitions) = known.get_mut(topic) {
-            partitions.insert(partition, Instant::now());
-        } else {
-            known.insert(topic.to_owned(), HashMap::from([(partition, Instant::now())]));
-        }
+        let now = Instant::now();
+        let mut known = lock(&self.known);
+        known.entry(topic.to_owned()).or_default().insert(partition, now);
+        *lock(&self.last_ack) = Some(now);
     }
 
-    /// How many records have neither been reported nor purged.
-    pub fn in_flight(&self) -> i32 {
-        self.client().in_flight_count()
-    }
-
-    /// Counts a record that was not acknowledged.
-    pub fn count_failure(&self) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-    }
-
+    /// How many records that were sent alone have not been acknowledged.
     pub fn failures(&self) -> u32 {
         self.failures.load(Ordering::Relaxed)
     }
 
     pub fn is_fatal(&self) -> bool {
-        self.client().client().fatal_error().is_some()
+        self.client.client().fatal_error().is_some()
     }
 
     /// The producer gets no new records. Those that it has are finished or purged.
@@ -219,7 +233,7 @@ impl Producer {
 
     /// Gives up on everything queued and in flight. Each record is reported as purged from one or the other.
     pub fn purge(&self) {
-        self.client()
+        self.client
             .purge(PurgeConfig::default().queue().inflight().non_blocking());
     }
 }

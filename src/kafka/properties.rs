@@ -13,69 +13,56 @@ use super::{OVERRUN, record_lifetime};
 /// The client accepts no larger value.
 const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
 
-/// Properties that would break a promise, each with the reason and what to use instead.
-const REFUSED: &[(&str, &str)] = &[
-    ("bootstrap.servers", "use --kafka-brokers"),
-    ("metadata.broker.list", "use --kafka-brokers"),
+/// Properties that would break a promise, by the reason and what to use instead.
+const REFUSED: &[(&[&str], &str)] = &[
+    (&["bootstrap.servers", "metadata.broker.list"], "use --kafka-brokers"),
     (
-        "acks",
+        &["acks", "request.required.acks"],
         "always all: an acknowledged row must survive the loss of a broker",
     ),
     (
-        "request.required.acks",
-        "always all: an acknowledged row must survive the loss of a broker",
-    ),
-    (
-        "enable.idempotence",
+        &["enable.idempotence"],
         "always on: a retry inside the client must not make a duplicate or break order",
     ),
     (
-        "enable.gapless.guarantee",
+        &["enable.gapless.guarantee"],
         "always on for batches: nothing may pass a refused row of its key",
     ),
-    ("max.in.flight", "set by outboxd: more than five in flight breaks order"),
     (
-        "max.in.flight.requests.per.connection",
+        &["max.in.flight", "max.in.flight.requests.per.connection"],
         "set by outboxd: more than five in flight breaks order",
     ),
     (
-        "retries",
+        &["retries", "message.send.max.retries"],
         "the batch deadline decides how long is retried: use --batch-deadline",
     ),
     (
-        "message.send.max.retries",
-        "the batch deadline decides how long is retried: use --batch-deadline",
-    ),
-    (
-        "message.timeout.ms",
+        &["message.timeout.ms", "delivery.timeout.ms"],
         "derived from --batch-deadline, so that a send never outlives its lease",
     ),
+    (&["transactional.id"], "outboxd owns transactions"),
     (
-        "delivery.timeout.ms",
-        "derived from --batch-deadline, so that a send never outlives its lease",
+        &["partitioner"],
+        "outboxd computes the partition as the Java client does",
     ),
-    ("transactional.id", "outboxd owns transactions"),
-    ("partitioner", "outboxd computes the partition as the Java client does"),
-    ("queue.buffering.max.messages", "sized by outboxd: use --batch-rows"),
+    (&["queue.buffering.max.messages"], "sized by outboxd: use --batch-rows"),
     (
-        "queue.buffering.max.kbytes",
+        &["queue.buffering.max.kbytes"],
         "sized by outboxd: use --max-in-flight-bytes",
     ),
-    ("queuing.strategy", "always fifo: order"),
+    (&["queuing.strategy"], "always fifo: order"),
     (
-        "batch.size",
+        &["batch.size"],
         "fixed by outboxd: the search for a refused row relies on it",
     ),
-    ("message.max.bytes", "the topic's own limit decides"),
-    ("delivery.report.only.error", "every row needs its report"),
+    (&["message.max.bytes"], "the topic's own limit decides"),
+    (&["delivery.report.only.error"], "every row needs its report"),
 ];
 
 /// Why the user may not set this property, if so.
 fn refusal(name: &str) -> Option<&'static str> {
-    REFUSED
-        .iter()
-        .find(|(refused, _)| *refused == name)
-        .map(|(_, reason)| *reason)
+    let (_, reason) = REFUSED.iter().find(|(names, _)| names.contains(&name))?;
+    Some(reason)
 }
 
 /// The user's properties, each as a name and a value.
@@ -115,7 +102,12 @@ fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)])
     let error = match config.create_native_config() {
         Err(error) => error,
         Ok(_) if own.is_empty() => return None,
-        Ok(_) => C::from_config(&without_brokers(config)).err()?,
+        Ok(_) => {
+            // Without brokers the client does not connect.
+            let mut config = config.clone();
+            config.remove("bootstrap.servers");
+            C::from_config(&config).err()?
+        }
     };
     Some(match error {
         KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
@@ -127,23 +119,13 @@ fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)])
     })
 }
 
-/// The settings without brokers, so that the client does not connect.
-fn without_brokers(config: &ClientConfig) -> ClientConfig {
-    let mut config = config.clone();
-    config.remove("bootstrap.servers");
-    config
-}
-
 /// The property that the client's reason is about: it contains its name, or quotes its value.
 fn property_in<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
     let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
+    let words = || reason.split(|c: char| c.is_whitespace() || c == ':');
     let quoted = || {
-        let said = |value: &String| {
-            reason
-                .split(|c: char| c.is_whitespace() || c == ':')
-                .any(|word| word == value)
-        };
-        own.iter().find(|(_, value)| !value.is_empty() && said(value))
+        own.iter()
+            .find(|(_, value)| !value.is_empty() && words().any(|word| word == value))
     };
     named.or_else(quoted).map(|(name, _)| name.as_str())
 }
@@ -184,9 +166,7 @@ pub fn client_config(
         .set("api.version.request.timeout.ms", &longest_send)
         .set("reconnect.backoff.max.ms", "2000")
         .set("topic.metadata.refresh.interval.ms", "60000");
-    for (name, value) in own {
-        config.set(name, value);
-    }
+    config.extend(own.iter().cloned());
     config
 }
 
@@ -211,9 +191,7 @@ pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig 
         // A few large records fill the queue, and by default the client would then pause for a second.
         .set("fetch.queue.backoff.ms", "5")
         .set("socket.keepalive.enable", "true");
-    for (name, value) in own {
-        config.set(name, value);
-    }
+    config.extend(own.iter().cloned());
     config
 }
 

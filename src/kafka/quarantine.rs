@@ -3,15 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdkafka::error::KafkaResult;
 use tracing::warn;
 
-use super::last_ack::LastAck;
 use super::producer::{Producer, ProducerSettings};
-use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery};
+use super::{Deadlines, lock};
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
 use crate::domain::row::Row;
@@ -35,16 +34,14 @@ pub struct Quarantine {
     producer: tokio::sync::Mutex<Arc<Producer>>,
     /// By topic and partition.
     locks: Mutex<HashMap<(String, i32), SendLock>>,
-    last_ack: Arc<LastAck>,
 }
 
 impl Quarantine {
-    pub fn new(settings: ProducerSettings, last_ack: Arc<LastAck>) -> KafkaResult<Self> {
+    pub fn new(settings: ProducerSettings) -> KafkaResult<Self> {
         Ok(Quarantine {
             producer: tokio::sync::Mutex::new(Producer::new(&settings)?),
             settings,
             locks: Mutex::default(),
-            last_ack,
         })
     }
 
@@ -110,35 +107,18 @@ impl Quarantine {
             return Delivery::NotSent;
         };
         if refused.load(Ordering::Relaxed) && row.lane.is_some() {
-            return deferred(row);
+            let topic = &row.topic;
+            return Delivery::Deferred {
+                reason: format!(
+                    "topic {topic} has just refused another record: this one is sent alone as soon as its turn comes"
+                ),
+            };
         }
         let producer = self.producer().await;
         if deadlines.answered.saturating_duration_since(Instant::now()) < ANSWER_TIME_MIN {
             return Delivery::NotSent;
         }
-        let sent = producer.send(
-            std::slice::from_ref(row),
-            &[(0, partition.number)],
-            deadlines.handed_over,
-        );
-        let overdue = !sent.all_reported_by(deadlines.answered, || false).await;
-        if overdue {
-            // From here on other tasks get another producer. Records that they have handed to this one get some time for their
-            // answers.
-            producer.retire();
-            if producer.in_flight() > 1 {
-                tokio::time::sleep(ANSWERS_AFTER_FATAL).await;
-            }
-            producer.purge();
-            sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
-        }
-        let delivery = delivery::of_report(sent.reported(0), &row.topic, partition, overdue);
-        if delivery == Delivery::Acked {
-            producer.acknowledged(&row.topic, partition.number);
-            self.last_ack.note();
-        } else {
-            producer.count_failure();
-        }
+        let (delivery, _) = producer.send_alone(row, partition, deadlines, true).await;
         if let Delivery::Refused { .. } = delivery {
             refused.store(true, Ordering::Relaxed);
         }
@@ -146,7 +126,7 @@ impl Quarantine {
     }
 
     fn lock_of(&self, topic: &str, partition: i32) -> SendLock {
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = lock(&self.locks);
         // Locks that no task uses are dropped, since the map would grow with every topic otherwise.
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         locks.entry((topic.to_owned(), partition)).or_default().clone()
@@ -175,14 +155,5 @@ impl Quarantine {
             Err(error) => warn!(%error, "cannot build a producer; keeping the old one"),
         }
         producer.clone()
-    }
-}
-
-fn deferred(row: &Row) -> Delivery {
-    Delivery::Deferred {
-        reason: format!(
-            "topic {} has just refused another record: this one is sent alone as soon as its turn comes",
-            row.topic
-        ),
     }
 }

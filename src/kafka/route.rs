@@ -1,9 +1,8 @@
 //! The route of each row of a batch: to which partition it is sent, with others or alone, or why it is not sent now.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Instant;
 
-use super::paused_partitions::{PausedPartitions, Reasons};
 use super::topics::{Topic, Topics};
 use crate::domain::delivery::{Delivery, Unavailability};
 use crate::domain::partition::Partition;
@@ -18,13 +17,7 @@ pub struct Route {
 }
 
 /// What is known of the topics of some rows.
-pub struct KnownTopics<'a> {
-    /// Sorted. The other lists are in the same order.
-    names: Vec<&'a str>,
-    topics: Vec<Result<Topic, Delivery>>,
-    /// Empty where paused partitions are not skipped.
-    paused: Vec<Reasons>,
-}
+pub struct KnownTopics<'a>(BTreeMap<&'a str, Result<Topic, Delivery>>);
 
 impl<'a> KnownTopics<'a> {
     pub async fn of(rows: &'a [Row], topics: &Topics, deadline: Instant) -> Self {
@@ -34,32 +27,28 @@ impl<'a> KnownTopics<'a> {
         names.sort_unstable();
         names.dedup();
         let lookups = names.iter().map(|name| topics.get(name, deadline));
-        KnownTopics {
-            topics: futures_util::future::join_all(lookups).await,
-            names,
-            paused: Vec::new(),
-        }
+        let topics = futures_util::future::join_all(lookups).await;
+        KnownTopics(names.into_iter().zip(topics).collect())
     }
 
-    /// From now on no route leads to a paused partition.
-    pub fn skip_paused(&mut self, partitions: &PausedPartitions) {
-        let now = Instant::now();
-        let paused_of = |name: &&str| partitions.of_topic(name, now);
-        self.paused = self.names.iter().map(paused_of).collect();
+    /// From now on routes may lead to paused partitions.
+    pub fn ignore_pauses(&mut self) {
+        for topic in self.0.values_mut().flatten() {
+            topic.paused.clear();
+        }
     }
 
     /// The route of one row by itself, or why it must not be sent now.
     pub fn route(&self, row: &Row) -> Result<Route, Delivery> {
-        let topic = self.names.partition_point(|name| *name < row.topic.as_str());
-        match (&row.unreadable, &self.topics[topic]) {
+        match (&row.unreadable, &self.0[row.topic.as_str()]) {
             (Some(reason), _) => Err(Delivery::Refused { reason: reason.clone() }),
-            (None, Ok(known)) => route_in(known, row).and_then(|route| unless_paused(route, self.paused.get(topic))),
+            (None, Ok(topic)) => route_in(topic, row),
             (None, Err(delivery)) => Err(delivery.clone()),
         }
     }
 
-    /// Finds the route of each row of a batch. `None` if the row must not be sent now; its delivery says why.
-    pub fn routes(&self, rows: &[Row], deliveries: &mut [Delivery]) -> Vec<Option<Route>> {
+    /// The route of each row of a batch, or why it must not be sent now.
+    pub fn routes(&self, rows: &[Row]) -> Vec<Result<Route, Delivery>> {
         let mut routes = Vec::with_capacity(rows.len());
         // Units with a row that is sent alone or not at all. The rows behind it wait for the next batch.
         let mut stopped: HashSet<(&str, String)> = HashSet::new();
@@ -70,7 +59,7 @@ impl<'a> KnownTopics<'a> {
                     .unit()
                     .is_some_and(|unit| stopped.contains(&(row.topic.as_str(), unit)));
             if behind {
-                routes.push(None);
+                routes.push(Err(Delivery::NotSent));
                 continue;
             }
             let route = self.route(row);
@@ -78,18 +67,14 @@ impl<'a> KnownTopics<'a> {
             if !ordinary && let Some(unit) = row.unit() {
                 stopped.insert((&row.topic, unit));
             }
-            routes.push(match route {
-                // The later row could overtake an earlier one that another producer sends. It is sent once the earlier one is
-                // done.
-                Ok(Route { alone: true, .. }) if earlier_of_unit(rows, index).next().is_some() => None,
-                // This row is going to be the head of a hold, so the earlier rows of its key must have been sent.
-                Err(_) if row.unreadable.is_some() && earlier_of_unit(rows, index).next().is_some() => None,
-                Ok(route) => Some(route),
-                Err(delivery) => {
-                    deliveries[index] = delivery;
-                    None
-                }
-            });
+            let must_be_first = match &route {
+                // Another producer sends it, so it could overtake an earlier row.
+                Ok(route) => route.alone,
+                // It is going to be the head of a hold, so the earlier rows of its key must have been sent.
+                Err(_) => row.unreadable.is_some(),
+            };
+            let must_wait = must_be_first && earlier_of_unit(rows, index).next().is_some();
+            routes.push(if must_wait { Err(Delivery::NotSent) } else { route });
         }
         routes
     }
@@ -104,36 +89,26 @@ fn route_in(topic: &Topic, row: &Row) -> Result<Route, Delivery> {
                 .into(),
         });
     }
-    let partition = row
-        .partition_choice()
-        .partition(topic.partitions)
-        .ok_or_else(|| Delivery::Refused {
-            reason: format!(
-                "partition {} does not exist: topic {} has {} partitions",
-                row.partition.unwrap_or_default(),
-                row.topic,
-                topic.partitions
-            ),
-        })?;
-    Ok(Route {
-        partition: Partition {
-            number: partition,
-            of: topic.partitions,
-        },
-        alone: topic.limit.is_some_and(|limit| row.size() > limit),
-    })
-}
-
-/// The route, unless its partition is known to be paused.
-fn unless_paused(route: Route, paused: Option<&Reasons>) -> Result<Route, Delivery> {
-    match paused.and_then(|paused| paused.get(&route.partition.number)) {
-        None => Ok(route),
-        Some(reason) => Err(Delivery::Unavailable {
-            fault: Unavailability::Paused,
-            partition: Some(route.partition),
-            reason: reason.clone(),
-            maybe_landed: false,
-        }),
+    let number = row.partition_choice().partition(topic.partitions);
+    let number = number.ok_or_else(|| Delivery::Refused {
+        reason: format!(
+            "partition {} does not exist: topic {} has {} partitions",
+            row.partition.unwrap_or_default(),
+            row.topic,
+            topic.partitions
+        ),
+    })?;
+    let of = topic.partitions;
+    let partition = Partition { number, of };
+    let alone = topic.limit.is_some_and(|limit| row.size() > limit);
+    match topic.paused.get(&number) {
+        None => Ok(Route { partition, alone }),
+        Some((_, reason)) => Err(Delivery::unavailable(
+            Unavailability::Paused,
+            Some(partition),
+            reason.clone(),
+            false,
+        )),
     }
 }
 

@@ -1,16 +1,17 @@
-//! Topic metadata: how many partitions a topic has, which have a leader, and how large a batch it accepts.
+//! Topics: how many partitions each has, which of them have a leader, which are paused, and how large a batch it accepts.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, ResourceSpecifier};
-use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::error::KafkaResult;
 use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
+use super::{delivery, lock};
 use crate::domain::delivery::{Delivery, Unavailability};
 use crate::metrics;
 
@@ -24,31 +25,38 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// In a long outage the client is replaced less often. If connecting takes long, it would never connect otherwise.
 const SILENCE_TIMEOUT_MAX: Duration = Duration::from_secs(10);
+/// How long a partition stays paused. Probes are more frequent, and each one that fails pauses it again.
+const PAUSE_LASTS: Duration = Duration::from_secs(10);
 /// The client's own batches are never larger than this (`batch.size`), so a topic that accepts more needs no limit.
 const BATCH_SIZE: usize = 1_000_000;
 
-#[derive(Clone, Copy, Debug)]
+/// Partitions that accepted nothing recently while others answered, each with the time and the reason. Nothing is sent to them:
+/// one batch has waited until its deadline, and the batches of other lanes must not wait as long, one after the other.
+type PausedPartitions = HashMap<i32, (Instant, String)>;
+
+#[derive(Clone, Debug)]
 pub struct Topic {
     pub partitions: i32,
     /// How many bytes it accepts in one batch, if that is known.
     pub limit: Option<usize>,
+    pub paused: PausedPartitions,
 }
 
 /// What the brokers answer about a topic.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct TopicMetadata {
     partitions: i32,
     leaderless: Vec<i32>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct CachedTopic {
-    partitions: i32,
-    /// Partitions that had no leader when the topic was looked up.
-    leaderless: Vec<i32>,
-    asked: Instant,
+    metadata: TopicMetadata,
+    /// When it was looked up, or `None` if it must be looked up again.
+    asked: Option<Instant>,
     described: Option<usize>,
     narrowed: Option<(usize, Instant)>,
+    paused: PausedPartitions,
 }
 
 type Cache = Arc<Mutex<HashMap<String, CachedTopic>>>;
@@ -83,83 +91,77 @@ impl Topics {
 
     /// The topic, or the delivery of its rows if it cannot be looked up.
     pub async fn get(&self, name: &str, deadline: Instant) -> Result<Topic, Delivery> {
-        if let Some(topic) = self.known(name) {
-            return Ok(topic);
+        if let Some(cached) = lock(&self.cache).get_mut(name)
+            && cached.asked.is_some_and(|asked| asked.elapsed() < FRESH_FOR)
+        {
+            return Ok(cached.topic(Instant::now()));
         }
-        let TopicMetadata { partitions, leaderless } = self.ask(name, deadline).await?;
-        let first_time = {
-            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-            let old = cache.remove(name);
-            if let Some(old) = &old
-                && old.partitions != partitions
-            {
-                tracing::warn!(
-                    topic = name,
-                    before = old.partitions,
-                    now = partitions,
-                    "the partition count changed: from here on keys map to other partitions, and a consumer may read \
-                     a key's newer rows there before its older ones here"
-                );
-            }
-            let described = old.as_ref().and_then(|old| old.described);
-            let narrowed = old.as_ref().and_then(|old| old.narrowed);
-            let cached = CachedTopic {
-                partitions,
-                leaderless,
-                asked: Instant::now(),
-                described,
-                narrowed,
-            };
-            cache.insert(name.to_owned(), cached);
-            described.is_none()
-        };
-        if first_time {
+        let metadata = self.ask(name, deadline).await?;
+        let mut cache = lock(&self.cache);
+        let cached = cache.entry(name.to_owned()).or_default();
+        let (before, now) = (cached.metadata.partitions, metadata.partitions);
+        if before > 0 && before != now {
+            tracing::warn!(
+                topic = name,
+                before,
+                now,
+                "the partition count changed: from here on keys map to other partitions, and a consumer may read a key's newer \
+                 rows there before its older ones here"
+            );
+        }
+        (cached.metadata, cached.asked) = (metadata, Some(Instant::now()));
+        if cached.described.is_none() {
             self.describe_in_background(name);
         }
-        self.known(name).ok_or(Delivery::NotSent)
-    }
-
-    fn known(&self, name: &str) -> Option<Topic> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let cached = cache.get(name).filter(|cached| cached.asked.elapsed() < FRESH_FOR)?;
-        Some(Topic {
-            partitions: cached.partitions,
-            limit: cached.limit(),
-        })
+        Ok(cached.topic(Instant::now()))
     }
 
     /// How many bytes may be in flight to one partition at once, if the topic accepts less than the client's largest batch.
     pub fn limit(&self, name: &str) -> Option<usize> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.get(name)?.limit().filter(|limit| *limit < BATCH_SIZE)
+        let limit = lock(&self.cache).get(name)?.limit();
+        limit.filter(|limit| *limit < BATCH_SIZE)
     }
 
     /// Did the partition have a leader when the topic was last looked up?
     pub fn has_leader(&self, name: &str, partition: i32) -> bool {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache
+        lock(&self.cache)
             .get(name)
-            .is_none_or(|cached| !cached.leaderless.contains(&partition))
+            .is_none_or(|cached| !cached.metadata.leaderless.contains(&partition))
     }
 
     /// Sends smaller batches to a topic that refused one, and asks again how much it accepts.
     pub fn narrow(&self, name: &str, bytes: usize) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cached) = cache.get_mut(name) {
+        if let Some(cached) = lock(&self.cache).get_mut(name) {
             cached.narrowed = Some((bytes, Instant::now()));
         }
-        drop(cache);
         self.describe_in_background(name);
+    }
+
+    /// Nothing is sent to the partition until it accepts a probe, or for a while. This is logged once, not for each lane that finds out.
+    pub fn pause(&self, name: &str, partition: i32, reason: &str) {
+        let mut cache = lock(&self.cache);
+        let cached = cache.entry(name.to_owned()).or_default();
+        if cached.pause(partition, reason, Instant::now()) {
+            tracing::warn!(
+                topic = name,
+                partition,
+                reason,
+                "partition paused: it is tried again by itself; other partitions continue"
+            );
+        }
+    }
+
+    /// The partition accepts records.
+    pub fn resume(&self, name: &str, partition: i32) {
+        if let Some(cached) = lock(&self.cache).get_mut(name) {
+            cached.paused.remove(&partition);
+        }
     }
 
     /// Metadata of at least this age is requested again at the next use. What is known about the topic's limit is kept.
     pub fn expire(&self, name: &str, age: Duration) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cached) = cache.get_mut(name)
-            && cached.asked.elapsed() >= age
-            && let Some(past) = Instant::now().checked_sub(FRESH_FOR)
-        {
-            cached.asked = past;
+        if let Some(cached) = lock(&self.cache).get_mut(name) {
+            cached.asked = cached.asked.filter(|asked| asked.elapsed() < age);
         }
     }
 
@@ -178,14 +180,10 @@ impl Topics {
                     | Code::UnknownTopic
                     | Code::TopicAuthorizationFailed
                     | Code::InvalidTopic),
-                ) => {
-                    return Err(unavailable(Unavailability::Unusable, format!("topic {name}: {code}")));
-                }
+                ) => return Err(delivery::unusable(name, code, false)),
                 Err(code) => {
-                    return Err(unavailable(
-                        Unavailability::Transient,
-                        format!("topic {name}: cannot be looked up: {code}"),
-                    ));
+                    let reason = format!("topic {name}: cannot be looked up: {code}");
+                    return Err(Delivery::unavailable(Unavailability::Transient, None, reason, false));
                 }
             }
         }
@@ -195,13 +193,10 @@ impl Topics {
         let (lookup, config, name) = (self.lookup.clone(), self.config.clone(), name.to_owned());
         // The lookup runs to its end even if its caller stops waiting, so that a missing answer is noted.
         let answer = tokio::task::spawn_blocking(move || {
-            let admin = lookup.lock().unwrap_or_else(PoisonError::into_inner).admin.clone();
+            let admin = lock(&lookup).admin.clone();
             let answer = ask_brokers(&admin, &name);
             let is_silent = answer.as_ref().is_err_and(|code| is_silence(*code));
-            let must_replace = lookup
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .must_replace(&admin, is_silent);
+            let must_replace = lock(&lookup).must_replace(&admin, is_silent);
             if must_replace {
                 replace_client(&lookup, &config);
             }
@@ -217,16 +212,11 @@ impl Topics {
 
     /// Asks how large a batch the topic accepts. If we may not ask, the limit stays unknown until a batch is refused.
     fn describe_in_background(&self, name: &str) {
-        let admin = self.admin();
-        let cache = self.cache.clone();
-        let name = name.to_owned();
+        let (admin, cache, name) = (lock(&self.lookup).admin.clone(), self.cache.clone(), name.to_owned());
         tokio::spawn(async move {
             let options = AdminOptions::new().request_timeout(Some(LOOKUP_TIMEOUT));
-            let Ok(described) = admin
-                .client()
-                .describe_configs([&ResourceSpecifier::Topic(&name)], &options)
-                .await
-            else {
+            let topic = ResourceSpecifier::Topic(&name);
+            let Ok(described) = admin.client().describe_configs([&topic], &options).await else {
                 return;
             };
             let limit = described
@@ -234,15 +224,10 @@ impl Topics {
                 .flatten()
                 .find_map(|resource| resource.get("max.message.bytes")?.value.clone()?.parse().ok());
             tracing::debug!(topic = name, limit, "asked how much the topic takes in one batch");
-            let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(cached) = cache.get_mut(&name) {
+            if let Some(cached) = lock(&cache).get_mut(&name) {
                 cached.described = limit;
             }
         });
-    }
-
-    fn admin(&self) -> Arc<Admin> {
-        self.lookup.lock().unwrap_or_else(PoisonError::into_inner).admin.clone()
     }
 }
 
@@ -270,7 +255,7 @@ impl LookupClient {
 fn replace_client(lookup: &Mutex<LookupClient>, config: &ClientConfig) {
     match Admin::new(config) {
         Ok(admin) => {
-            lookup.lock().unwrap_or_else(PoisonError::into_inner).admin = admin;
+            lock(lookup).admin = admin;
             metrics::admin_client_rebuilt();
             tracing::debug!("the Kafka client that looks topics up hears nothing; trying a new one");
         }
@@ -280,7 +265,7 @@ fn replace_client(lookup: &Mutex<LookupClient>, config: &ClientConfig) {
 
 fn ask_brokers(admin: &Admin, topic: &str) -> Result<TopicMetadata, Code> {
     let metadata = admin.client().inner().fetch_metadata(Some(topic), LOOKUP_TIMEOUT);
-    let metadata = metadata.map_err(|error| code_of(&error))?;
+    let metadata = metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(Code::Unknown))?;
     if metadata.brokers().is_empty() {
         // The broker has just started and does not know its cluster yet.
         return Err(Code::AllBrokersDown);
@@ -291,14 +276,14 @@ fn ask_brokers(admin: &Admin, topic: &str) -> Result<TopicMetadata, Code> {
         None if topic.partitions().is_empty() => Err(Code::LeaderNotAvailable),
         None => Ok(TopicMetadata {
             partitions: topic.partitions().len() as i32,
-            leaderless: leaderless(topic.partitions()),
+            leaderless: topic
+                .partitions()
+                .iter()
+                .filter(|partition| partition.leader() < 0)
+                .map(MetadataPartition::id)
+                .collect(),
         }),
     }
-}
-
-fn leaderless(partitions: &[MetadataPartition]) -> Vec<i32> {
-    let without = partitions.iter().filter(|partition| partition.leader() < 0);
-    without.map(MetadataPartition::id).collect()
 }
 
 /// Does this error mean that no broker has answered?
@@ -315,30 +300,50 @@ fn is_silence(code: Code) -> bool {
 }
 
 impl CachedTopic {
+    fn topic(&mut self, now: Instant) -> Topic {
+        self.paused
+            .retain(|_, (since, _)| now.saturating_duration_since(*since) < PAUSE_LASTS);
+        Topic {
+            partitions: self.metadata.partitions,
+            limit: self.limit(),
+            paused: self.paused.clone(),
+        }
+    }
+
     fn limit(&self) -> Option<usize> {
         // A batch is a little larger than its records.
         let described = self.described.map(|limit| limit * 9 / 10);
-        let narrowed = self
-            .narrowed
-            .filter(|(_, at)| at.elapsed() < NARROW_FOR)
-            .map(|(bytes, _)| bytes);
-        match (described, narrowed) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (one, other) => one.or(other),
-        }
+        let narrowed = self.narrowed.filter(|(_, at)| at.elapsed() < NARROW_FOR);
+        let narrowed = narrowed.map(|(bytes, _)| bytes);
+        described.into_iter().chain(narrowed).min()
+    }
+
+    /// Returns whether the partition was not paused before.
+    fn pause(&mut self, partition: i32, reason: &str, now: Instant) -> bool {
+        self.paused.insert(partition, (now, reason.to_owned())).is_none()
     }
 }
 
-fn code_of(error: &KafkaError) -> Code {
-    error.rdkafka_error_code().unwrap_or(Code::Unknown)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The delivery of the rows of a topic that cannot be looked up.
-fn unavailable(fault: Unavailability, reason: String) -> Delivery {
-    Delivery::Unavailable {
-        fault,
-        partition: None,
-        reason,
-        maybe_landed: false,
+    #[test]
+    fn a_partition_is_paused_for_a_while_unless_it_is_paused_again() {
+        let (mut cached, now) = (CachedTopic::default(), Instant::now());
+        let paused_at = |cached: &mut CachedTopic, now| {
+            let mut partitions: Vec<i32> = cached.topic(now).paused.into_keys().collect();
+            partitions.sort_unstable();
+            partitions
+        };
+        assert!(cached.pause(1, "no leader", now));
+        assert!(cached.pause(2, "no leader", now + PAUSE_LASTS / 2));
+        assert_eq!(cached.topic(now).paused[&1].1, "no leader");
+        assert_eq!(paused_at(&mut cached, now), [1, 2]);
+        assert_eq!(paused_at(&mut cached, now + PAUSE_LASTS), [2]);
+        assert!(!cached.pause(2, "no leader", now + PAUSE_LASTS), "it is logged once");
+        assert_eq!(paused_at(&mut cached, now + PAUSE_LASTS * 3 / 2), [2], "paused again");
+        assert!(paused_at(&mut cached, now + PAUSE_LASTS * 2).is_empty());
+        assert!(cached.paused.is_empty(), "and nothing is left of it");
     }
 }
