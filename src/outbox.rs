@@ -31,7 +31,7 @@ pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
 pub use statement::MESSAGE_BYTES_MAX;
-pub use watermark::writer::WriterIdentity;
+pub use watermark::WriterIdentity;
 
 use param::Params;
 use session::{Session, Transaction};
@@ -48,6 +48,8 @@ pub enum OnPublished {
     /// It is deleted.
     Delete,
 }
+
+const ANOTHER_SERVER: Error = Error::Unexpected("the server is not the one on which the term began");
 
 /// Runs the daemon's statements.
 pub struct Outbox {
@@ -115,6 +117,11 @@ impl Outbox {
     async fn query_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
         self.with_session_within(timeout, async |session| session.query(sql, params).await)
             .await
+    }
+
+    /// The timeout of statements that keep the lease. See [`LEASE_TIMEOUT_SHARE`].
+    fn lease_timeout(&self) -> Duration {
+        self.timeout / LEASE_TIMEOUT_SHARE
     }
 
     async fn query_one(&self, sql: &str, params: Params<'_>) -> Result<tokio_postgres::Row> {

@@ -67,3 +67,9 @@ pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {
 pub(super) fn lane_columns(lanes: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {
     lanes.iter().copied().unzip()
 }
+
+/// Formats an array as PostgreSQL does. Arrays of different lengths can be passed in one parameter only as text.
+pub(super) fn array(ids: &[i64]) -> String {
+    let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
+    format!("{{{}}}", ids.join(","))
+}

@@ -1,16 +1,15 @@
-//! Polls, claims, and the open writers that the watermark waits for.
+//! Polls and claims.
 
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
-use super::{Error, Outbox, Params, Result, row};
+use super::{ANOTHER_SERVER, Error, Outbox, Params, Result, row};
 use crate::domain::checkout::{CheckedOutLane, PollCheckout};
 use crate::domain::hold::Hold;
 use crate::domain::lease::Term;
 use crate::domain::row::Row;
-use crate::domain::watermark::{Sequence, WriterSnapshot};
 
 /// The rows of a claim, and those dropped because the byte budget was used up.
 #[derive(Debug, Default)]
@@ -127,8 +126,6 @@ pub struct UnorderedClaim {
     /// The lowest id of any claim.
     pub lowest: i64,
 }
-
-const ANOTHER_SERVER: Error = Error::Unexpected("the server is not the one on which the term began");
 
 /// The columns of a poll that are the same in each of its rows.
 fn poll_answer(row: &tokio_postgres::Row) -> Result<PollAnswer> {
@@ -311,37 +308,5 @@ impl Outbox {
         let problem: Option<&str> = size.try_get("problem")?;
         row.unreadable = unreadable(bytes, problem, self.message_bytes_max);
         Ok(row.unreadable.is_some())
-    }
-
-    /// Reads the highest id drawn, and then the open writers. The order matters: see `domain::watermark`.
-    pub async fn open_writers(&self, term: &Term) -> Result<WriterSnapshot> {
-        let highest = self
-            .query_one(&self.statements.highest_id, &[&term.incarnation])
-            .await?;
-        let open = self
-            .query_one(&self.statements.open_writers, &[&term.incarnation])
-            .await?;
-        if !open.try_get::<_, bool>("same_server")? {
-            return Err(ANOTHER_SERVER);
-        }
-        let (names, ids): (Vec<String>, Vec<Option<i64>>) = (open.try_get("writers")?, open.try_get("ids")?);
-        Ok(WriterSnapshot {
-            highest_id: highest.try_get("id")?,
-            writers: names.into_iter().zip(ids).collect(),
-            sequence: Sequence {
-                cache: open.try_get("cache")?,
-                increment: open.try_get("increment")?,
-                file: open.try_get("file")?,
-            },
-        })
-    }
-
-    /// Returns which of these bypassed writers have ended. If one has, an earlier claim that relied on all of them is void.
-    pub async fn ended_writers(&self, bypassed: &[i64]) -> Result<Vec<i64>> {
-        if bypassed.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rows = self.query(&self.statements.ended_writers, &[&bypassed]).await?;
-        rows.iter().map(|row| Ok(row.try_get("writer")?)).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Workers, their leases and lanes, and the stored floors.
+//! Workers, their leases and lanes.
 
 pub mod predecessor;
 
@@ -8,11 +8,11 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use super::hold::held_topics;
-use super::param::{Param, Params, lane_columns};
-use super::{LEASE_TIMEOUT_SHARE, OnPublished, Outbox, Result, Transaction};
+use super::param::{Param, Params, array};
+use super::{Outbox, Result, Transaction};
 use crate::domain::id_ranges::IdRanges;
 use crate::domain::in_flight::InFlightRanges;
-use crate::domain::lease::{FloorUpdate, ReturnedLane, TakenLane, Term, UnorderedState};
+use crate::domain::lease::{ReturnedLane, TakenLane, Term};
 use crate::domain::maybe_sent::MaybeSent;
 use crate::process::Identity;
 
@@ -82,25 +82,10 @@ impl Outbox {
         }))
     }
 
-    /// The timeout of statements that keep the lease. See [`LEASE_TIMEOUT_SHARE`].
-    fn lease_timeout(&self) -> Duration {
-        self.timeout / LEASE_TIMEOUT_SHARE
-    }
-
     /// Returns the lineage of the server, which changes whenever writes may have been lost. See `outbox.lineage`.
     pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
         let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
         Ok(row.try_get("name")?)
-    }
-
-    /// Returns which of these published rows the server has lost.
-    pub async fn lost_rows(&self, ids: Vec<i64>, message_ids: Vec<Uuid>) -> Result<Vec<i64>> {
-        let sql = match self.on_published {
-            OnPublished::Keep | OnPublished::Archive => &self.statements.lost_kept,
-            OnPublished::Delete => &self.statements.lost_deleted,
-        };
-        let rows = self.query(sql, &[&ids, &message_ids]).await?;
-        rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
     /// Takes lanes, and then reads their holds and what their last owners had in flight, because an expired owner may have been
@@ -175,22 +160,6 @@ impl Outbox {
         self.store_maybe_sent(transaction, &maybe_sent).await
     }
 
-    /// Stores what may have been sent of lanes that this transaction has locked.
-    pub(super) async fn store_maybe_sent(
-        &self,
-        transaction: &Transaction<'_>,
-        maybe_sent: &[(i16, Vec<i64>)],
-    ) -> Result<()> {
-        if maybe_sent.is_empty() {
-            return Ok(());
-        }
-        let lanes: Vec<i16> = maybe_sent.iter().map(|(lane, _)| *lane).collect();
-        let ranges: Vec<String> = maybe_sent.iter().map(|(_, ranges)| array(ranges)).collect();
-        let sql = &self.statements.store_maybe_sent;
-        transaction.execute(sql, &[&lanes, &ranges]).await?;
-        Ok(())
-    }
-
     pub async fn return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
         let columns = ReturnedColumns::from(returned);
         let params = columns.params(term);
@@ -222,91 +191,10 @@ impl Outbox {
         Ok(())
     }
 
-    /// Records what is about to be sent of these lanes, and returns the id of the in-flight entry. Returns `None` if the worker
-    /// does not own all of the lanes; then nothing may be sent.
-    pub async fn insert_in_flight(
-        &self,
-        term: &Term,
-        lanes: &[(i16, i64)],
-        ranges: &InFlightRanges,
-    ) -> Result<Option<i64>> {
-        let (lanes, epochs) = lane_columns(lanes);
-        let params: Params<'_> = &[
-            &term.worker,
-            &lanes,
-            &epochs,
-            &ranges.lanes,
-            &ranges.first_ids,
-            &ranges.last_ids,
-            &term.incarnation,
-        ];
-        let rows = self.query(&self.statements.insert_in_flight, params).await?;
-        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
-    }
-
     /// Ends a term of this process that has sent nothing, before its lease expires.
     pub async fn stop_worker(&self, worker: Uuid) -> Result<()> {
         self.execute(&self.statements.stop_worker, &[&worker]).await?;
         Ok(())
-    }
-
-    /// Stores floors. Returns lane, epoch and floor of those that were stored.
-    pub async fn store_floors(&self, term: &Term, moved: &[FloorUpdate]) -> Result<Vec<(i16, i64, i64)>> {
-        let lanes: Vec<i16> = moved.iter().map(|lane| lane.lane).collect();
-        let epochs: Vec<i64> = moved.iter().map(|lane| lane.epoch).collect();
-        let floors: Vec<i64> = moved.iter().map(|lane| lane.floor).collect();
-        let done: Vec<Option<String>> = moved.iter().map(|lane| lane.done.as_deref().map(array)).collect();
-        let rows = self
-            .query_within(
-                self.lease_timeout(),
-                &self.statements.store_floors,
-                &[&term.worker, &lanes, &epochs, &floors, &done, &term.incarnation],
-            )
-            .await?;
-        rows.iter()
-            .map(|row| Ok((row.try_get("lane")?, row.try_get("epoch")?, row.try_get("floor")?)))
-            .collect()
-    }
-
-    /// Resets stored floors that lie above every id drawn, or all of them if the id sequence is known to have been restarted.
-    /// Returns how many were reset.
-    pub async fn rebuild_floors(&self, term: &Term, restarted: bool) -> Result<usize> {
-        let params: Params<'_> = &[&restarted, &term.incarnation];
-        Ok(self.query(&self.statements.rebuild_floors, params).await?.len())
-    }
-
-    /// Reads the state of the unordered rows. Returns `None` on another incarnation of the server.
-    pub async fn read_unordered(&self, incarnation: SystemTime) -> Result<Option<UnorderedState>> {
-        let rows = self
-            .query_within(self.lease_timeout(), &self.statements.read_unordered, &[&incarnation])
-            .await?;
-        rows.first()
-            .map(|row| {
-                Ok(UnorderedState {
-                    floor: row.try_get("floor")?,
-                    epoch: row.try_get("epoch")?,
-                    maybe_sent_until: row.try_get("maybe_sent_until")?,
-                    has_holds: row.try_get::<_, i64>("holds")? > 0,
-                })
-            })
-            .transpose()
-    }
-
-    pub async fn store_unordered_floor(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
-        self.execute_within(
-            self.lease_timeout(),
-            &self.statements.store_unordered_floor,
-            &[&floor, &epoch, &term.incarnation],
-        )
-        .await?;
-        Ok(())
-    }
-
-    /// Returns the lowest id above `floor`, and not above `scan_end`, that the floor of the unordered rows must not pass.
-    pub async fn lowest_unordered(&self, term: &Term, floor: i64, scan_end: Option<i64>) -> Result<Option<i64>> {
-        let params: Params<'_> = &[&floor, &term.incarnation, &scan_end.unwrap_or(i64::MAX)];
-        let rows = self.query(&self.statements.lowest_unordered, params).await?;
-        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 }
 
@@ -323,12 +211,6 @@ fn taken_lane(row: &tokio_postgres::Row) -> Result<TakenLane> {
         last_owner: row.try_get("owner")?,
         held_topics: BTreeSet::new(),
     })
-}
-
-/// Formats an array as PostgreSQL does. Arrays of different lengths can be passed in one parameter only as text.
-fn array(ids: &[i64]) -> String {
-    let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
-    format!("{{{}}}", ids.join(","))
 }
 
 /// Returned lanes, as the arrays that the statement takes.

@@ -1,11 +1,12 @@
-//! Retention, the rescan for lost rows, and samples for gauges.
+//! Retention, and the search for rows that a floor has passed or the server has lost.
 
 use std::time::Duration;
+
+use uuid::Uuid;
 
 use super::param::Params;
 use super::{OnPublished, Outbox, Result};
 use crate::domain::retention::{Retention, Table};
-use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// A purge in progress. Only `outbox.message` needs a cursor; the other tables have an index by age.
 #[derive(Debug)]
@@ -98,18 +99,20 @@ impl Outbox {
         })
     }
 
-    pub async fn sample_inbox(&self, scan_max: i64) -> Result<InboxSample> {
-        let row = self.query_one(&self.statements.sample_inbox, &[&scan_max]).await?;
-        Ok(InboxSample {
-            unfinished: row.try_get("unfinished")?,
-            poison: row.try_get("poison")?,
-        })
-    }
-
     /// Scans the next rows above `cursor` for lost rows. Returns the last id scanned, and how many lost rows were found.
     pub async fn rescan(&self, cursor: i64, most: i64) -> Result<(Option<i64>, i64)> {
         let row = self.query_one(&self.statements.rescan, &[&cursor, &most]).await?;
         Ok((row.try_get("reached")?, row.try_get("found")?))
+    }
+
+    /// Returns which of these published rows the server has lost.
+    pub async fn lost_rows(&self, ids: Vec<i64>, message_ids: Vec<Uuid>) -> Result<Vec<i64>> {
+        let sql = match self.on_published {
+            OnPublished::Keep | OnPublished::Archive => &self.statements.lost_kept,
+            OnPublished::Delete => &self.statements.lost_deleted,
+        };
+        let rows = self.query(sql, &[&ids, &message_ids]).await?;
+        rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
     /// Creates the partitions of the history for the next days, if published rows are archived.
@@ -144,52 +147,5 @@ impl Outbox {
     pub async fn delete_stale_workers(&self) -> Result<()> {
         self.execute(&self.statements.delete_stale_workers, &[]).await?;
         Ok(())
-    }
-
-    pub async fn sample_backlog(&self, scan_max: i64) -> Result<Sample> {
-        let row = self.query_one(&self.statements.sample_backlog, &[&scan_max]).await?;
-        Ok(Sample {
-            pending: row.try_get("pending")?,
-            capped: row.try_get("capped")?,
-            oldest_seconds: row.try_get("oldest_seconds")?,
-            dead: row.try_get("dead")?,
-            delayed: row.try_get("delayed")?,
-            held_keys: row.try_get("held_keys")?,
-            parked_topics: row.try_get("parked_topics")?,
-            paused_partitions: row.try_get("paused_partitions")?,
-            horizon_age: row.try_get("horizon_age")?,
-            dead_tuples: row.try_get::<_, Option<i64>>("dead_tuples")?.unwrap_or(0),
-        })
-    }
-
-    pub async fn sample_counters(&self) -> Result<Counters> {
-        let row = self.query_one(&self.statements.sample_counters, &[]).await?;
-        let duplicates = self.query(&self.statements.sample_duplicates, &[]).await?;
-        let duplicates = duplicates
-            .iter()
-            .map(|row| Ok((row.try_get("consumer")?, row.try_get("duplicates_suppressed")?)));
-        Ok(Counters {
-            granted: row.try_get("granted")?,
-            replayed: row.try_get("replayed")?,
-            conflicted: row.try_get("conflicted")?,
-            taken_over: row.try_get("taken_over")?,
-            duplicates: duplicates.collect::<Result<_>>()?,
-            payload_conflicts: row.try_get("payload_conflicts")?,
-            inbox_taken_over: row.try_get("inbox_taken_over")?,
-        })
-    }
-
-    pub async fn sample_commands(&self, scan_max: i64, operations: usize) -> Result<Vec<Commands>> {
-        let params: Params<'_> = &[&scan_max, &(operations as i64)];
-        let rows = self.query(&self.statements.sample_commands, params).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Commands {
-                    operation: row.try_get("operation")?,
-                    state: row.try_get("state")?,
-                    count: row.try_get("commands")?,
-                })
-            })
-            .collect()
     }
 }

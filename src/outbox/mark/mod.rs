@@ -1,14 +1,14 @@
-//! Writes the outcome of batches, behind a fence.
+//! Writes what is about to be sent, and the outcome of batches, behind a fence.
 
 use std::time::Duration;
 
 use futures_util::future::try_join4;
 
-use super::param::{Param, Params, entry_ids, lane_columns};
+use super::param::{Param, Params, array, entry_ids, lane_columns};
 use super::{OnPublished, Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::NewHold;
-use crate::domain::in_flight::InFlightEntry;
+use crate::domain::in_flight::{InFlightEntry, InFlightRanges};
 use crate::domain::lease::Term;
 
 /// The outcome of a batch of lanes of which some rows were not acknowledged.
@@ -70,6 +70,28 @@ impl Outbox {
             &[&ids, &claim, &term.worker, &term.incarnation],
         )
         .await
+    }
+
+    /// Records what is about to be sent of these lanes, and returns the id of the in-flight entry. Returns `None` if the worker
+    /// does not own all of the lanes; then nothing may be sent.
+    pub async fn insert_in_flight(
+        &self,
+        term: &Term,
+        lanes: &[(i16, i64)],
+        ranges: &InFlightRanges,
+    ) -> Result<Option<i64>> {
+        let (lanes, epochs) = lane_columns(lanes);
+        let params: Params<'_> = &[
+            &term.worker,
+            &lanes,
+            &epochs,
+            &ranges.lanes,
+            &ranges.first_ids,
+            &ranges.last_ids,
+            &term.incarnation,
+        ];
+        let rows = self.query(&self.statements.insert_in_flight, params).await?;
+        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
     }
 
     pub(super) fn mark_unordered_statement(&self) -> &str {
@@ -232,6 +254,22 @@ impl Outbox {
 
     pub(super) async fn count_refusals(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
         count_refusals(transaction, &self.statements.count_refusals, refused, &[]).await
+    }
+
+    /// Stores what may have been sent of lanes that this transaction has locked.
+    pub(super) async fn store_maybe_sent(
+        &self,
+        transaction: &Transaction<'_>,
+        maybe_sent: &[(i16, Vec<i64>)],
+    ) -> Result<()> {
+        if maybe_sent.is_empty() {
+            return Ok(());
+        }
+        let lanes: Vec<i16> = maybe_sent.iter().map(|(lane, _)| *lane).collect();
+        let ranges: Vec<String> = maybe_sent.iter().map(|(_, ranges)| array(ranges)).collect();
+        let sql = &self.statements.store_maybe_sent;
+        transaction.execute(sql, &[&lanes, &ranges]).await?;
+        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
-//! Reads what `outboxd status` shows. No statement here writes, locks a row or scans without a limit.
+//! Reads what `outboxd status` shows, and samples for gauges. No statement here writes, locks a row or scans without a limit.
 
 use serde::Serialize;
 
-use super::{Outbox, Result, WriterIdentity};
+use super::{Outbox, Params, Result, WriterIdentity};
+use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// How many rows are scanned for a count, and how many examples are shown.
 const SCAN_MAX: i64 = 100_000;
@@ -162,5 +163,60 @@ impl Outbox {
                 })
             })
             .transpose()
+    }
+
+    pub async fn sample_backlog(&self, scan_max: i64) -> Result<Sample> {
+        let row = self.query_one(&self.statements.sample_backlog, &[&scan_max]).await?;
+        Ok(Sample {
+            pending: row.try_get("pending")?,
+            capped: row.try_get("capped")?,
+            oldest_seconds: row.try_get("oldest_seconds")?,
+            dead: row.try_get("dead")?,
+            delayed: row.try_get("delayed")?,
+            held_keys: row.try_get("held_keys")?,
+            parked_topics: row.try_get("parked_topics")?,
+            paused_partitions: row.try_get("paused_partitions")?,
+            horizon_age: row.try_get("horizon_age")?,
+            dead_tuples: row.try_get::<_, Option<i64>>("dead_tuples")?.unwrap_or(0),
+        })
+    }
+
+    pub async fn sample_inbox(&self, scan_max: i64) -> Result<InboxSample> {
+        let row = self.query_one(&self.statements.sample_inbox, &[&scan_max]).await?;
+        Ok(InboxSample {
+            unfinished: row.try_get("unfinished")?,
+            poison: row.try_get("poison")?,
+        })
+    }
+
+    pub async fn sample_counters(&self) -> Result<Counters> {
+        let row = self.query_one(&self.statements.sample_counters, &[]).await?;
+        let duplicates = self.query(&self.statements.sample_duplicates, &[]).await?;
+        let duplicates = duplicates
+            .iter()
+            .map(|row| Ok((row.try_get("consumer")?, row.try_get("duplicates_suppressed")?)));
+        Ok(Counters {
+            granted: row.try_get("granted")?,
+            replayed: row.try_get("replayed")?,
+            conflicted: row.try_get("conflicted")?,
+            taken_over: row.try_get("taken_over")?,
+            duplicates: duplicates.collect::<Result<_>>()?,
+            payload_conflicts: row.try_get("payload_conflicts")?,
+            inbox_taken_over: row.try_get("inbox_taken_over")?,
+        })
+    }
+
+    pub async fn sample_commands(&self, scan_max: i64, operations: usize) -> Result<Vec<Commands>> {
+        let params: Params<'_> = &[&scan_max, &(operations as i64)];
+        let rows = self.query(&self.statements.sample_commands, params).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Commands {
+                    operation: row.try_get("operation")?,
+                    state: row.try_get("state")?,
+                    count: row.try_get("commands")?,
+                })
+            })
+            .collect()
     }
 }
