@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
+use super::from_row::{FromRow, from_row};
 use super::{ANOTHER_SERVER, Error, Outbox, Params, Result, row};
 use crate::domain::checkout::{CheckedOutLane, PollCheckout};
 use crate::domain::hold::Hold;
@@ -83,13 +84,6 @@ struct BudgetedRows {
 }
 
 impl BudgetedRows {
-    fn new(budget: usize) -> Self {
-        BudgetedRows {
-            claim: ClaimedRows::default(),
-            budget,
-        }
-    }
-
     fn push(&mut self, row: Row) {
         let size = row.size();
         if !self.claim.dropped.is_empty() || (size > self.budget && !self.claim.rows.is_empty()) {
@@ -127,15 +121,8 @@ pub struct UnorderedClaim {
     pub lowest: i64,
 }
 
-/// The columns of a poll that are the same in each of its rows.
-fn poll_answer(row: &tokio_postgres::Row) -> Result<PollAnswer> {
-    Ok(PollAnswer {
-        unordered: row.try_get("unordered")?,
-        cut: row.try_get("cut")?,
-        lowest_unordered: row.try_get("lowest_unordered")?,
-        ..PollAnswer::default()
-    })
-}
+// The columns of a poll that are the same in each of its rows.
+from_row!(PollAnswer: unordered, cut, lowest_unordered .. PollAnswer::default());
 
 impl Outbox {
     /// Polls the lanes of a checkout for pending rows above its start. Scans at most `scan_max` rows.
@@ -151,27 +138,17 @@ impl Outbox {
             &poll.term.incarnation,
             &poll.claims_from,
         ];
-        let collect = async |rows: RowStream| {
-            futures_util::pin_mut!(rows);
-            let mut budgeted = BudgetedRows::new(bytes);
-            let mut answer = None;
-            while let Some(row) = rows.try_next().await? {
-                if answer.is_none() {
-                    answer = Some(poll_answer(&row)?);
-                }
-                if row.try_get::<_, Option<i64>>("id")?.is_some() {
-                    budgeted.push(row::ordered(&row)?);
-                }
+        let mut answer = None;
+        let read = |row: &tokio_postgres::Row| {
+            if answer.is_none() {
+                answer = Some(PollAnswer::from_row(row)?);
             }
-            let mut answer = answer.ok_or(ANOTHER_SERVER)?;
-            answer.claim = budgeted.claim;
-            Ok(answer)
+            let has_message = row.try_get::<_, Option<i64>>("id")?.is_some();
+            has_message.then(|| row::ordered(row)).transpose()
         };
-        let mut answer = self
-            .with_session(async |session| session.run(&self.statements.poll, params, collect).await)
-            .await?;
-        self.explain_unreadable(&mut answer.claim).await?;
-        Ok(answer)
+        let claim = self.read_claimed(&self.statements.poll, params, bytes, read).await?;
+        let answer = answer.ok_or(ANOTHER_SERVER)?;
+        Ok(PollAnswer { claim, ..answer })
     }
 
     pub async fn claim_lanes<'a>(
@@ -203,7 +180,7 @@ impl Outbox {
                 &scan_ends,
             ],
             bytes,
-            row::ordered,
+            |row| row::ordered(row).map(Some),
         )
         .await
     }
@@ -235,9 +212,8 @@ impl Outbox {
         let rows = self
             .with_session(async |session| session.query_after(lock, claim, params).await)
             .await?;
-        let row = rows.first().ok_or(Error::Unexpected("a claim returned no row"))?;
-        let claim: Option<i64> = row.try_get("claim")?;
-        let lowest: Option<i64> = row.try_get("lowest")?;
+        let &(claim, lowest): &(Option<i64>, Option<i64>) =
+            rows.first().ok_or(Error::Unexpected("a claim returned no row"))?;
         Ok(UnorderedClaim {
             claim,
             lowest: lowest.or(claim).unwrap_or(filter.claims_from),
@@ -247,22 +223,27 @@ impl Outbox {
     /// Reads the rows of a claim. Those dropped are claimed, too, and the caller must return them.
     pub async fn read_claim(&self, term: &Term, claim: i64, bytes: usize) -> Result<ClaimedRows> {
         let params: Params<'_> = &[&claim, &term.incarnation];
-        self.read_claimed(&self.statements.read_claim, params, bytes, row::unordered)
+        let read = |row: &_| row::unordered(row).map(Some);
+        self.read_claimed(&self.statements.read_claim, params, bytes, read)
             .await
     }
 
+    /// Reads rows until the byte budget is used up, and finds out why some cannot be sent.
     async fn read_claimed(
         &self,
         sql: &str,
         params: Params<'_>,
         bytes: usize,
-        read: fn(&tokio_postgres::Row) -> Result<Row>,
+        mut read: impl FnMut(&tokio_postgres::Row) -> Result<Option<Row>>,
     ) -> Result<ClaimedRows> {
         let collect = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut budgeted = BudgetedRows::new(bytes);
+            let claim = ClaimedRows::default();
+            let mut budgeted = BudgetedRows { claim, budget: bytes };
             while let Some(row) = rows.try_next().await? {
-                budgeted.push(read(&row)?);
+                if let Some(row) = read(&row)? {
+                    budgeted.push(row);
+                }
             }
             Ok(budgeted.claim)
         };
@@ -300,13 +281,10 @@ impl Outbox {
         if self.is_whole(row) {
             return Ok(true);
         }
-        let rows = self.query(&self.statements.why_unreadable, &[&row.id]).await?;
-        let Some(size) = rows.first() else {
-            return Ok(false);
-        };
-        let bytes: Option<i64> = size.try_get("bytes")?;
-        let problem: Option<&str> = size.try_get("problem")?;
-        row.unreadable = unreadable(bytes, problem, self.message_bytes_max);
+        let size: Option<(Option<i64>, Option<String>)> =
+            self.query_opt(&self.statements.why_unreadable, &[&row.id]).await?;
+        let Some((bytes, problem)) = size else { return Ok(false) };
+        row.unreadable = unreadable(bytes, problem.as_deref(), self.message_bytes_max);
         Ok(row.unreadable.is_some())
     }
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::hold::held_topics;
 use super::param::{Param, Params, array};
 use super::{Outbox, Result, Transaction};
 use crate::domain::id_ranges::IdRanges;
@@ -34,6 +33,10 @@ pub struct Renewal {
     pub unordered: (i64, i64),
 }
 
+/// What `read_taken_lanes.sql` returns: the lane, what may have been sent of it, its topics with holds, whether its in-flight
+/// entries were lost, and the last id drawn.
+type LastOwner = (i16, Vec<i64>, Vec<String>, bool, i64);
+
 impl Outbox {
     /// Registers a worker. Returns the incarnation of the server, to which its term belongs, and the server's time.
     pub async fn register(
@@ -44,48 +47,46 @@ impl Outbox {
         lease: Duration,
     ) -> Result<(SystemTime, SystemTime)> {
         // Without a session key nothing can be proven about the process.
-        let session_key = self.pool.session_key();
+        let session_key = self.pool.session_key;
         let identity = identity.filter(|_| session_key.is_some());
-        let row = self
-            .query_one(
-                &self.statements.register,
-                &[
-                    &worker,
-                    &name,
-                    &env!("CARGO_PKG_VERSION"),
-                    &lease.as_secs_f64(),
-                    &identity.and_then(|identity| identity.pod_uid.as_deref()),
-                    &identity.map(|identity| identity.machine.as_str()),
-                    &identity.map(|identity| identity.pid),
-                    &identity.map(|identity| identity.started),
-                    &identity.and(session_key),
-                ],
-            )
-            .await?;
-        Ok((row.try_get("incarnation")?, row.try_get("now")?))
+        let params: Params<'_> = &[
+            &worker,
+            &name,
+            &env!("CARGO_PKG_VERSION"),
+            &lease.as_secs_f64(),
+            &identity.and_then(|identity| identity.pod_uid.as_deref()),
+            &identity.map(|identity| identity.machine.as_str()),
+            &identity.map(|identity| identity.pid),
+            &identity.map(|identity| identity.started),
+            &identity.and(session_key),
+        ];
+        self.query_one(&self.statements.register, params).await
     }
 
     /// Renews the lease. Returns `None` if it could not be renewed. No in-flight entry of this worker has a lower id than
     /// `oldest_entry`.
     pub async fn renew(&self, term: &Term, lease: Duration, oldest_entry: i64) -> Result<Option<Renewal>> {
-        let rows = self
-            .query_within(
-                self.lease_timeout(),
-                &self.statements.renew,
-                &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &oldest_entry],
-            )
-            .await?;
-        let Some(first) = rows.first() else { return Ok(None) };
+        let params: Params<'_> = &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &oldest_entry];
+        let rows: Vec<(Uuid, f64, i64, SystemTime, i64, i64)> =
+            self.for_lease().query(&self.statements.renew, params).await?;
+        let Some(&(.., floor, epoch)) = rows.first() else {
+            return Ok(None);
+        };
+        let peers = rows.iter().map(|&(worker, lease_left, lanes, now, ..)| Peer {
+            worker,
+            lease_left,
+            lanes: lanes as usize,
+            now,
+        });
         Ok(Some(Renewal {
-            peers: rows.iter().map(peer).collect::<Result<_>>()?,
-            unordered: (first.try_get("floor")?, first.try_get("epoch")?),
+            peers: peers.collect(),
+            unordered: (floor, epoch),
         }))
     }
 
     /// Returns the lineage of the server, which changes whenever writes may have been lost. See `outbox.lineage`.
     pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
-        let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
-        Ok(row.try_get("name")?)
+        self.query_one(&self.statements.lineage, &[&incarnation]).await
     }
 
     /// Takes lanes, and then reads their holds and what their last owners had in flight, because an expired owner may have been
@@ -94,38 +95,36 @@ impl Outbox {
     pub async fn take_lanes(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<TakenLane>> {
         let count = count as i64;
         let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
-        self.with_session_within(self.lease_timeout(), async |session| {
-            let transaction = session.transaction().await?;
-            let rows = transaction.query(&self.statements.take_lanes, take).await?;
-            let mut taken: Vec<TakenLane> = rows.iter().map(taken_lane).collect::<Result<_>>()?;
-            if !taken.is_empty() {
-                self.read_taken_lanes(&transaction, &mut taken).await?;
-                self.read_in_flight(&transaction, &mut taken).await?;
-                self.store_inherited(&transaction, &mut taken).await?;
-            }
-            transaction.commit().await?;
-            Ok(taken)
-        })
-        .await
+        let lease = self.for_lease();
+        lease
+            .with_transaction(async |transaction| {
+                let rows = transaction.query(&self.statements.take_lanes, take).await?;
+                let mut taken: Vec<TakenLane> = rows.into_iter().map(taken_lane).collect();
+                if !taken.is_empty() {
+                    self.read_taken_lanes(transaction, &mut taken).await?;
+                    self.read_in_flight(transaction, &mut taken).await?;
+                    self.store_inherited(transaction, &mut taken).await?;
+                }
+                Ok(taken)
+            })
+            .await
     }
 
     async fn read_taken_lanes(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let lanes: Vec<i16> = taken.iter().map(|lane| lane.lane).collect();
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
-        for row in &transaction
+        let rows: Vec<LastOwner> = transaction
             .query(&self.statements.read_taken_lanes, &[&lanes, &owners])
-            .await?
-        {
-            let number: i16 = row.try_get("lane")?;
-            let stored: Vec<i64> = row.try_get("maybe_sent")?;
+            .await?;
+        for (number, stored, held_topics, entries_lost, last_id) in rows {
             let Some(lane) = taken.iter_mut().find(|lane| lane.lane == number) else {
                 continue;
             };
-            lane.held_topics = held_topics(row)?;
+            lane.held_topics = BTreeSet::from_iter(held_topics);
+            lane.maybe_sent.ranges = IdRanges::from_flat(&stored);
             lane.stored_maybe_sent = stored;
-            lane.maybe_sent.ranges = IdRanges::from_flat(&lane.stored_maybe_sent);
-            if row.try_get("entries_lost")? {
-                lane.maybe_sent.ranges.insert(1, row.try_get("last_id")?);
+            if entries_lost {
+                lane.maybe_sent.ranges.insert(1, last_id);
             }
         }
         Ok(())
@@ -136,13 +135,11 @@ impl Outbox {
         if owners.is_empty() {
             return Ok(());
         }
-        for row in &transaction.query(&self.statements.read_in_flight, &[&owners]).await? {
-            let (worker, number): (Uuid, i16) = (row.try_get("worker")?, row.try_get("lane")?);
+        let rows: Vec<(Uuid, i16, i64, i64)> = transaction.query(&self.statements.read_in_flight, &[&owners]).await?;
+        for (worker, number, first_id, last_id) in rows {
             let lane = taken.iter_mut().find(|lane| lane.lane == number);
             if let Some(lane) = lane.filter(|lane| lane.last_owner == Some(worker)) {
-                lane.maybe_sent
-                    .ranges
-                    .insert(row.try_get("first_id")?, row.try_get("last_id")?);
+                lane.maybe_sent.ranges.insert(first_id, last_id);
             }
         }
         Ok(())
@@ -163,22 +160,24 @@ impl Outbox {
     pub async fn return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
         let columns = ReturnedColumns::from(returned);
         let params = columns.params(term);
-        self.execute_within(self.lease_timeout(), &self.statements.return_lanes, &params)
-            .await?;
-        Ok(())
+        self.for_lease()
+            .execute(&self.statements.return_lanes, &params)
+            .await
+            .map(drop)
     }
 
     /// Stamps the worker stopped and then returns its lanes, in one transaction.
     pub async fn stop_and_return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
         let columns = ReturnedColumns::from(returned);
         let params = columns.params(term);
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
+        self.with_transaction(async |transaction| {
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
-            transaction.execute(&self.statements.return_lanes, &params).await?;
-            transaction.commit().await
+            transaction
+                .execute(&self.statements.return_lanes, &params)
+                .await
+                .map(drop)
         })
         .await
     }
@@ -187,30 +186,25 @@ impl Outbox {
     /// outcome it could not write.
     pub async fn stop_worker_in_flight(&self, worker: Uuid, ranges: &InFlightRanges) -> Result<()> {
         let params: Params<'_> = &[&worker, &ranges.lanes, &ranges.first_ids, &ranges.last_ids];
-        self.execute(&self.statements.stop_worker_in_flight, params).await?;
-        Ok(())
-    }
-
-    /// Ends a term of this process that has sent nothing, before its lease expires.
-    pub async fn stop_worker(&self, worker: Uuid) -> Result<()> {
-        self.execute(&self.statements.stop_worker, &[&worker]).await?;
-        Ok(())
+        self.execute(&self.statements.stop_worker_in_flight, params)
+            .await
+            .map(drop)
     }
 }
 
-fn taken_lane(row: &tokio_postgres::Row) -> Result<TakenLane> {
-    Ok(TakenLane {
-        lane: row.try_get("lane")?,
-        epoch: row.try_get("epoch")?,
-        floor: row.try_get("floor")?,
+fn taken_lane((lane, epoch, floor, until, last_owner): (i16, i64, i64, i64, Option<Uuid>)) -> TakenLane {
+    TakenLane {
+        lane,
+        epoch,
+        floor,
         maybe_sent: MaybeSent {
-            until: row.try_get("maybe_sent_until")?,
+            until,
             ..MaybeSent::default()
         },
         stored_maybe_sent: Vec::new(),
-        last_owner: row.try_get("owner")?,
+        last_owner,
         held_topics: BTreeSet::new(),
-    })
+    }
 }
 
 /// Returned lanes, as the arrays that the statement takes.
@@ -242,13 +236,4 @@ impl ReturnedColumns {
         } = self;
         [&term.worker, lanes, epochs, floors, maybe_sent, &term.incarnation]
     }
-}
-
-fn peer(row: &tokio_postgres::Row) -> Result<Peer> {
-    Ok(Peer {
-        worker: row.try_get("id")?,
-        lease_left: row.try_get("lease_left")?,
-        lanes: row.try_get::<_, i64>("lanes")? as usize,
-        now: row.try_get("now")?,
-    })
 }
