@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::try_join4;
+use serde_json::json;
 
 use super::from_row::{FromRow, from_row};
-use super::param::Params;
+use super::param::{Params, json_rows};
 use super::{Error, Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::{Hold, HoldPostponement, HoldRelease, NewHold};
@@ -131,7 +132,10 @@ impl Outbox {
         let holds = postponed.iter().map(|postponed| &postponed.hold);
         let (topics, units) = unit_columns(holds.map(|hold| (&hold.topic, &hold.unit)));
         let reasons: Vec<&str> = postponed.iter().map(|hold| hold.reason.as_str()).collect();
-        let waits: Vec<f64> = postponed.iter().map(|hold| seconds_or_never(hold.wait)).collect();
+        let waits: Vec<Option<f64>> = postponed
+            .iter()
+            .map(|hold| hold.wait.map(|wait| wait.as_secs_f64()))
+            .collect();
         self.with_transaction(async |transaction| {
             let lanes = &[lane];
             if !self.fence_lanes(transaction, term, lanes).await? {
@@ -177,17 +181,14 @@ impl Outbox {
         if holds.is_empty() {
             return Ok(());
         }
-        let lanes: Vec<i16> = holds.iter().map(|(hold, _)| hold.lane).collect();
-        let topics: Vec<&str> = holds.iter().map(|(hold, _)| hold.topic.as_str()).collect();
-        let units: Vec<&str> = holds.iter().map(|(hold, _)| hold.unit.as_str()).collect();
-        let heads: Vec<Option<i64>> = holds.iter().map(|(hold, _)| hold.head_id).collect();
-        let floors: Vec<i64> = holds.iter().map(|(_, floor)| *floor).collect();
-        let reasons: Vec<&str> = holds.iter().map(|(hold, _)| hold.reason.as_str()).collect();
-        let failures: Vec<i32> = holds.iter().map(|(hold, _)| hold.failures).collect();
-        let waits: Vec<f64> = holds.iter().map(|(hold, _)| seconds_or_never(hold.wait)).collect();
-        let params: Params<'_> = &[&lanes, &topics, &units, &heads, &floors, &reasons, &failures, &waits];
-        transaction.execute(&self.statements.insert_holds, params).await?;
-        Ok(())
+        let rows = json_rows(holds.iter().map(|(hold, resume_floor)| {
+            json!({
+                "lane": hold.lane, "topic": hold.topic, "unit": hold.unit, "head_id": hold.head_id, "resume_floor": resume_floor,
+                "reason": hold.reason, "failures": hold.failures, "wait": hold.wait.map(|wait| wait.as_secs_f64()),
+            })
+        }));
+        let sql = &self.statements.insert_holds;
+        transaction.execute(sql, &[&rows]).await.map(drop)
     }
 
     /// The same for holds of unordered rows, which then resume no higher than the stored floor.
@@ -209,9 +210,4 @@ impl Outbox {
 /// Topics and units, as the arrays that the statements take.
 fn unit_columns<'a>(units: impl Iterator<Item = (&'a String, &'a String)>) -> (Vec<&'a str>, Vec<&'a str>) {
     units.map(|(topic, unit)| (topic.as_str(), unit.as_str())).unzip()
-}
-
-/// A wait in seconds, or -1 for a hold that waits for an operator.
-fn seconds_or_never(wait: Option<Duration>) -> f64 {
-    wait.map_or(-1.0, |wait| wait.as_secs_f64())
 }

@@ -5,9 +5,10 @@ pub mod predecessor;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use serde_json::json;
 use uuid::Uuid;
 
-use super::param::{Param, Params, array};
+use super::param::{Params, json_rows};
 use super::{Outbox, Result, Transaction};
 use crate::domain::id_ranges::IdRanges;
 use crate::domain::in_flight::InFlightRanges;
@@ -158,24 +159,24 @@ impl Outbox {
     }
 
     pub async fn return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
-        let columns = ReturnedColumns::from(returned);
-        let params = columns.params(term);
+        let returned = returned_rows(returned);
+        let params: Params<'_> = &[&term.worker, &returned, &term.incarnation];
         self.for_lease()
-            .execute(&self.statements.return_lanes, &params)
+            .execute(&self.statements.return_lanes, params)
             .await
             .map(drop)
     }
 
     /// Stamps the worker stopped and then returns its lanes, in one transaction.
     pub async fn stop_and_return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
-        let columns = ReturnedColumns::from(returned);
-        let params = columns.params(term);
+        let returned = returned_rows(returned);
+        let params: Params<'_> = &[&term.worker, &returned, &term.incarnation];
         self.with_transaction(async |transaction| {
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
             transaction
-                .execute(&self.statements.return_lanes, &params)
+                .execute(&self.statements.return_lanes, params)
                 .await
                 .map(drop)
         })
@@ -207,33 +208,9 @@ fn taken_lane((lane, epoch, floor, until, last_owner): (i16, i64, i64, i64, Opti
     }
 }
 
-/// Returned lanes, as the arrays that the statement takes.
-struct ReturnedColumns {
-    lanes: Vec<i16>,
-    epochs: Vec<i64>,
-    floors: Vec<i64>,
-    maybe_sent: Vec<String>,
-}
-
-impl From<&[ReturnedLane]> for ReturnedColumns {
-    fn from(returned: &[ReturnedLane]) -> Self {
-        ReturnedColumns {
-            lanes: returned.iter().map(|lane| lane.lane).collect(),
-            epochs: returned.iter().map(|lane| lane.epoch).collect(),
-            floors: returned.iter().map(|lane| lane.floor).collect(),
-            maybe_sent: returned.iter().map(|lane| array(&lane.maybe_sent)).collect(),
-        }
-    }
-}
-
-impl ReturnedColumns {
-    fn params<'a>(&'a self, term: &'a Term) -> [&'a dyn Param; 6] {
-        let ReturnedColumns {
-            lanes,
-            epochs,
-            floors,
-            maybe_sent,
-        } = self;
-        [&term.worker, lanes, epochs, floors, maybe_sent, &term.incarnation]
-    }
+/// The parameter of `return_lanes.sql`.
+fn returned_rows(returned: &[ReturnedLane]) -> String {
+    json_rows(returned.iter().map(
+        |lane| json!({ "lane": lane.lane, "epoch": lane.epoch, "floor": lane.floor, "maybe_sent": lane.maybe_sent }),
+    ))
 }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::try_join4;
+use serde_json::json;
 
-use super::param::{Param, Params, array, entry_ids, lane_columns};
+use super::param::{Param, Params, entry_ids, json_rows, lane_columns};
 use super::{Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::NewHold;
@@ -224,10 +225,13 @@ impl Outbox {
         if maybe_sent.is_empty() {
             return Ok(());
         }
-        let lanes: Vec<i16> = maybe_sent.iter().map(|(lane, _)| *lane).collect();
-        let ranges: Vec<String> = maybe_sent.iter().map(|(_, ranges)| array(ranges)).collect();
+        let known = json_rows(
+            maybe_sent
+                .iter()
+                .map(|(lane, ranges)| json!({ "lane": lane, "maybe_sent": ranges })),
+        );
         let sql = &self.statements.store_maybe_sent;
-        transaction.execute(sql, &[&lanes, &ranges]).await.map(drop)
+        transaction.execute(sql, &[&known]).await.map(drop)
     }
 }
 

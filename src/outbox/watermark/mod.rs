@@ -3,10 +3,11 @@
 use std::time::SystemTime;
 
 use serde::Serialize;
+use serde_json::json;
 use tokio_postgres::Row;
 
 use super::from_row::{FromRow, from_row};
-use super::param::{Params, array};
+use super::param::{Params, json_rows};
 use super::{ANOTHER_SERVER, Outbox, Result};
 use crate::domain::lease::{FloorUpdate, Term, UnorderedState};
 use crate::domain::watermark::{Sequence, WriterSnapshot};
@@ -66,11 +67,12 @@ impl Outbox {
 
     /// Stores floors. Returns lane, epoch and floor of those that were stored.
     pub async fn store_floors(&self, term: &Term, moved: &[FloorUpdate]) -> Result<Vec<(i16, i64, i64)>> {
-        let lanes: Vec<i16> = moved.iter().map(|lane| lane.lane).collect();
-        let epochs: Vec<i64> = moved.iter().map(|lane| lane.epoch).collect();
-        let floors: Vec<i64> = moved.iter().map(|lane| lane.floor).collect();
-        let done: Vec<Option<String>> = moved.iter().map(|lane| lane.done.as_deref().map(array)).collect();
-        let params: Params<'_> = &[&term.worker, &lanes, &epochs, &floors, &done, &term.incarnation];
+        let moved = json_rows(
+            moved
+                .iter()
+                .map(|lane| json!({ "lane": lane.lane, "epoch": lane.epoch, "floor": lane.floor, "done": lane.done })),
+        );
+        let params: Params<'_> = &[&term.worker, &moved, &term.incarnation];
         self.for_lease().query(&self.statements.store_floors, params).await
     }
 
