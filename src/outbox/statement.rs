@@ -31,7 +31,7 @@ macro_rules! file {
 
 statements! {
     claim: [claim_lanes, claim_unordered, lock_unordered_claims, poll, read_claim, why_unreadable],
-    mark: [count_refusals, count_refusals_unordered, fence_claim, fence_lanes, insert_in_flight, locked_rows, mark_lanes_archive, mark_lanes_delete, mark_lanes_keep, mark_unordered_archive, mark_unordered_delete, mark_unordered_keep, renew_claim, return_maybe_sent, return_maybe_sent_as_new, store_maybe_sent],
+    mark: [count_refusals, fence_claim, fence_lanes, insert_in_flight, locked_rows, mark_lanes_archive, mark_lanes_delete, mark_lanes_keep, mark_unordered_archive, mark_unordered_delete, mark_unordered_keep, renew_claim, return_maybe_sent, return_maybe_sent_as_new, store_maybe_sent],
     hold: [delete_holds, due_keys, due_probes, held_topics, holds_of_units, insert_holds, lock_unordered_holds, lower_floor, lower_resume_floors, lower_unordered_floor, postpone_keys, postpone_unit, read_head, read_topic_head, reserve_unordered_probes],
     lease: [lineage, predecessors, read_in_flight, read_taken_lanes, register, renew, return_lanes, stop_predecessor, stop_worker, stop_worker_in_flight, take_lanes],
     watermark: [ended_writers, highest_id, lowest_unordered, open_writers, read_unordered, rebuild_floors, store_floors, store_unordered_floor, writer_identity],

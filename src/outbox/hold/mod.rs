@@ -98,9 +98,9 @@ impl Outbox {
         let holds = released.iter().map(|released| &released.hold);
         let (topics, units) = unit_columns(holds.map(|hold| (&hold.topic, &hold.unit)));
         let published: Vec<i64> = released.iter().filter_map(|released| released.published).collect();
-        let refused: Vec<Refusal> = released
+        let refused: Vec<&Refusal> = released
             .iter()
-            .filter_map(|released| released.refused.clone())
+            .filter_map(|released| released.refused.as_ref())
             .collect();
         self.with_transaction(async |transaction| {
             let lower: Params<'_> = &[&lane, &epoch, &term.worker, &topics, &units, &term.incarnation];
@@ -110,7 +110,7 @@ impl Outbox {
             };
             self.mark_fenced(transaction, term, &[(lane, epoch)], &published, entries)
                 .await?;
-            self.count_refusals(transaction, &refused).await?;
+            self.count_refusals(transaction, refused).await?;
             let delete: Params<'_> = &[&lane, &topics, &units, &floor];
             transaction.execute(&self.statements.delete_holds, delete).await?;
             Ok(Some(LoweredLane { epoch, floor }))
@@ -128,7 +128,7 @@ impl Outbox {
         entries: &[InFlightEntry],
         maybe_sent: &[(i16, Vec<i64>)],
     ) -> Result<bool> {
-        let refused: Vec<Refusal> = postponed.iter().filter_map(|hold| hold.refused.clone()).collect();
+        let refused = postponed.iter().filter_map(|hold| hold.refused.as_ref());
         let holds = postponed.iter().map(|postponed| &postponed.hold);
         let (topics, units) = unit_columns(holds.map(|hold| (&hold.topic, &hold.unit)));
         let reasons: Vec<&str> = postponed.iter().map(|hold| hold.reason.as_str()).collect();
@@ -141,7 +141,7 @@ impl Outbox {
             if !self.fence_lanes(transaction, term, lanes).await? {
                 return Ok(false);
             }
-            let refuse = self.count_refusals(transaction, &refused);
+            let refuse = self.count_refusals(transaction, refused);
             let postpone: Params<'_> = &[&lane.0, &topics, &units, &reasons, &waits];
             let postpone = transaction.execute(&self.statements.postpone_keys, postpone);
             let mark = self.mark_fenced(transaction, term, lanes, &[], entries);

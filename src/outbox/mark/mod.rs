@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::try_join4;
 use serde_json::json;
 
-use super::param::{Param, Params, entry_ids, json_rows, lane_columns};
+use super::param::{Params, entry_ids, json_rows, lane_columns};
 use super::{Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::NewHold;
@@ -139,7 +139,7 @@ impl Outbox {
             if fenced.is_empty() {
                 return Ok(0);
             }
-            self.count_refusals_unordered(transaction, outcome.refused).await?;
+            self.count_refusals(transaction, outcome.refused).await?;
             let mark: Params<'_> = &[&outcome.published, &claim, &term.worker, &term.incarnation];
             let marked = transaction.execute(&self.mark_unordered, mark).await?;
             self.insert_unordered_holds(transaction, outcome.holds).await?;
@@ -201,19 +201,25 @@ impl Outbox {
         Ok(fenced.len() == lanes.len())
     }
 
-    async fn count_refusals_unordered(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+    pub(super) async fn count_refusals(
+        &self,
+        transaction: &Transaction<'_>,
+        refused: impl IntoIterator<Item = &Refusal>,
+    ) -> Result<()> {
+        let refused: Vec<&Refusal> = refused.into_iter().collect();
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<i64> = refused.iter().map(|refusal| refusal.id).collect();
+        let reasons: Vec<&str> = refused.iter().map(|refusal| refusal.reason.as_str()).collect();
+        let dead: Vec<bool> = refused.iter().map(|refusal| refusal.dead).collect();
+        let attempts: Vec<i16> = refused.iter().map(|refusal| refusal.attempts).collect();
         let waits: Vec<f64> = refused.iter().map(|refusal| refusal.wait.as_secs_f64()).collect();
-        count_refusals(
-            transaction,
-            &self.statements.count_refusals_unordered,
-            refused,
-            &[&waits],
-        )
-        .await
-    }
-
-    pub(super) async fn count_refusals(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
-        count_refusals(transaction, &self.statements.count_refusals, refused, &[]).await
+        let params: Params<'_> = &[&ids, &reasons, &dead, &attempts, &waits];
+        transaction
+            .execute(&self.statements.count_refusals, params)
+            .await
+            .map(drop)
     }
 
     /// Stores what may have been sent of lanes that this transaction has locked.
@@ -233,17 +239,4 @@ impl Outbox {
         let sql = &self.statements.store_maybe_sent;
         transaction.execute(sql, &[&known]).await.map(drop)
     }
-}
-
-async fn count_refusals(transaction: &Transaction<'_>, sql: &str, refused: &[Refusal], more: Params<'_>) -> Result<()> {
-    if refused.is_empty() {
-        return Ok(());
-    }
-    let ids: Vec<i64> = refused.iter().map(|refusal| refusal.id).collect();
-    let reasons: Vec<&str> = refused.iter().map(|refusal| refusal.reason.as_str()).collect();
-    let dead: Vec<bool> = refused.iter().map(|refusal| refusal.dead).collect();
-    let attempts: Vec<i16> = refused.iter().map(|refusal| refusal.attempts).collect();
-    let columns: [&dyn Param; 4] = [&ids, &reasons, &dead, &attempts];
-    transaction.execute(sql, &[&columns, more].concat()).await?;
-    Ok(())
 }
