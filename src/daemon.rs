@@ -143,8 +143,13 @@ fn open(config: &Config) -> Result<Outbox, Error> {
     // An answer that comes after the lease has ended is useless.
     let timeout = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
     let pool = outbox::worker_pool(&config.database, pool_size(config), timeout)?;
-    let outbox = Outbox::new(pool, &config.schema, config.on_published, timeout);
-    Ok(outbox.with_message_limit(&config.schema, config.message_bytes_max))
+    Ok(Outbox::new(
+        pool,
+        &config.schema,
+        config.on_published,
+        config.message_bytes_max,
+        timeout,
+    ))
 }
 
 /// Verifies the schema. Waits while the database cannot be reached, and returns errors that will not pass.

@@ -7,6 +7,7 @@
 mod claim;
 mod connect;
 mod error;
+mod from_row;
 mod hold;
 mod lease;
 mod maintenance;
@@ -21,18 +22,20 @@ pub mod status;
 pub mod verify;
 mod watermark;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
-pub use connect::{Database, PLANNER_SETTINGS, Pool, Pooler, connect, pool, worker_pool};
+pub use connect::{Database, PLANNER_SETTINGS, Pool, Pooler, connect, worker_pool};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
 pub use statement::MESSAGE_BYTES_MAX;
-pub use watermark::writer::WriterIdentity;
+pub use watermark::WriterIdentity;
 
+use from_row::FromRow;
 use param::Params;
 use session::{Session, Transaction};
 use statement::Statements;
@@ -49,11 +52,18 @@ pub enum OnPublished {
     Delete,
 }
 
+const ANOTHER_SERVER: Error = Error::Unexpected("the server is not the one on which the term began");
+
 /// Runs the daemon's statements.
+#[derive(Clone)]
 pub struct Outbox {
     pool: Pool,
-    schema: String,
-    statements: Statements,
+    schema: Arc<str>,
+    statements: Arc<Statements>,
+    // The statements that depend on what happens to published rows.
+    mark_lanes: Arc<str>,
+    mark_unordered: Arc<str>,
+    lost_rows: Arc<str>,
     on_published: OnPublished,
     /// Larger messages are not read.
     message_bytes_max: usize,
@@ -61,73 +71,96 @@ pub struct Outbox {
     timeout: Duration,
 }
 
-/// Statements that keep the lease have this part of the timeout, so that one unresponsive connection does not cost the lease
-/// while others would answer.
+/// Statements that keep the lease have this part of the timeout.
 const LEASE_TIMEOUT_SHARE: u32 = 4;
 
 impl Outbox {
-    pub fn new(pool: Pool, schema: &str, on_published: OnPublished, timeout: Duration) -> Self {
+    pub fn new(
+        pool: Pool,
+        schema: &str,
+        on_published: OnPublished,
+        message_bytes_max: usize,
+        timeout: Duration,
+    ) -> Self {
+        let all = Statements::new(schema, message_bytes_max);
+        let (mark_lanes, mark_unordered, lost_rows) = match on_published {
+            OnPublished::Keep => (&all.mark_lanes_keep, &all.mark_unordered_keep, &all.lost_kept),
+            OnPublished::Archive => (&all.mark_lanes_archive, &all.mark_unordered_archive, &all.lost_kept),
+            OnPublished::Delete => (&all.mark_lanes_delete, &all.mark_unordered_delete, &all.lost_deleted),
+        };
         Outbox {
             pool,
-            schema: schema.to_owned(),
-            statements: Statements::new(schema, MESSAGE_BYTES_MAX),
+            schema: schema.into(),
+            mark_lanes: mark_lanes.as_str().into(),
+            mark_unordered: mark_unordered.as_str().into(),
+            lost_rows: lost_rows.as_str().into(),
+            statements: Arc::new(all),
             on_published,
-            message_bytes_max: MESSAGE_BYTES_MAX,
+            message_bytes_max,
             timeout,
         }
     }
 
-    /// Limits messages to this many bytes.
-    pub fn with_message_limit(self, schema: &str, bytes: usize) -> Self {
+    /// Opens the outbox for a command: with one connection, and on a schema that this binary may use.
+    pub async fn open(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
+        let pool = connect::pool(database, 1, timeout, None)?;
+        let outbox = Outbox::new(pool, schema, OnPublished::Keep, MESSAGE_BYTES_MAX, timeout);
+        outbox.verify_schema().await?;
+        Ok(outbox)
+    }
+
+    /// The same for statements that keep the lease, with a shorter timeout, so that one unresponsive connection does not cost the
+    /// lease while others would answer.
+    fn for_lease(&self) -> Self {
         Outbox {
-            statements: Statements::new(schema, bytes),
-            message_bytes_max: bytes,
-            ..self
+            timeout: self.timeout / LEASE_TIMEOUT_SHARE,
+            ..self.clone()
         }
     }
 
     /// Runs `work` on a connection from the pool, which is closed if it does not answer in time.
     async fn with_session<T>(&self, work: impl AsyncFnOnce(&mut Session) -> Result<T>) -> Result<T> {
-        self.with_session_within(self.timeout, work).await
-    }
-
-    async fn with_session_within<T>(
-        &self,
-        timeout: Duration,
-        work: impl AsyncFnOnce(&mut Session) -> Result<T>,
-    ) -> Result<T> {
         let mut session = self.pool.session().await?;
-        match tokio::time::timeout(timeout, work(&mut session)).await {
+        match tokio::time::timeout(self.timeout, work(&mut session)).await {
             Ok(result) => result,
             Err(_) => {
                 session.close();
                 // The cause has probably affected the idle connections too, and each would cost another timeout.
                 self.pool.drop_idle();
-                Err(Error::Timeout(timeout))
+                Err(Error::Timeout(self.timeout))
             }
         }
     }
 
-    async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
-        self.query_within(self.timeout, sql, params).await
+    /// Runs `work` in a transaction, which is committed unless `work` fails.
+    async fn with_transaction<T>(&self, work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        self.with_session(async |session| {
+            let transaction = session.transaction().await?;
+            let result = work(&transaction).await?;
+            transaction.commit().await?;
+            Ok(result)
+        })
+        .await
     }
 
-    async fn query_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<Vec<tokio_postgres::Row>> {
-        self.with_session_within(timeout, async |session| session.query(sql, params).await)
+    async fn query<T: FromRow>(&self, sql: &str, params: Params<'_>) -> Result<Vec<T>> {
+        self.with_session(async |session| session.query(sql, params).await)
             .await
     }
 
-    async fn query_one(&self, sql: &str, params: Params<'_>) -> Result<tokio_postgres::Row> {
-        let mut rows = self.query(sql, params).await?;
-        rows.pop().ok_or(Error::Unexpected("a statement returned no row"))
+    /// The first row of the answer, if it has any.
+    async fn query_opt<T: FromRow>(&self, sql: &str, params: Params<'_>) -> Result<Option<T>> {
+        Ok(self.query(sql, params).await?.into_iter().next())
     }
 
+    async fn query_one<T: FromRow>(&self, sql: &str, params: Params<'_>) -> Result<T> {
+        let row = self.query_opt(sql, params).await?;
+        row.ok_or(Error::Unexpected("a statement returned no row"))
+    }
+
+    /// Returns the number of rows affected.
     async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.execute_within(self.timeout, sql, params).await
-    }
-
-    async fn execute_within(&self, timeout: Duration, sql: &str, params: Params<'_>) -> Result<u64> {
-        self.with_session_within(timeout, async |session| session.execute(sql, params).await)
+        self.with_session(async |session| session.execute(sql, params).await)
             .await
     }
 }

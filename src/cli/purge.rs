@@ -10,7 +10,7 @@ use super::Failure;
 use super::progress::bar;
 use crate::config::{DatabaseArgs, Problems, RetentionArgs};
 use crate::domain::retention::{Retention, Table};
-use crate::outbox::{HistoryDays, OnPublished, Outbox, Purge, PurgeResult, pool};
+use crate::outbox::{HistoryDays, Outbox, Purge, PurgeResult};
 
 #[derive(Args, Debug)]
 pub struct PurgeArgs {
@@ -46,9 +46,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
     let ((database, schema), retention) = Problems::of_both(args.database.validate(), args.retention.validate())?;
-    let pool = pool(&database, 1, STATEMENT_TIMEOUT)?;
-    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, STATEMENT_TIMEOUT);
-    outbox.verify_schema().await?;
+    let outbox = Outbox::open(&database, &schema, STATEMENT_TIMEOUT).await?;
     let started = Instant::now();
     let purged = if args.dry_run {
         outbox.purgeable(retention).await?

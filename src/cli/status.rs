@@ -10,7 +10,7 @@ use clap::Args;
 use self::render::render;
 use super::Failure;
 use crate::config::DatabaseArgs;
-use crate::outbox::{OnPublished, Outbox, pool};
+use crate::outbox::Outbox;
 
 #[derive(Args, Debug)]
 pub struct StatusArgs {
@@ -27,9 +27,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(25);
 
 pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let (database, schema) = args.database.validate()?;
-    let pool = pool(&database, 1, STATEMENT_TIMEOUT)?;
-    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, STATEMENT_TIMEOUT);
-    outbox.verify_schema().await?;
+    let outbox = Outbox::open(&database, &schema, STATEMENT_TIMEOUT).await?;
     let status = outbox.status().await?;
     if args.json {
         let json = serde_json::to_string_pretty(&status).map_err(|error| Failure::Broken(error.to_string()))?;

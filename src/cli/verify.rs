@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::Failure;
 use super::progress::bar;
 use crate::config::{DatabaseArgs, KafkaArgs, Problems};
-use crate::outbox::{OnPublished, Outbox, pool};
+use crate::outbox::Outbox;
 use crate::verify::findings::{Finding, Findings, Verdict};
 use crate::verify::{self, Error, Settings};
 
@@ -87,9 +87,7 @@ pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
-    let pool = pool(&settings.database, 1, STATEMENT_TIMEOUT)?;
-    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, STATEMENT_TIMEOUT);
-    outbox.verify_schema().await?;
+    Outbox::open(&settings.database, &settings.schema, STATEMENT_TIMEOUT).await?;
     verify::verify(settings, bar).await
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 /// A sample of the inbox.
 #[derive(Clone, Copy, Debug)]
 pub struct InboxSample {
@@ -10,18 +12,21 @@ pub struct InboxSample {
 }
 
 /// A sample of the backlog.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sample {
     pub pending: i64,
+    /// The count reached its limit, so there may be more pending rows.
     pub capped: bool,
     pub oldest_seconds: f64,
-    pub dead: i64,
     pub delayed: i64,
+    pub dead: i64,
     pub held_keys: i64,
     pub parked_topics: i64,
     pub paused_partitions: i64,
     /// Age in transactions of the oldest snapshot, which pins the vacuum horizon.
+    #[serde(skip)]
     pub horizon_age: i64,
+    #[serde(skip)]
     pub dead_tuples: i64,
 }
 

@@ -160,21 +160,18 @@ fn with_connection_timeouts(mut config: Config) -> Config {
 }
 
 /// Connections for the daemon.
+#[derive(Clone)]
 pub struct Pool {
     connections: deadpool_postgres::Pool,
     /// The settings that each transaction sets behind a transaction pooler.
     local_settings: Option<Arc<str>>,
     /// See [`worker_pool`].
-    session_key: Option<i64>,
+    pub(super) session_key: Option<i64>,
 }
 
 impl Pool {
     pub(super) async fn session(&self) -> Result<Session> {
         Ok(Session::new(self.connections.get().await?, self.local_settings.clone()))
-    }
-
-    pub(super) fn session_key(&self) -> Option<i64> {
-        self.session_key
     }
 
     /// Closes the connections that are not in use.
@@ -183,19 +180,15 @@ impl Pool {
     }
 }
 
-/// A pool of sessions whose statements may take as long as `timeout`.
-pub fn pool(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
-    build_pool(database, size, timeout, None)
-}
-
 /// A pool for a worker. Each session takes a shared advisory lock under a key of this process, by which a successor sees whether
 /// PostgreSQL still has one of its sessions. Behind a transaction pooler, sessions are shared by processes, so there is no key.
 pub fn worker_pool(database: &Database, size: usize, timeout: Duration) -> Result<Pool> {
     let session_key = (database.pooler == Pooler::None).then(|| fastrand::i64(..));
-    build_pool(database, size, timeout, session_key)
+    pool(database, size, timeout, session_key)
 }
 
-fn build_pool(database: &Database, size: usize, timeout: Duration, session_key: Option<i64>) -> Result<Pool> {
+/// A pool of sessions whose statements may take as long as `timeout`.
+pub(super) fn pool(database: &Database, size: usize, timeout: Duration, session_key: Option<i64>) -> Result<Pool> {
     let manager = Manager::from_config(
         database.session_config(timeout),
         tls(database)?,

@@ -3,6 +3,7 @@
 
 use std::time::SystemTime;
 
+use serde_json::Value;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
@@ -49,12 +50,10 @@ params!(
     Vec<i32> => INT4_ARRAY,
     Vec<i64> => INT8_ARRAY,
     Vec<f64> => FLOAT8_ARRAY,
+    Vec<Option<f64>> => FLOAT8_ARRAY,
     Vec<Uuid> => UUID_ARRAY,
     Vec<Option<Uuid>> => UUID_ARRAY,
     Vec<&str> => TEXT_ARRAY,
-    Vec<String> => TEXT_ARRAY,
-    Vec<Option<String>> => TEXT_ARRAY,
-    Vec<Option<i64>> => INT8_ARRAY,
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
 );
@@ -66,4 +65,10 @@ pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {
 /// Lanes and their epochs, as the arrays that the statements take.
 pub(super) fn lane_columns(lanes: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {
     lanes.iter().copied().unzip()
+}
+
+/// Rows as one parameter, which `json_to_recordset` reads. For rare statements on small tables only: the planner expects 100
+/// rows of it, for which it may read a whole index.
+pub(super) fn json_rows(rows: impl Iterator<Item = Value>) -> String {
+    Value::from_iter(rows).to_string()
 }

@@ -8,6 +8,7 @@ use futures_util::future::try_join3;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{IsolationLevel, Row, RowStream, Statement};
 
+use super::from_row::FromRow;
 use super::param::{Params, typed};
 use super::{Error, Result};
 
@@ -54,12 +55,11 @@ impl Session {
 
     /// Runs `sql` after `first`, in one transaction and one round trip. At any default isolation level of the login, `sql` sees
     /// what was committed while `first` waited.
-    pub async fn query_after(&self, first: &str, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
+    pub async fn query_after<T: FromRow>(&self, first: &str, sql: &str, params: Params<'_>) -> Result<Vec<T>> {
         let statement = self.prepared(sql).await?;
         let settings = self.local_settings.as_deref().unwrap_or("");
         let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED; {settings};\n{first}");
-        let read = async |rows: RowStream| Ok(rows.try_collect().await?);
-        self.run_in_transaction(&begin, &statement, params, read).await
+        self.run_in_transaction(&begin, &statement, params, read_all).await
     }
 
     /// Sends all three commands at once, in one round trip. If one of the first two fails, COMMIT rolls back.
@@ -95,8 +95,8 @@ impl Session {
         }
     }
 
-    pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
-        self.run(sql, params, async |rows| Ok(rows.try_collect().await?)).await
+    pub async fn query<T: FromRow>(&self, sql: &str, params: Params<'_>) -> Result<Vec<T>> {
+        self.run(sql, params, read_all).await
     }
 
     /// Returns the number of rows affected.
@@ -122,14 +122,18 @@ impl Session {
     }
 }
 
+async fn read_all<T: FromRow>(rows: RowStream) -> Result<Vec<T>> {
+    let rows: Vec<Row> = rows.try_collect().await?;
+    rows.iter().map(T::from_row).collect()
+}
+
 /// A transaction, rolled back when dropped. Its statements are not prepared, so each is one round trip. Statements that are
 /// awaited together share one, and run in the order in which they are polled.
 pub struct Transaction<'a>(deadpool_postgres::Transaction<'a>);
 
 impl Transaction<'_> {
-    pub async fn query(&self, sql: &str, params: Params<'_>) -> Result<Vec<Row>> {
-        let rows = self.0.query_typed_raw(sql, typed(params)).await?;
-        Ok(rows.try_collect().await?)
+    pub async fn query<T: FromRow>(&self, sql: &str, params: Params<'_>) -> Result<Vec<T>> {
+        read_all(self.0.query_typed_raw(sql, typed(params)).await?).await
     }
 
     pub async fn execute(&self, sql: &str, params: Params<'_>) -> Result<u64> {

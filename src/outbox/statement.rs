@@ -30,11 +30,11 @@ macro_rules! file {
 }
 
 statements! {
-    claim: [claim_lanes, claim_unordered, lock_unordered_claims, locked_rows, poll, read_claim, why_unreadable],
-    mark: [count_refusals, count_refusals_unordered, fence_claim, fence_lanes, insert_in_flight, mark_lanes_archive, mark_lanes_delete, mark_lanes_keep, mark_unordered_archive, mark_unordered_delete, mark_unordered_keep, read_in_flight, renew_claim, return_maybe_sent, return_maybe_sent_as_new, store_maybe_sent],
+    claim: [claim_lanes, claim_unordered, lock_unordered_claims, poll, read_claim, why_unreadable],
+    mark: [count_refusals, fence_claim, fence_lanes, insert_in_flight, locked_rows, mark_lanes_archive, mark_lanes_delete, mark_lanes_keep, mark_unordered_archive, mark_unordered_delete, mark_unordered_keep, renew_claim, return_maybe_sent, return_maybe_sent_as_new, store_maybe_sent],
     hold: [delete_holds, due_keys, due_probes, held_topics, holds_of_units, insert_holds, lock_unordered_holds, lower_floor, lower_resume_floors, lower_unordered_floor, postpone_keys, postpone_unit, read_head, read_topic_head, reserve_unordered_probes],
-    lease: [lineage, predecessors, read_taken_lanes, register, renew, return_lanes, stop_predecessor, stop_worker, stop_worker_in_flight, store_floors, take_lanes],
-    watermark: [ended_writers, highest_id, lowest_unordered, open_writers, read_unordered, rebuild_floors, store_unordered_floor, writer_identity],
+    lease: [lineage, predecessors, read_in_flight, read_taken_lanes, register, renew, return_lanes, stop_predecessor, stop_worker, stop_worker_in_flight, take_lanes],
+    watermark: [ended_writers, highest_id, lowest_unordered, open_writers, read_unordered, rebuild_floors, store_floors, store_unordered_floor, writer_identity],
     maintenance: [delete_stale_claims, delete_stale_in_flight, delete_stale_workers, end_orphaned, history_expire, history_prepare, lost_deleted, lost_kept, purge_idempotency, purge_inbox, purge_messages, purge_processed, purgeable, rescan],
     status: [sample_backlog, sample_commands, sample_counters, sample_duplicates, sample_inbox, status_dead, status_free_lanes, status_holds, status_open_writer, status_workers],
     schema: [applied_version, compatibility, permissions, schema_present, sequence_cache, timeline],

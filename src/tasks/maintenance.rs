@@ -144,9 +144,7 @@ impl Jobs {
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
-            outbox.delete_stale_workers().await?;
-            outbox.delete_stale_claims().await?;
-            outbox.delete_stale_in_flight().await?;
+            outbox.delete_stale().await?;
             if settings.on_published == OnPublished::Archive {
                 keep_history(outbox, settings.retention.published).await?;
             }

@@ -137,22 +137,14 @@ pub fn age(seconds: f64) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::domain::sample::Sample;
     use crate::outbox::WriterIdentity;
-    use crate::outbox::status::{Backlog, DeadStatus, OpenWriter, WorkerStatus};
+    use crate::outbox::status::{DeadStatus, OpenWriter, WorkerStatus};
     use proptest::prelude::*;
 
     fn quiet() -> Status {
         Status {
-            backlog: Backlog {
-                pending: 0,
-                capped: false,
-                oldest_seconds: 0.0,
-                delayed: 0,
-                dead: 0,
-                held_keys: 0,
-                parked_topics: 0,
-                paused_partitions: 0,
-            },
+            backlog: Sample::default(),
             workers: Vec::new(),
             free_lanes: 0,
             holds: Vec::new(),

@@ -1,16 +1,16 @@
-//! Polls, claims, and the open writers that the watermark waits for.
+//! Polls and claims.
 
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use tokio_postgres::RowStream;
 
-use super::{Error, Outbox, Params, Result, row};
+use super::from_row::{FromRow, from_row};
+use super::{ANOTHER_SERVER, Error, Outbox, Params, Result, row};
 use crate::domain::checkout::{CheckedOutLane, PollCheckout};
 use crate::domain::hold::Hold;
 use crate::domain::lease::Term;
 use crate::domain::row::Row;
-use crate::domain::watermark::{Sequence, WriterSnapshot};
 
 /// The rows of a claim, and those dropped because the byte budget was used up.
 #[derive(Debug, Default)]
@@ -84,13 +84,6 @@ struct BudgetedRows {
 }
 
 impl BudgetedRows {
-    fn new(budget: usize) -> Self {
-        BudgetedRows {
-            claim: ClaimedRows::default(),
-            budget,
-        }
-    }
-
     fn push(&mut self, row: Row) {
         let size = row.size();
         if !self.claim.dropped.is_empty() || (size > self.budget && !self.claim.rows.is_empty()) {
@@ -128,17 +121,8 @@ pub struct UnorderedClaim {
     pub lowest: i64,
 }
 
-const ANOTHER_SERVER: Error = Error::Unexpected("the server is not the one on which the term began");
-
-/// The columns of a poll that are the same in each of its rows.
-fn poll_answer(row: &tokio_postgres::Row) -> Result<PollAnswer> {
-    Ok(PollAnswer {
-        unordered: row.try_get("unordered")?,
-        cut: row.try_get("cut")?,
-        lowest_unordered: row.try_get("lowest_unordered")?,
-        ..PollAnswer::default()
-    })
-}
+// The columns of a poll that are the same in each of its rows.
+from_row!(PollAnswer: unordered, cut, lowest_unordered .. PollAnswer::default());
 
 impl Outbox {
     /// Polls the lanes of a checkout for pending rows above its start. Scans at most `scan_max` rows.
@@ -154,27 +138,17 @@ impl Outbox {
             &poll.term.incarnation,
             &poll.claims_from,
         ];
-        let collect = async |rows: RowStream| {
-            futures_util::pin_mut!(rows);
-            let mut budgeted = BudgetedRows::new(bytes);
-            let mut answer = None;
-            while let Some(row) = rows.try_next().await? {
-                if answer.is_none() {
-                    answer = Some(poll_answer(&row)?);
-                }
-                if row.try_get::<_, Option<i64>>("id")?.is_some() {
-                    budgeted.push(row::ordered(&row)?);
-                }
+        let mut answer = None;
+        let read = |row: &tokio_postgres::Row| {
+            if answer.is_none() {
+                answer = Some(PollAnswer::from_row(row)?);
             }
-            let mut answer = answer.ok_or(ANOTHER_SERVER)?;
-            answer.claim = budgeted.claim;
-            Ok(answer)
+            let has_message = row.try_get::<_, Option<i64>>("id")?.is_some();
+            has_message.then(|| row::ordered(row)).transpose()
         };
-        let mut answer = self
-            .with_session(async |session| session.run(&self.statements.poll, params, collect).await)
-            .await?;
-        self.explain_unreadable(&mut answer.claim).await?;
-        Ok(answer)
+        let claim = self.read_claimed(&self.statements.poll, params, bytes, read).await?;
+        let answer = answer.ok_or(ANOTHER_SERVER)?;
+        Ok(PollAnswer { claim, ..answer })
     }
 
     pub async fn claim_lanes<'a>(
@@ -206,7 +180,7 @@ impl Outbox {
                 &scan_ends,
             ],
             bytes,
-            row::ordered,
+            |row| row::ordered(row).map(Some),
         )
         .await
     }
@@ -238,9 +212,8 @@ impl Outbox {
         let rows = self
             .with_session(async |session| session.query_after(lock, claim, params).await)
             .await?;
-        let row = rows.first().ok_or(Error::Unexpected("a claim returned no row"))?;
-        let claim: Option<i64> = row.try_get("claim")?;
-        let lowest: Option<i64> = row.try_get("lowest")?;
+        let &(claim, lowest): &(Option<i64>, Option<i64>) =
+            rows.first().ok_or(Error::Unexpected("a claim returned no row"))?;
         Ok(UnorderedClaim {
             claim,
             lowest: lowest.or(claim).unwrap_or(filter.claims_from),
@@ -250,22 +223,27 @@ impl Outbox {
     /// Reads the rows of a claim. Those dropped are claimed, too, and the caller must return them.
     pub async fn read_claim(&self, term: &Term, claim: i64, bytes: usize) -> Result<ClaimedRows> {
         let params: Params<'_> = &[&claim, &term.incarnation];
-        self.read_claimed(&self.statements.read_claim, params, bytes, row::unordered)
+        let read = |row: &_| row::unordered(row).map(Some);
+        self.read_claimed(&self.statements.read_claim, params, bytes, read)
             .await
     }
 
+    /// Reads rows until the byte budget is used up, and finds out why some cannot be sent.
     async fn read_claimed(
         &self,
         sql: &str,
         params: Params<'_>,
         bytes: usize,
-        read: fn(&tokio_postgres::Row) -> Result<Row>,
+        mut read: impl FnMut(&tokio_postgres::Row) -> Result<Option<Row>>,
     ) -> Result<ClaimedRows> {
         let collect = async |rows: RowStream| {
             futures_util::pin_mut!(rows);
-            let mut budgeted = BudgetedRows::new(bytes);
+            let claim = ClaimedRows::default();
+            let mut budgeted = BudgetedRows { claim, budget: bytes };
             while let Some(row) = rows.try_next().await? {
-                budgeted.push(read(&row)?);
+                if let Some(row) = read(&row)? {
+                    budgeted.push(row);
+                }
             }
             Ok(budgeted.claim)
         };
@@ -303,45 +281,10 @@ impl Outbox {
         if self.is_whole(row) {
             return Ok(true);
         }
-        let rows = self.query(&self.statements.why_unreadable, &[&row.id]).await?;
-        let Some(size) = rows.first() else {
-            return Ok(false);
-        };
-        let bytes: Option<i64> = size.try_get("bytes")?;
-        let problem: Option<&str> = size.try_get("problem")?;
-        row.unreadable = unreadable(bytes, problem, self.message_bytes_max);
+        let size: Option<(Option<i64>, Option<String>)> =
+            self.query_opt(&self.statements.why_unreadable, &[&row.id]).await?;
+        let Some((bytes, problem)) = size else { return Ok(false) };
+        row.unreadable = unreadable(bytes, problem.as_deref(), self.message_bytes_max);
         Ok(row.unreadable.is_some())
-    }
-
-    /// Reads the highest id drawn, and then the open writers. The order matters: see `domain::watermark`.
-    pub async fn open_writers(&self, term: &Term) -> Result<WriterSnapshot> {
-        let highest = self
-            .query_one(&self.statements.highest_id, &[&term.incarnation])
-            .await?;
-        let open = self
-            .query_one(&self.statements.open_writers, &[&term.incarnation])
-            .await?;
-        if !open.try_get::<_, bool>("same_server")? {
-            return Err(ANOTHER_SERVER);
-        }
-        let (names, ids): (Vec<String>, Vec<Option<i64>>) = (open.try_get("writers")?, open.try_get("ids")?);
-        Ok(WriterSnapshot {
-            highest_id: highest.try_get("id")?,
-            writers: names.into_iter().zip(ids).collect(),
-            sequence: Sequence {
-                cache: open.try_get("cache")?,
-                increment: open.try_get("increment")?,
-                file: open.try_get("file")?,
-            },
-        })
-    }
-
-    /// Returns which of these bypassed writers have ended. If one has, an earlier claim that relied on all of them is void.
-    pub async fn ended_writers(&self, bypassed: &[i64]) -> Result<Vec<i64>> {
-        if bypassed.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rows = self.query(&self.statements.ended_writers, &[&bypassed]).await?;
-        rows.iter().map(|row| Ok(row.try_get("writer")?)).collect()
     }
 }

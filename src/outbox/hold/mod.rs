@@ -4,43 +4,44 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::try_join4;
+use serde_json::json;
 
-use super::param::{Params, entry_ids, lane_columns};
-use super::{Error, Outbox, Result, Transaction, row};
+use super::from_row::{FromRow, from_row};
+use super::param::{Params, json_rows};
+use super::{Error, Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::{Hold, HoldPostponement, HoldRelease, NewHold};
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::{LoweredLane, Term};
 use crate::domain::row::Row;
 
-impl Outbox {
-    async fn query_holds(&self, sql: &str, params: Params<'_>) -> Result<Vec<Hold>> {
-        self.query(sql, params).await?.iter().map(hold).collect()
-    }
+from_row!(Hold: lane, topic, unit, head_id, resume_floor, failures, wait);
+from_row!(LoweredLane: epoch, floor);
 
+impl Outbox {
     /// Returns held keys in lanes of this worker, those due first.
     pub async fn due_keys(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
         let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
-        self.query_holds(&self.statements.due_keys, params).await
+        self.query(&self.statements.due_keys, params).await
     }
 
     /// Returns the topics of which rows of this lane are held, including holds that wait for an operator.
     pub async fn held_topics(&self, lane: i16) -> Result<BTreeSet<String>> {
-        let row = self.query_one(&self.statements.held_topics, &[&lane]).await?;
-        held_topics(&row)
+        let topics: Vec<String> = self.query_one(&self.statements.held_topics, &[&lane]).await?;
+        Ok(BTreeSet::from_iter(topics))
     }
 
     /// Returns one hold of each topic and partition that is paused in lanes of this worker, those due first.
     pub async fn due_probes(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
         let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
-        self.query_holds(&self.statements.due_probes, params).await
+        self.query(&self.statements.due_probes, params).await
     }
 
     /// Returns all holds with these topics and units, in lanes of this worker and of unordered rows.
     pub async fn holds_of_units(&self, term: &Term, units: &[(String, String)]) -> Result<Vec<Hold>> {
-        let (topics, units) = unit_columns(units);
+        let (topics, units) = unit_columns(units.iter().map(|(topic, unit)| (topic, unit)));
         let params: Params<'_> = &[&term.worker, &term.incarnation, &topics, &units];
-        self.query_holds(&self.statements.holds_of_units, params).await
+        self.query(&self.statements.holds_of_units, params).await
     }
 
     /// Returns holds of unordered rows that are due, except those being probed, and reserves them for the duration of `reserve`.
@@ -51,42 +52,32 @@ impl Outbox {
         under_way: &[(String, String)],
         most: usize,
     ) -> Result<Vec<Hold>> {
-        let (topics, units) = unit_columns(under_way);
+        let (topics, units) = unit_columns(under_way.iter().map(|(topic, unit)| (topic, unit)));
         let (reserve, most) = (reserve.as_secs_f64(), most as i64);
         let params: Params<'_> = &[&reserve, &term.incarnation, &topics, &units, &most];
-        self.query_holds(&self.statements.reserve_unordered_probes, params)
-            .await
+        self.query(&self.statements.reserve_unordered_probes, params).await
     }
 
     /// Postpones all holds with the topic and unit of this one by `wait`, in lanes of this worker and of unordered rows.
     pub async fn postpone_unit(&self, term: &Term, hold: &Hold, reason: &str, wait: Duration) -> Result<()> {
         let wait = wait.as_secs_f64();
         let params: Params<'_> = &[&term.worker, &term.incarnation, &hold.topic, &hold.unit, &reason, &wait];
-        self.execute(&self.statements.postpone_unit, params).await?;
-        Ok(())
+        self.execute(&self.statements.postpone_unit, params).await.map(drop)
     }
 
     /// Reads the head of a hold. If any row may be the head, it is none of `acknowledged`. Returns `None` if there is no such
     /// pending row, so that the hold has no reason any more.
     pub async fn read_head(&self, hold: &Hold, acknowledged: &[i64]) -> Result<Option<Row>> {
-        let rows = match hold.head_id {
-            Some(head) => self.query(&self.statements.read_head, &[&hold.lane, &head]).await?,
+        let Hold { lane, topic, unit, .. } = hold;
+        let head: Option<Row> = match hold.head_id {
+            Some(head) => self.query_opt(&self.statements.read_head, &[lane, &head]).await?,
             None => {
                 let (partition, partitions) = hold.partition();
-                let params: Params<'_> = &[
-                    &hold.lane,
-                    &hold.topic,
-                    &hold.unit,
-                    &partition,
-                    &partitions,
-                    &acknowledged,
-                ];
-                self.query(&self.statements.read_topic_head, params).await?
+                let params: Params<'_> = &[lane, topic, unit, &partition, &partitions, &acknowledged];
+                self.query_opt(&self.statements.read_topic_head, params).await?
             }
         };
-        let Some(mut head) = rows.first().map(row::message).transpose()? else {
-            return Ok(None);
-        };
+        let Some(mut head) = head else { return Ok(None) };
         if !self.explain_row(&mut head).await? {
             return Err(Error::Unexpected("the head of a hold could not be read whole"));
         }
@@ -104,32 +95,25 @@ impl Outbox {
         released: &[HoldRelease],
         entries: &[InFlightEntry],
     ) -> Result<Option<LoweredLane>> {
-        let entries = entry_ids(entries);
-        let (topics, units) = units_of(released.iter().map(|released| &released.hold));
+        let holds = released.iter().map(|released| &released.hold);
+        let (topics, units) = unit_columns(holds.map(|hold| (&hold.topic, &hold.unit)));
         let published: Vec<i64> = released.iter().filter_map(|released| released.published).collect();
-        let refused: Vec<Refusal> = released
+        let refused: Vec<&Refusal> = released
             .iter()
-            .filter_map(|released| released.refused.clone())
+            .filter_map(|released| released.refused.as_ref())
             .collect();
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
+        self.with_transaction(async |transaction| {
             let lower: Params<'_> = &[&lane, &epoch, &term.worker, &topics, &units, &term.incarnation];
             let lowered = transaction.query(&self.statements.lower_floor, lower).await?;
-            let Some(lowered) = lowered.first() else {
+            let Some(LoweredLane { epoch, floor }) = lowered.into_iter().next() else {
                 return Ok(None);
             };
-            let lowered = LoweredLane {
-                epoch: lowered.try_get("epoch")?,
-                floor: lowered.try_get("floor")?,
-            };
-            let (lanes, epochs) = (vec![lane], vec![lowered.epoch]);
-            let mark: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &published, &entries];
-            transaction.execute(self.mark_lanes_statement(), mark).await?;
-            self.count_refusals(&transaction, &refused).await?;
-            let delete: Params<'_> = &[&lane, &topics, &units, &lowered.floor];
+            self.mark_fenced(transaction, term, &[(lane, epoch)], &published, entries)
+                .await?;
+            self.count_refusals(transaction, refused).await?;
+            let delete: Params<'_> = &[&lane, &topics, &units, &floor];
             transaction.execute(&self.statements.delete_holds, delete).await?;
-            transaction.commit().await?;
-            Ok(Some(lowered))
+            Ok(Some(LoweredLane { epoch, floor }))
         })
         .await
     }
@@ -144,26 +128,25 @@ impl Outbox {
         entries: &[InFlightEntry],
         maybe_sent: &[(i16, Vec<i64>)],
     ) -> Result<bool> {
-        let (lanes, epochs) = lane_columns(&[lane]);
-        let entries = entry_ids(entries);
-        let refused: Vec<Refusal> = postponed.iter().filter_map(|hold| hold.refused.clone()).collect();
-        let (topics, units) = units_of(postponed.iter().map(|postponed| &postponed.hold));
+        let refused = postponed.iter().filter_map(|hold| hold.refused.as_ref());
+        let holds = postponed.iter().map(|postponed| &postponed.hold);
+        let (topics, units) = unit_columns(holds.map(|hold| (&hold.topic, &hold.unit)));
         let reasons: Vec<&str> = postponed.iter().map(|hold| hold.reason.as_str()).collect();
-        let waits: Vec<f64> = postponed.iter().map(|hold| seconds_or_never(hold.wait)).collect();
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
-            if !self.fence_lanes(&transaction, term, &lanes, &epochs).await? {
+        let waits: Vec<Option<f64>> = postponed
+            .iter()
+            .map(|hold| hold.wait.map(|wait| wait.as_secs_f64()))
+            .collect();
+        self.with_transaction(async |transaction| {
+            let lanes = &[lane];
+            if !self.fence_lanes(transaction, term, lanes).await? {
                 return Ok(false);
             }
-            let refuse = self.count_refusals(&transaction, &refused);
-            let params: Params<'_> = &[&lane.0, &topics, &units, &reasons, &waits];
-            let postpone = transaction.execute(&self.statements.postpone_keys, params);
-            let no_ids: &[i64] = &[];
-            let mark: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &no_ids, &entries];
-            let mark = transaction.execute(self.mark_lanes_statement(), mark);
-            let maybe_sent = self.store_maybe_sent(&transaction, maybe_sent);
+            let refuse = self.count_refusals(transaction, refused);
+            let postpone: Params<'_> = &[&lane.0, &topics, &units, &reasons, &waits];
+            let postpone = transaction.execute(&self.statements.postpone_keys, postpone);
+            let mark = self.mark_fenced(transaction, term, lanes, &[], entries);
+            let maybe_sent = self.store_maybe_sent(transaction, maybe_sent);
             try_join4(refuse, postpone, mark, maybe_sent).await?;
-            transaction.commit().await?;
             Ok(true)
         })
         .await
@@ -171,33 +154,24 @@ impl Outbox {
 
     /// Releases a hold of unordered rows. `published` is its head, if that was published, behind the claim of it.
     pub async fn release_unordered_hold(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
+        let Hold { lane, topic, unit, .. } = hold;
+        self.with_transaction(async |transaction| {
             let locked = transaction
-                .query(&self.statements.lock_unordered_holds, &[&hold.topic, &hold.unit])
+                .query(&self.statements.lock_unordered_holds, &[topic, unit])
                 .await?;
-            let resume_floor: i64 = locked
-                .first()
-                .map_or(Ok(hold.resume_floor), |row| row.try_get("resume_floor"))?;
+            let resume_floor: i64 = locked.first().copied().unwrap_or(hold.resume_floor);
             if let Some((claim, id)) = published {
-                transaction
-                    .execute(
-                        self.mark_unordered_statement(),
-                        &[&vec![id], &claim, &term.worker, &term.incarnation],
-                    )
-                    .await?;
+                let mark: Params<'_> = &[&vec![id], &claim, &term.worker, &term.incarnation];
+                transaction.execute(&self.mark_unordered, mark).await?;
             }
-            let (topics, units) = units_of(std::iter::once(hold));
-            let delete: Params<'_> = &[&hold.lane, &topics, &units, &resume_floor];
+            let delete: Params<'_> = &[lane, &vec![topic.as_str()], &vec![unit.as_str()], &resume_floor];
             transaction.execute(&self.statements.delete_holds, delete).await?;
             // Last, because no worker can claim unordered rows while this row is locked.
+            let lower: Params<'_> = &[&resume_floor, &term.incarnation];
             transaction
-                .execute(
-                    &self.statements.lower_unordered_floor,
-                    &[&resume_floor, &term.incarnation],
-                )
-                .await?;
-            transaction.commit().await
+                .execute(&self.statements.lower_unordered_floor, lower)
+                .await
+                .map(drop)
         })
         .await
     }
@@ -207,49 +181,33 @@ impl Outbox {
         if holds.is_empty() {
             return Ok(());
         }
-        let lanes: Vec<i16> = holds.iter().map(|(hold, _)| hold.lane).collect();
-        let topics: Vec<&str> = holds.iter().map(|(hold, _)| hold.topic.as_str()).collect();
-        let units: Vec<&str> = holds.iter().map(|(hold, _)| hold.unit.as_str()).collect();
-        let heads: Vec<Option<i64>> = holds.iter().map(|(hold, _)| hold.head_id).collect();
-        let floors: Vec<i64> = holds.iter().map(|(_, floor)| *floor).collect();
-        let reasons: Vec<&str> = holds.iter().map(|(hold, _)| hold.reason.as_str()).collect();
-        let failures: Vec<i32> = holds.iter().map(|(hold, _)| hold.failures).collect();
-        let waits: Vec<f64> = holds.iter().map(|(hold, _)| seconds_or_never(hold.wait)).collect();
-        let params: Params<'_> = &[&lanes, &topics, &units, &heads, &floors, &reasons, &failures, &waits];
-        transaction.execute(&self.statements.insert_holds, params).await?;
+        let rows = json_rows(holds.iter().map(|(hold, resume_floor)| {
+            json!({
+                "lane": hold.lane, "topic": hold.topic, "unit": hold.unit, "head_id": hold.head_id, "resume_floor": resume_floor,
+                "reason": hold.reason, "failures": hold.failures, "wait": hold.wait.map(|wait| wait.as_secs_f64()),
+            })
+        }));
+        let sql = &self.statements.insert_holds;
+        transaction.execute(sql, &[&rows]).await.map(drop)
+    }
+
+    /// The same for holds of unordered rows, which then resume no higher than the stored floor.
+    pub(super) async fn insert_unordered_holds(
+        &self,
+        transaction: &Transaction<'_>,
+        holds: &[(NewHold, i64)],
+    ) -> Result<()> {
+        self.insert_holds(transaction, holds).await?;
+        if !holds.is_empty() {
+            let (topics, units) = unit_columns(holds.iter().map(|(hold, _)| (&hold.topic, &hold.unit)));
+            let sql = &self.statements.lower_resume_floors;
+            transaction.execute(sql, &[&topics, &units]).await?;
+        }
         Ok(())
     }
 }
 
-fn unit_columns(units: &[(String, String)]) -> (Vec<&str>, Vec<&str>) {
-    units
-        .iter()
-        .map(|(topic, unit)| (topic.as_str(), unit.as_str()))
-        .unzip()
-}
-
-fn units_of<'a>(holds: impl Iterator<Item = &'a Hold>) -> (Vec<&'a str>, Vec<&'a str>) {
-    holds.map(|hold| (hold.topic.as_str(), hold.unit.as_str())).unzip()
-}
-
-/// A wait in seconds, or -1 for a hold that waits for an operator.
-fn seconds_or_never(wait: Option<Duration>) -> f64 {
-    wait.map_or(-1.0, |wait| wait.as_secs_f64())
-}
-
-pub(super) fn held_topics(row: &tokio_postgres::Row) -> Result<BTreeSet<String>> {
-    let topics: Vec<String> = row.try_get("held_topics")?;
-    Ok(topics.into_iter().collect())
-}
-
-fn hold(row: &tokio_postgres::Row) -> Result<Hold> {
-    Ok(Hold {
-        lane: row.try_get("lane")?,
-        topic: row.try_get("topic")?,
-        unit: row.try_get("unit")?,
-        head_id: row.try_get("head_id")?,
-        resume_floor: row.try_get("resume_floor")?,
-        failures: row.try_get("failures")?,
-        wait: row.try_get("wait")?,
-    })
+/// Topics and units, as the arrays that the statements take.
+fn unit_columns<'a>(units: impl Iterator<Item = (&'a String, &'a String)>) -> (Vec<&'a str>, Vec<&'a str>) {
+    units.map(|(topic, unit)| (topic.as_str(), unit.as_str())).unzip()
 }

@@ -1,18 +1,18 @@
-//! Workers, their leases and lanes, and the stored floors.
+//! Workers, their leases and lanes.
 
 pub mod predecessor;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use serde_json::json;
 use uuid::Uuid;
 
-use super::hold::held_topics;
-use super::param::{Param, Params, lane_columns};
-use super::{LEASE_TIMEOUT_SHARE, OnPublished, Outbox, Result, Transaction};
+use super::param::{Params, json_rows};
+use super::{Outbox, Result, Transaction};
 use crate::domain::id_ranges::IdRanges;
 use crate::domain::in_flight::InFlightRanges;
-use crate::domain::lease::{FloorUpdate, ReturnedLane, TakenLane, Term, UnorderedState};
+use crate::domain::lease::{ReturnedLane, TakenLane, Term};
 use crate::domain::maybe_sent::MaybeSent;
 use crate::process::Identity;
 
@@ -34,6 +34,10 @@ pub struct Renewal {
     pub unordered: (i64, i64),
 }
 
+/// What `read_taken_lanes.sql` returns: the lane, what may have been sent of it, its topics with holds, whether its in-flight
+/// entries were lost, and the last id drawn.
+type LastOwner = (i16, Vec<i64>, Vec<String>, bool, i64);
+
 impl Outbox {
     /// Registers a worker. Returns the incarnation of the server, to which its term belongs, and the server's time.
     pub async fn register(
@@ -44,63 +48,46 @@ impl Outbox {
         lease: Duration,
     ) -> Result<(SystemTime, SystemTime)> {
         // Without a session key nothing can be proven about the process.
-        let session_key = self.pool.session_key();
+        let session_key = self.pool.session_key;
         let identity = identity.filter(|_| session_key.is_some());
-        let row = self
-            .query_one(
-                &self.statements.register,
-                &[
-                    &worker,
-                    &name,
-                    &env!("CARGO_PKG_VERSION"),
-                    &lease.as_secs_f64(),
-                    &identity.and_then(|identity| identity.pod_uid.as_deref()),
-                    &identity.map(|identity| identity.machine.as_str()),
-                    &identity.map(|identity| identity.pid),
-                    &identity.map(|identity| identity.started),
-                    &identity.and(session_key),
-                ],
-            )
-            .await?;
-        Ok((row.try_get("incarnation")?, row.try_get("now")?))
+        let params: Params<'_> = &[
+            &worker,
+            &name,
+            &env!("CARGO_PKG_VERSION"),
+            &lease.as_secs_f64(),
+            &identity.and_then(|identity| identity.pod_uid.as_deref()),
+            &identity.map(|identity| identity.machine.as_str()),
+            &identity.map(|identity| identity.pid),
+            &identity.map(|identity| identity.started),
+            &identity.and(session_key),
+        ];
+        self.query_one(&self.statements.register, params).await
     }
 
     /// Renews the lease. Returns `None` if it could not be renewed. No in-flight entry of this worker has a lower id than
     /// `oldest_entry`.
     pub async fn renew(&self, term: &Term, lease: Duration, oldest_entry: i64) -> Result<Option<Renewal>> {
-        let rows = self
-            .query_within(
-                self.lease_timeout(),
-                &self.statements.renew,
-                &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &oldest_entry],
-            )
-            .await?;
-        let Some(first) = rows.first() else { return Ok(None) };
+        let params: Params<'_> = &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &oldest_entry];
+        let rows: Vec<(Uuid, f64, i64, SystemTime, i64, i64)> =
+            self.for_lease().query(&self.statements.renew, params).await?;
+        let Some(&(.., floor, epoch)) = rows.first() else {
+            return Ok(None);
+        };
+        let peers = rows.iter().map(|&(worker, lease_left, lanes, now, ..)| Peer {
+            worker,
+            lease_left,
+            lanes: lanes as usize,
+            now,
+        });
         Ok(Some(Renewal {
-            peers: rows.iter().map(peer).collect::<Result<_>>()?,
-            unordered: (first.try_get("floor")?, first.try_get("epoch")?),
+            peers: peers.collect(),
+            unordered: (floor, epoch),
         }))
-    }
-
-    /// The timeout of statements that keep the lease. See [`LEASE_TIMEOUT_SHARE`].
-    fn lease_timeout(&self) -> Duration {
-        self.timeout / LEASE_TIMEOUT_SHARE
     }
 
     /// Returns the lineage of the server, which changes whenever writes may have been lost. See `outbox.lineage`.
     pub async fn lineage(&self, incarnation: SystemTime) -> Result<String> {
-        let row = self.query_one(&self.statements.lineage, &[&incarnation]).await?;
-        Ok(row.try_get("name")?)
-    }
-
-    /// Returns which of these published rows the server has lost.
-    pub async fn lost_rows(&self, ids: Vec<i64>, message_ids: Vec<Uuid>) -> Result<Vec<i64>> {
-        let sql = match self.on_published {
-            OnPublished::Keep | OnPublished::Archive => &self.statements.lost_kept,
-            OnPublished::Delete => &self.statements.lost_deleted,
-        };
-        let rows = self.query(sql, &[&ids, &message_ids]).await?;
-        rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
+        self.query_one(&self.statements.lineage, &[&incarnation]).await
     }
 
     /// Takes lanes, and then reads their holds and what their last owners had in flight, because an expired owner may have been
@@ -109,38 +96,36 @@ impl Outbox {
     pub async fn take_lanes(&self, term: &Term, count: usize, lease: Duration) -> Result<Vec<TakenLane>> {
         let count = count as i64;
         let take: Params<'_> = &[&term.worker, &count, &term.incarnation, &lease.as_secs_f64()];
-        self.with_session_within(self.lease_timeout(), async |session| {
-            let transaction = session.transaction().await?;
-            let rows = transaction.query(&self.statements.take_lanes, take).await?;
-            let mut taken: Vec<TakenLane> = rows.iter().map(taken_lane).collect::<Result<_>>()?;
-            if !taken.is_empty() {
-                self.read_taken_lanes(&transaction, &mut taken).await?;
-                self.read_in_flight(&transaction, &mut taken).await?;
-                self.store_inherited(&transaction, &mut taken).await?;
-            }
-            transaction.commit().await?;
-            Ok(taken)
-        })
-        .await
+        let lease = self.for_lease();
+        lease
+            .with_transaction(async |transaction| {
+                let rows = transaction.query(&self.statements.take_lanes, take).await?;
+                let mut taken: Vec<TakenLane> = rows.into_iter().map(taken_lane).collect();
+                if !taken.is_empty() {
+                    self.read_taken_lanes(transaction, &mut taken).await?;
+                    self.read_in_flight(transaction, &mut taken).await?;
+                    self.store_inherited(transaction, &mut taken).await?;
+                }
+                Ok(taken)
+            })
+            .await
     }
 
     async fn read_taken_lanes(&self, transaction: &Transaction<'_>, taken: &mut [TakenLane]) -> Result<()> {
         let lanes: Vec<i16> = taken.iter().map(|lane| lane.lane).collect();
         let owners: Vec<Option<Uuid>> = taken.iter().map(|lane| lane.last_owner).collect();
-        for row in &transaction
+        let rows: Vec<LastOwner> = transaction
             .query(&self.statements.read_taken_lanes, &[&lanes, &owners])
-            .await?
-        {
-            let number: i16 = row.try_get("lane")?;
-            let stored: Vec<i64> = row.try_get("maybe_sent")?;
+            .await?;
+        for (number, stored, held_topics, entries_lost, last_id) in rows {
             let Some(lane) = taken.iter_mut().find(|lane| lane.lane == number) else {
                 continue;
             };
-            lane.held_topics = held_topics(row)?;
+            lane.held_topics = BTreeSet::from_iter(held_topics);
+            lane.maybe_sent.ranges = IdRanges::from_flat(&stored);
             lane.stored_maybe_sent = stored;
-            lane.maybe_sent.ranges = IdRanges::from_flat(&lane.stored_maybe_sent);
-            if row.try_get("entries_lost")? {
-                lane.maybe_sent.ranges.insert(1, row.try_get("last_id")?);
+            if entries_lost {
+                lane.maybe_sent.ranges.insert(1, last_id);
             }
         }
         Ok(())
@@ -151,13 +136,11 @@ impl Outbox {
         if owners.is_empty() {
             return Ok(());
         }
-        for row in &transaction.query(&self.statements.read_in_flight, &[&owners]).await? {
-            let (worker, number): (Uuid, i16) = (row.try_get("worker")?, row.try_get("lane")?);
+        let rows: Vec<(Uuid, i16, i64, i64)> = transaction.query(&self.statements.read_in_flight, &[&owners]).await?;
+        for (worker, number, first_id, last_id) in rows {
             let lane = taken.iter_mut().find(|lane| lane.lane == number);
             if let Some(lane) = lane.filter(|lane| lane.last_owner == Some(worker)) {
-                lane.maybe_sent
-                    .ranges
-                    .insert(row.try_get("first_id")?, row.try_get("last_id")?);
+                lane.maybe_sent.ranges.insert(first_id, last_id);
             }
         }
         Ok(())
@@ -175,41 +158,27 @@ impl Outbox {
         self.store_maybe_sent(transaction, &maybe_sent).await
     }
 
-    /// Stores what may have been sent of lanes that this transaction has locked.
-    pub(super) async fn store_maybe_sent(
-        &self,
-        transaction: &Transaction<'_>,
-        maybe_sent: &[(i16, Vec<i64>)],
-    ) -> Result<()> {
-        if maybe_sent.is_empty() {
-            return Ok(());
-        }
-        let lanes: Vec<i16> = maybe_sent.iter().map(|(lane, _)| *lane).collect();
-        let ranges: Vec<String> = maybe_sent.iter().map(|(_, ranges)| array(ranges)).collect();
-        let sql = &self.statements.store_maybe_sent;
-        transaction.execute(sql, &[&lanes, &ranges]).await?;
-        Ok(())
-    }
-
     pub async fn return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
-        let columns = ReturnedColumns::from(returned);
-        let params = columns.params(term);
-        self.execute_within(self.lease_timeout(), &self.statements.return_lanes, &params)
-            .await?;
-        Ok(())
+        let returned = returned_rows(returned);
+        let params: Params<'_> = &[&term.worker, &returned, &term.incarnation];
+        self.for_lease()
+            .execute(&self.statements.return_lanes, params)
+            .await
+            .map(drop)
     }
 
     /// Stamps the worker stopped and then returns its lanes, in one transaction.
     pub async fn stop_and_return_lanes(&self, term: &Term, returned: &[ReturnedLane]) -> Result<()> {
-        let columns = ReturnedColumns::from(returned);
-        let params = columns.params(term);
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
+        let returned = returned_rows(returned);
+        let params: Params<'_> = &[&term.worker, &returned, &term.incarnation];
+        self.with_transaction(async |transaction| {
             transaction
                 .execute(&self.statements.stop_worker, &[&term.worker])
                 .await?;
-            transaction.execute(&self.statements.return_lanes, &params).await?;
-            transaction.commit().await
+            transaction
+                .execute(&self.statements.return_lanes, params)
+                .await
+                .map(drop)
         })
         .await
     }
@@ -218,155 +187,30 @@ impl Outbox {
     /// outcome it could not write.
     pub async fn stop_worker_in_flight(&self, worker: Uuid, ranges: &InFlightRanges) -> Result<()> {
         let params: Params<'_> = &[&worker, &ranges.lanes, &ranges.first_ids, &ranges.last_ids];
-        self.execute(&self.statements.stop_worker_in_flight, params).await?;
-        Ok(())
-    }
-
-    /// Records what is about to be sent of these lanes, and returns the id of the in-flight entry. Returns `None` if the worker
-    /// does not own all of the lanes; then nothing may be sent.
-    pub async fn insert_in_flight(
-        &self,
-        term: &Term,
-        lanes: &[(i16, i64)],
-        ranges: &InFlightRanges,
-    ) -> Result<Option<i64>> {
-        let (lanes, epochs) = lane_columns(lanes);
-        let params: Params<'_> = &[
-            &term.worker,
-            &lanes,
-            &epochs,
-            &ranges.lanes,
-            &ranges.first_ids,
-            &ranges.last_ids,
-            &term.incarnation,
-        ];
-        let rows = self.query(&self.statements.insert_in_flight, params).await?;
-        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
-    }
-
-    /// Ends a term of this process that has sent nothing, before its lease expires.
-    pub async fn stop_worker(&self, worker: Uuid) -> Result<()> {
-        self.execute(&self.statements.stop_worker, &[&worker]).await?;
-        Ok(())
-    }
-
-    /// Stores floors. Returns lane, epoch and floor of those that were stored.
-    pub async fn store_floors(&self, term: &Term, moved: &[FloorUpdate]) -> Result<Vec<(i16, i64, i64)>> {
-        let lanes: Vec<i16> = moved.iter().map(|lane| lane.lane).collect();
-        let epochs: Vec<i64> = moved.iter().map(|lane| lane.epoch).collect();
-        let floors: Vec<i64> = moved.iter().map(|lane| lane.floor).collect();
-        let done: Vec<Option<String>> = moved.iter().map(|lane| lane.done.as_deref().map(array)).collect();
-        let rows = self
-            .query_within(
-                self.lease_timeout(),
-                &self.statements.store_floors,
-                &[&term.worker, &lanes, &epochs, &floors, &done, &term.incarnation],
-            )
-            .await?;
-        rows.iter()
-            .map(|row| Ok((row.try_get("lane")?, row.try_get("epoch")?, row.try_get("floor")?)))
-            .collect()
-    }
-
-    /// Resets stored floors that lie above every id drawn, or all of them if the id sequence is known to have been restarted.
-    /// Returns how many were reset.
-    pub async fn rebuild_floors(&self, term: &Term, restarted: bool) -> Result<usize> {
-        let params: Params<'_> = &[&restarted, &term.incarnation];
-        Ok(self.query(&self.statements.rebuild_floors, params).await?.len())
-    }
-
-    /// Reads the state of the unordered rows. Returns `None` on another incarnation of the server.
-    pub async fn read_unordered(&self, incarnation: SystemTime) -> Result<Option<UnorderedState>> {
-        let rows = self
-            .query_within(self.lease_timeout(), &self.statements.read_unordered, &[&incarnation])
-            .await?;
-        rows.first()
-            .map(|row| {
-                Ok(UnorderedState {
-                    floor: row.try_get("floor")?,
-                    epoch: row.try_get("epoch")?,
-                    maybe_sent_until: row.try_get("maybe_sent_until")?,
-                    has_holds: row.try_get::<_, i64>("holds")? > 0,
-                })
-            })
-            .transpose()
-    }
-
-    pub async fn store_unordered_floor(&self, term: &Term, floor: i64, epoch: i64) -> Result<()> {
-        self.execute_within(
-            self.lease_timeout(),
-            &self.statements.store_unordered_floor,
-            &[&floor, &epoch, &term.incarnation],
-        )
-        .await?;
-        Ok(())
-    }
-
-    /// Returns the lowest id above `floor`, and not above `scan_end`, that the floor of the unordered rows must not pass.
-    pub async fn lowest_unordered(&self, term: &Term, floor: i64, scan_end: Option<i64>) -> Result<Option<i64>> {
-        let params: Params<'_> = &[&floor, &term.incarnation, &scan_end.unwrap_or(i64::MAX)];
-        let rows = self.query(&self.statements.lowest_unordered, params).await?;
-        rows.first().map(|row| Ok(row.try_get("id")?)).transpose()
+        self.execute(&self.statements.stop_worker_in_flight, params)
+            .await
+            .map(drop)
     }
 }
 
-fn taken_lane(row: &tokio_postgres::Row) -> Result<TakenLane> {
-    Ok(TakenLane {
-        lane: row.try_get("lane")?,
-        epoch: row.try_get("epoch")?,
-        floor: row.try_get("floor")?,
+fn taken_lane((lane, epoch, floor, until, last_owner): (i16, i64, i64, i64, Option<Uuid>)) -> TakenLane {
+    TakenLane {
+        lane,
+        epoch,
+        floor,
         maybe_sent: MaybeSent {
-            until: row.try_get("maybe_sent_until")?,
+            until,
             ..MaybeSent::default()
         },
         stored_maybe_sent: Vec::new(),
-        last_owner: row.try_get("owner")?,
+        last_owner,
         held_topics: BTreeSet::new(),
-    })
-}
-
-/// Formats an array as PostgreSQL does. Arrays of different lengths can be passed in one parameter only as text.
-fn array(ids: &[i64]) -> String {
-    let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
-    format!("{{{}}}", ids.join(","))
-}
-
-/// Returned lanes, as the arrays that the statement takes.
-struct ReturnedColumns {
-    lanes: Vec<i16>,
-    epochs: Vec<i64>,
-    floors: Vec<i64>,
-    maybe_sent: Vec<String>,
-}
-
-impl From<&[ReturnedLane]> for ReturnedColumns {
-    fn from(returned: &[ReturnedLane]) -> Self {
-        ReturnedColumns {
-            lanes: returned.iter().map(|lane| lane.lane).collect(),
-            epochs: returned.iter().map(|lane| lane.epoch).collect(),
-            floors: returned.iter().map(|lane| lane.floor).collect(),
-            maybe_sent: returned.iter().map(|lane| array(&lane.maybe_sent)).collect(),
-        }
     }
 }
 
-impl ReturnedColumns {
-    fn params<'a>(&'a self, term: &'a Term) -> [&'a dyn Param; 6] {
-        let ReturnedColumns {
-            lanes,
-            epochs,
-            floors,
-            maybe_sent,
-        } = self;
-        [&term.worker, lanes, epochs, floors, maybe_sent, &term.incarnation]
-    }
-}
-
-fn peer(row: &tokio_postgres::Row) -> Result<Peer> {
-    Ok(Peer {
-        worker: row.try_get("id")?,
-        lease_left: row.try_get("lease_left")?,
-        lanes: row.try_get::<_, i64>("lanes")? as usize,
-        now: row.try_get("now")?,
-    })
+/// The parameter of `return_lanes.sql`.
+fn returned_rows(returned: &[ReturnedLane]) -> String {
+    json_rows(returned.iter().map(
+        |lane| json!({ "lane": lane.lane, "epoch": lane.epoch, "floor": lane.floor, "maybe_sent": lane.maybe_sent }),
+    ))
 }

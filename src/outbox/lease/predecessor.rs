@@ -2,7 +2,8 @@
 
 use uuid::Uuid;
 
-use crate::outbox::{Outbox, Result};
+use crate::outbox::from_row::{FromRow, from_row};
+use crate::outbox::{Outbox, Params, Result};
 use crate::process::Identity;
 
 /// A worker with a live lease that ran in the pod or on the machine of this process.
@@ -15,40 +16,24 @@ pub struct Predecessor {
     pub has_session: bool,
 }
 
+from_row!(Identity: pod_uid, machine, pid, started);
+from_row!(Predecessor: worker, name, has_session; identity);
+
 impl Outbox {
     /// Returns the predecessors of this process. There are none behind a transaction pooler, where nothing can be proven.
     pub async fn predecessors(&self, identity: &Identity) -> Result<Vec<Predecessor>> {
-        let Some(session_key) = self.pool.session_key() else {
+        let Some(session_key) = self.pool.session_key else {
             return Ok(Vec::new());
         };
         let pod_uid = identity.pod_uid.as_deref();
-        let rows = self
-            .query(
-                &self.statements.predecessors,
-                &[&session_key, &identity.machine, &pod_uid],
-            )
-            .await?;
-        rows.iter().map(predecessor).collect()
+        let params: Params<'_> = &[&session_key, &identity.machine, &pod_uid];
+        self.query(&self.statements.predecessors, params).await
     }
 
     /// Ends the lease of a process that is proven gone. Returns false if PostgreSQL has a session of it, or if it was stopped
     /// already.
     pub async fn stop_predecessor(&self, worker: Uuid) -> Result<bool> {
-        let rows = self.query(&self.statements.stop_predecessor, &[&worker]).await?;
-        Ok(!rows.is_empty())
+        let stopped: Option<Uuid> = self.query_opt(&self.statements.stop_predecessor, &[&worker]).await?;
+        Ok(stopped.is_some())
     }
-}
-
-fn predecessor(row: &tokio_postgres::Row) -> Result<Predecessor> {
-    Ok(Predecessor {
-        worker: row.try_get("id")?,
-        name: row.try_get("name")?,
-        identity: Identity {
-            pod_uid: row.try_get("pod_uid")?,
-            machine: row.try_get("machine")?,
-            pid: row.try_get("pid")?,
-            started: row.try_get("process_started")?,
-        },
-        has_session: row.try_get("has_session")?,
-    })
 }

@@ -1,11 +1,11 @@
 -- Returns lanes, with what their next owner needs to know. Only lanes of this worker by owner and epoch are returned. They are
 -- locked in the order of lanes, as in a mark.
 WITH own AS MATERIALIZED (
-    SELECT l.lane, returned.floor, returned.maybe_sent::bigint[] AS maybe_sent
+    SELECT l.lane, returned.floor, returned.maybe_sent
     FROM outbox.lane l
-    JOIN unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::text[]) AS returned (lane, epoch, floor, maybe_sent)
+    JOIN json_to_recordset($2::text::json) AS returned (lane smallint, epoch bigint, floor bigint, maybe_sent bigint[])
       ON l.lane = returned.lane AND l.epoch = returned.epoch
-    WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $6
+    WHERE l.owner = $1 AND (SELECT incarnation FROM outbox.server) = $3
     ORDER BY l.lane FOR NO KEY UPDATE OF l
 )
 UPDATE outbox.lane l

@@ -1,14 +1,15 @@
-//! Writes the outcome of batches, behind a fence.
+//! Writes what is about to be sent, and the outcome of batches, behind a fence.
 
 use std::time::Duration;
 
 use futures_util::future::try_join4;
+use serde_json::json;
 
-use super::param::{Param, Params, entry_ids, lane_columns};
-use super::{OnPublished, Outbox, Result, Transaction};
+use super::param::{Params, entry_ids, json_rows, lane_columns};
+use super::{Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
 use crate::domain::hold::NewHold;
-use crate::domain::in_flight::InFlightEntry;
+use crate::domain::in_flight::{InFlightEntry, InFlightRanges};
 use crate::domain::lease::Term;
 
 /// The outcome of a batch of lanes of which some rows were not acknowledged.
@@ -48,48 +49,58 @@ impl Outbox {
     ) -> Result<u64> {
         let (lanes, epochs) = lane_columns(lanes);
         let entries = entry_ids(entries);
-        self.execute(
-            self.mark_lanes_statement(),
-            &[&term.worker, &lanes, &epochs, &term.incarnation, &ids, &entries],
-        )
-        .await
+        let params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &ids, &entries];
+        self.execute(&self.mark_lanes, params).await
     }
 
-    pub(super) fn mark_lanes_statement(&self) -> &str {
-        match self.on_published {
-            OnPublished::Keep => &self.statements.mark_lanes_keep,
-            OnPublished::Archive => &self.statements.mark_lanes_archive,
-            OnPublished::Delete => &self.statements.mark_lanes_delete,
-        }
+    /// The same in a transaction that has locked the lanes.
+    pub(super) async fn mark_fenced(
+        &self,
+        transaction: &Transaction<'_>,
+        term: &Term,
+        lanes: &[(i16, i64)],
+        ids: &[i64],
+        entries: &[InFlightEntry],
+    ) -> Result<u64> {
+        let (lanes, epochs) = lane_columns(lanes);
+        let entries = entry_ids(entries);
+        let params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation, &ids, &entries];
+        transaction.execute(&self.mark_lanes, params).await
     }
 
     /// Marks rows of a claim of unordered rows as published, and deletes the claim.
     pub async fn mark_unordered(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
-        self.execute(
-            self.mark_unordered_statement(),
-            &[&ids, &claim, &term.worker, &term.incarnation],
-        )
-        .await
+        let params: Params<'_> = &[&ids, &claim, &term.worker, &term.incarnation];
+        self.execute(&self.mark_unordered, params).await
     }
 
-    pub(super) fn mark_unordered_statement(&self) -> &str {
-        match self.on_published {
-            OnPublished::Keep => &self.statements.mark_unordered_keep,
-            OnPublished::Archive => &self.statements.mark_unordered_archive,
-            OnPublished::Delete => &self.statements.mark_unordered_delete,
-        }
+    /// Records what is about to be sent of these lanes, and returns the id of the in-flight entry. Returns `None` if the worker
+    /// does not own all of the lanes; then nothing may be sent.
+    pub async fn insert_in_flight(
+        &self,
+        term: &Term,
+        lanes: &[(i16, i64)],
+        ranges: &InFlightRanges,
+    ) -> Result<Option<i64>> {
+        let (lanes, epochs) = lane_columns(lanes);
+        let params: Params<'_> = &[
+            &term.worker,
+            &lanes,
+            &epochs,
+            &ranges.lanes,
+            &ranges.first_ids,
+            &ranges.last_ids,
+            &term.incarnation,
+        ];
+        self.query_opt(&self.statements.insert_in_flight, params).await
     }
 
     /// Counts which of these lanes the worker still owns. This distinguishes a lost lease from rows that were removed by hand.
     pub async fn count_owned_lanes(&self, term: &Term, lanes: &[(i16, i64)]) -> Result<usize> {
         let (lanes, epochs) = lane_columns(lanes);
-        let rows = self
-            .query(
-                &self.statements.fence_lanes,
-                &[&term.worker, &lanes, &epochs, &term.incarnation],
-            )
-            .await?;
-        Ok(rows.len())
+        let params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
+        let owned: Vec<i16> = self.query(&self.statements.fence_lanes, params).await?;
+        Ok(owned.len())
     }
 
     /// Writes the outcome of a batch in one fenced transaction. Returns false, and writes nothing, if a lane was lost.
@@ -99,27 +110,15 @@ impl Outbox {
         lanes: &[(i16, i64)],
         outcome: &LaneOutcome<'_>,
     ) -> Result<bool> {
-        let (lanes, epochs) = lane_columns(lanes);
-        let entries = entry_ids(outcome.entries);
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
-            if !self.fence_lanes(&transaction, term, &lanes, &epochs).await? {
+        self.with_transaction(async |transaction| {
+            if !self.fence_lanes(transaction, term, lanes).await? {
                 return Ok(false);
             }
-            let mark_params: Params<'_> = &[
-                &term.worker,
-                &lanes,
-                &epochs,
-                &term.incarnation,
-                &outcome.published,
-                &entries,
-            ];
-            let mark = transaction.execute(self.mark_lanes_statement(), mark_params);
-            let refuse = self.count_refusals(&transaction, outcome.refused);
-            let hold = self.insert_holds(&transaction, outcome.holds);
-            let maybe_sent = self.store_maybe_sent(&transaction, outcome.maybe_sent);
+            let mark = self.mark_fenced(transaction, term, lanes, outcome.published, outcome.entries);
+            let refuse = self.count_refusals(transaction, outcome.refused);
+            let hold = self.insert_holds(transaction, outcome.holds);
+            let maybe_sent = self.store_maybe_sent(transaction, outcome.maybe_sent);
             try_join4(mark, refuse, hold, maybe_sent).await?;
-            transaction.commit().await?;
             Ok(true)
         })
         .await
@@ -134,34 +133,19 @@ impl Outbox {
         outcome: &UnorderedOutcome<'_>,
         lease: Duration,
     ) -> Result<u64> {
-        let holds = outcome.holds;
-        self.with_session(async |session| {
-            let transaction = session.transaction().await?;
-            let fence = transaction
-                .query(&self.statements.fence_claim, &[&claim, &term.worker, &term.incarnation])
-                .await?;
-            if fence.is_empty() {
+        self.with_transaction(async |transaction| {
+            let own: Params<'_> = &[&claim, &term.worker, &term.incarnation];
+            let fenced: Vec<String> = transaction.query(&self.statements.fence_claim, own).await?;
+            if fenced.is_empty() {
                 return Ok(0);
             }
-            self.count_refusals_unordered(&transaction, outcome.refused).await?;
-            let marked = transaction
-                .execute(
-                    self.mark_unordered_statement(),
-                    &[&outcome.published, &claim, &term.worker, &term.incarnation],
-                )
-                .await?;
-            self.insert_holds(&transaction, holds).await?;
-            if !holds.is_empty() {
-                let units = holds.iter().map(|(hold, _)| (hold.topic.as_str(), hold.unit.as_str()));
-                let (topics, units): (Vec<&str>, Vec<&str>) = units.unzip();
-                transaction
-                    .execute(&self.statements.lower_resume_floors, &[&topics, &units])
-                    .await?;
-            }
+            self.count_refusals(transaction, outcome.refused).await?;
+            let mark: Params<'_> = &[&outcome.published, &claim, &term.worker, &term.incarnation];
+            let marked = transaction.execute(&self.mark_unordered, mark).await?;
+            self.insert_unordered_holds(transaction, outcome.holds).await?;
             // Last, because it may lock the claims. A release of a hold, too, locks the claims after the holds.
-            self.keep_rest_of_claim(&transaction, term, claim, outcome, lease)
+            self.keep_rest_of_claim(transaction, term, claim, outcome, lease)
                 .await?;
-            transaction.commit().await?;
             Ok(marked)
         })
         .await
@@ -183,27 +167,25 @@ impl Outbox {
             let renewed: Params<'_> = &[&claim, &term.worker, &lease.as_secs_f64(), unmarked];
             transaction.execute(&self.statements.renew_claim, renewed).await?;
         }
-        match (maybe_sent.is_empty(), unmarked.is_empty()) {
-            (true, _) => {}
-            (false, true) => {
-                transaction
-                    .execute(&self.statements.return_maybe_sent, &[&claim, maybe_sent])
-                    .await?;
-            }
-            (false, false) => {
-                transaction.query(&self.statements.lock_unordered_claims, &[]).await?;
-                transaction
-                    .execute(&self.statements.return_maybe_sent_as_new, &[maybe_sent])
-                    .await?;
-            }
+        if maybe_sent.is_empty() {
+            return Ok(());
+        }
+        if unmarked.is_empty() {
+            let returned: Params<'_> = &[&claim, maybe_sent];
+            transaction
+                .execute(&self.statements.return_maybe_sent, returned)
+                .await?;
+        } else {
+            transaction.execute(&self.statements.lock_unordered_claims, &[]).await?;
+            let sql = &self.statements.return_maybe_sent_as_new;
+            transaction.execute(sql, &[maybe_sent]).await?;
         }
         Ok(())
     }
 
     /// Returns which of these rows another transaction has locked.
     pub async fn locked_rows(&self, ids: &[i64]) -> Result<Vec<i64>> {
-        let rows = self.query(&self.statements.locked_rows, &[&ids]).await?;
-        rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
+        self.query(&self.statements.locked_rows, &[&ids]).await
     }
 
     /// Locks lanes for the rest of the transaction. Returns false if the worker no longer owns all of them.
@@ -211,39 +193,50 @@ impl Outbox {
         &self,
         transaction: &Transaction<'_>,
         term: &Term,
-        lanes: &[i16],
-        epochs: &[i64],
+        lanes: &[(i16, i64)],
     ) -> Result<bool> {
-        let params: Params<'_> = &[&term.worker, &lanes, &epochs, &term.incarnation];
-        let fenced = transaction.query(&self.statements.fence_lanes, params).await?;
+        let (numbers, epochs) = lane_columns(lanes);
+        let params: Params<'_> = &[&term.worker, &numbers, &epochs, &term.incarnation];
+        let fenced: Vec<i16> = transaction.query(&self.statements.fence_lanes, params).await?;
         Ok(fenced.len() == lanes.len())
     }
 
-    async fn count_refusals_unordered(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
+    pub(super) async fn count_refusals(
+        &self,
+        transaction: &Transaction<'_>,
+        refused: impl IntoIterator<Item = &Refusal>,
+    ) -> Result<()> {
+        let refused: Vec<&Refusal> = refused.into_iter().collect();
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<i64> = refused.iter().map(|refusal| refusal.id).collect();
+        let reasons: Vec<&str> = refused.iter().map(|refusal| refusal.reason.as_str()).collect();
+        let dead: Vec<bool> = refused.iter().map(|refusal| refusal.dead).collect();
+        let attempts: Vec<i16> = refused.iter().map(|refusal| refusal.attempts).collect();
         let waits: Vec<f64> = refused.iter().map(|refusal| refusal.wait.as_secs_f64()).collect();
-        count_refusals(
-            transaction,
-            &self.statements.count_refusals_unordered,
-            refused,
-            &[&waits],
-        )
-        .await
+        let params: Params<'_> = &[&ids, &reasons, &dead, &attempts, &waits];
+        transaction
+            .execute(&self.statements.count_refusals, params)
+            .await
+            .map(drop)
     }
 
-    pub(super) async fn count_refusals(&self, transaction: &Transaction<'_>, refused: &[Refusal]) -> Result<()> {
-        count_refusals(transaction, &self.statements.count_refusals, refused, &[]).await
+    /// Stores what may have been sent of lanes that this transaction has locked.
+    pub(super) async fn store_maybe_sent(
+        &self,
+        transaction: &Transaction<'_>,
+        maybe_sent: &[(i16, Vec<i64>)],
+    ) -> Result<()> {
+        if maybe_sent.is_empty() {
+            return Ok(());
+        }
+        let known = json_rows(
+            maybe_sent
+                .iter()
+                .map(|(lane, ranges)| json!({ "lane": lane, "maybe_sent": ranges })),
+        );
+        let sql = &self.statements.store_maybe_sent;
+        transaction.execute(sql, &[&known]).await.map(drop)
     }
-}
-
-async fn count_refusals(transaction: &Transaction<'_>, sql: &str, refused: &[Refusal], more: Params<'_>) -> Result<()> {
-    if refused.is_empty() {
-        return Ok(());
-    }
-    let ids: Vec<i64> = refused.iter().map(|refusal| refusal.id).collect();
-    let reasons: Vec<&str> = refused.iter().map(|refusal| refusal.reason.as_str()).collect();
-    let dead: Vec<bool> = refused.iter().map(|refusal| refusal.dead).collect();
-    let attempts: Vec<i16> = refused.iter().map(|refusal| refusal.attempts).collect();
-    let columns: [&dyn Param; 4] = [&ids, &reasons, &dead, &attempts];
-    transaction.execute(sql, &[&columns, more].concat()).await?;
-    Ok(())
 }

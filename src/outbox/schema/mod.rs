@@ -1,10 +1,11 @@
 //! Applies the schema for `outboxd migrate`, and verifies it for `outboxd run`.
 
 use refinery::{Migration, Runner};
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Row};
 use tracing::{info, warn};
 
+use super::from_row::{FromRow, from_row};
 use super::{Error, Outbox, Result, in_schema};
 
 mod embedded {
@@ -85,7 +86,7 @@ async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     runner.set_migration_table_name(format!("{schema}.schema_history"));
     let report = runner.run_async(client).await.map_err(migration_error)?;
     let timeline = in_schema(include_str!("timeline.sql"), schema);
-    warn_of_unknown_timeline(&client.query_one(&timeline, &[]).await?)?;
+    warn_of_unknown_timeline(client.query_one(&timeline, &[]).await?.try_get(0)?);
     Ok(report.applied_migrations().iter().map(Migration::version).collect())
 }
 
@@ -97,18 +98,13 @@ struct Applied {
     first_checksum: Option<String>,
 }
 
+from_row!(Applied: version, first_checksum);
+
 impl Applied {
     const NOTHING: Applied = Applied {
         version: 0,
         first_checksum: None,
     };
-
-    fn read(row: &Row) -> Result<Self> {
-        Ok(Applied {
-            version: row.try_get::<_, Option<i32>>("version")?.unwrap_or(0),
-            first_checksum: row.try_get("first")?,
-        })
-    }
 
     /// Refuses a schema whose V1 differs from that of this binary. The migrations were rewritten before the first release, and
     /// none of today's continues such a schema, at any version.
@@ -133,7 +129,7 @@ async fn read_applied(client: &Client, schema: &str) -> Result<Applied> {
         return Ok(Applied::NOTHING);
     }
     let history = in_schema(include_str!("applied_version.sql"), schema);
-    Applied::read(&client.query_one(&history, &[]).await?)
+    Applied::from_row(&client.query_one(&history, &[]).await?)
 }
 
 /// The warning for a managed server that refuses the functions that return its timeline.
@@ -141,11 +137,10 @@ const TIMELINE_UNKNOWN: &str = "this server does not say which timeline it is on
     pg_walfile_name), so a failover cannot be told from a restart: after either, what is pending is sent as possible-duplicate, \
     and lanes are taken one lease later";
 
-fn warn_of_unknown_timeline(row: &Row) -> Result<()> {
-    if row.try_get::<_, Option<&str>>("timeline")?.is_none() {
+fn warn_of_unknown_timeline(timeline: Option<String>) {
+    if timeline.is_none() {
         warn!("{TIMELINE_UNKNOWN}");
     }
-    Ok(())
 }
 
 /// Replaces errors about migration files by ones that say what to do.
@@ -189,8 +184,8 @@ fn check_newer(found: i32, oldest: i32) -> Result<()> {
 impl Outbox {
     /// Checks the schema, that the server accepts writes, the privileges, and the id sequence.
     pub async fn verify(&self) -> Result<()> {
-        let row = self.query_one(&self.statements.schema_present, &[]).await?;
-        if row.try_get("read_only")? {
+        let (_, read_only): (bool, bool) = self.query_one(&self.statements.schema_present, &[]).await?;
+        if read_only {
             return Err(Error::Schema(
                 "this server is a read-only standby. Point --database-url at the primary, or name every server in it \
                  and add target_session_attrs=read-write"
@@ -200,20 +195,21 @@ impl Outbox {
         self.verify_schema().await?;
         self.verify_permissions().await?;
         self.verify_sequence().await?;
-        warn_of_unknown_timeline(&self.query_one(&self.statements.timeline, &[]).await?)
+        warn_of_unknown_timeline(self.query_one(&self.statements.timeline, &[]).await?);
+        Ok(())
     }
 
     /// Checks that the schema exists, in a version that this binary may run on. This works on a standby and with an operator's
     /// login.
     pub async fn verify_schema(&self) -> Result<()> {
-        let row = self.query_one(&self.statements.schema_present, &[]).await?;
-        if !row.try_get::<_, bool>("present")? {
+        let (present, _): (bool, bool) = self.query_one(&self.statements.schema_present, &[]).await?;
+        if !present {
             return Err(Error::Schema(
                 "the outbox schema is missing. Run `outboxd migrate` first, or start with `outboxd run --migrate`"
                     .to_owned(),
             ));
         }
-        let applied = Applied::read(&self.query_one(&self.statements.applied_version, &[]).await?)?;
+        let applied: Applied = self.query_one(&self.statements.applied_version, &[]).await?;
         applied.refuse_unreleased(&self.schema)?;
         let found = applied.version;
         let known = known_version();
@@ -223,24 +219,21 @@ impl Outbox {
             )));
         }
         if found > known {
-            let row = self.query_one(&self.statements.compatibility, &[]).await?;
-            check_newer(found, row.try_get("oldest_schema")?)?;
+            check_newer(found, self.query_one(&self.statements.compatibility, &[]).await?)?;
         }
         Ok(())
     }
 
     async fn verify_permissions(&self) -> Result<()> {
-        let rows = self.query(&self.statements.permissions, &[]).await?;
-        if rows.is_empty() {
+        let missing: Vec<String> = self.query(&self.statements.permissions, &[]).await?;
+        if missing.is_empty() {
             return Ok(());
         }
-        let missing: Vec<String> = rows.iter().map(|row| row.get("what")).collect();
         Err(Error::Permission(missing.join(", ")))
     }
 
     async fn verify_sequence(&self) -> Result<()> {
-        let row = self.query_one(&self.statements.sequence_cache, &[]).await?;
-        let cache: i64 = row.try_get("cache")?;
+        let cache: i64 = self.query_one(&self.statements.sequence_cache, &[]).await?;
         if cache != 1 {
             return Err(Error::Schema(format!(
                 "the id sequence has CACHE {cache}; order needs CACHE 1. \

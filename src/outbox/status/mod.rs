@@ -1,8 +1,10 @@
-//! Reads what `outboxd status` shows. No statement here writes, locks a row or scans without a limit.
+//! Reads what `outboxd status` shows, and samples for gauges. No statement here writes, locks a row or scans without a limit.
 
 use serde::Serialize;
 
-use super::{Outbox, Result, WriterIdentity};
+use super::from_row::{FromRow, from_row};
+use super::{Outbox, Params, Result, WriterIdentity};
+use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// How many rows are scanned for a count, and how many examples are shown.
 const SCAN_MAX: i64 = 100_000;
@@ -10,25 +12,12 @@ const EXAMPLES_MAX: i64 = 10;
 
 #[derive(Debug, Serialize)]
 pub struct Status {
-    pub backlog: Backlog,
+    pub backlog: Sample,
     pub workers: Vec<WorkerStatus>,
     pub free_lanes: i64,
     pub holds: Vec<HoldStatus>,
     pub dead: Vec<DeadStatus>,
     pub open_writer: Option<OpenWriter>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct Backlog {
-    pub pending: i64,
-    /// The count reached its limit, so there may be more pending rows.
-    pub capped: bool,
-    pub oldest_seconds: f64,
-    pub delayed: i64,
-    pub dead: i64,
-    pub held_keys: i64,
-    pub parked_topics: i64,
-    pub paused_partitions: i64,
 }
 
 #[derive(Debug, Serialize)]
@@ -76,91 +65,47 @@ pub struct OpenWriter {
     pub later_transactions: i64,
 }
 
+from_row!(WorkerStatus: name, id, version, lanes, lease_left_seconds, age_seconds);
+from_row!(HoldStatus: topic, unit, lanes, failures, reason, head_id, age_seconds, retry_in_seconds);
+from_row!(DeadStatus: id, topic, key, attempts, reason, age_seconds);
+from_row!(OpenWriter: age_seconds, later_transactions; writer);
+from_row!(Sample: pending, capped, oldest_seconds, delayed, dead, held_keys, parked_topics, paused_partitions, horizon_age, dead_tuples);
+from_row!(InboxSample: unfinished, poison);
+from_row!(Counters: granted, replayed, conflicted, taken_over, payload_conflicts, inbox_taken_over .. Counters::default());
+from_row!(Commands: operation, state, count);
+
 impl Outbox {
     pub async fn status(&self) -> Result<Status> {
-        let sample = self.sample_backlog(SCAN_MAX).await?;
+        let examples: Params<'_> = &[&EXAMPLES_MAX];
         Ok(Status {
-            backlog: Backlog {
-                pending: sample.pending,
-                capped: sample.capped,
-                oldest_seconds: sample.oldest_seconds,
-                delayed: sample.delayed,
-                dead: sample.dead,
-                held_keys: sample.held_keys,
-                parked_topics: sample.parked_topics,
-                paused_partitions: sample.paused_partitions,
-            },
-            workers: self.status_workers().await?,
-            free_lanes: self
-                .query_one(&self.statements.status_free_lanes, &[])
-                .await?
-                .try_get("free")?,
-            holds: self.status_holds().await?,
-            dead: self.status_dead().await?,
-            open_writer: self.status_open_writer().await?,
+            backlog: self.sample_backlog(SCAN_MAX).await?,
+            workers: self.query(&self.statements.status_workers, &[]).await?,
+            free_lanes: self.query_one(&self.statements.status_free_lanes, &[]).await?,
+            holds: self.query(&self.statements.status_holds, examples).await?,
+            dead: self.query(&self.statements.status_dead, examples).await?,
+            open_writer: self.query_opt(&self.statements.status_open_writer, &[]).await?,
         })
     }
 
-    async fn status_workers(&self) -> Result<Vec<WorkerStatus>> {
-        let rows = self.query(&self.statements.status_workers, &[]).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(WorkerStatus {
-                    name: row.try_get("name")?,
-                    id: row.try_get::<_, uuid::Uuid>("id")?.to_string(),
-                    version: row.try_get("version")?,
-                    lanes: row.try_get::<_, Option<Vec<i16>>>("lanes")?.unwrap_or_default(),
-                    lease_left_seconds: row.try_get("lease_left")?,
-                    age_seconds: row.try_get("age")?,
-                })
-            })
-            .collect()
+    pub async fn sample_backlog(&self, scan_max: i64) -> Result<Sample> {
+        self.query_one(&self.statements.sample_backlog, &[&scan_max]).await
     }
 
-    async fn status_holds(&self) -> Result<Vec<HoldStatus>> {
-        let rows = self.query(&self.statements.status_holds, &[&EXAMPLES_MAX]).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(HoldStatus {
-                    topic: row.try_get("topic")?,
-                    unit: row.try_get("unit")?,
-                    lanes: row.try_get("lanes")?,
-                    failures: row.try_get("failures")?,
-                    reason: row.try_get("reason")?,
-                    head_id: row.try_get("head_id")?,
-                    age_seconds: row.try_get("age")?,
-                    retry_in_seconds: row.try_get("retry_in")?,
-                })
-            })
-            .collect()
+    pub async fn sample_inbox(&self, scan_max: i64) -> Result<InboxSample> {
+        self.query_one(&self.statements.sample_inbox, &[&scan_max]).await
     }
 
-    async fn status_dead(&self) -> Result<Vec<DeadStatus>> {
-        let rows = self.query(&self.statements.status_dead, &[&EXAMPLES_MAX]).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(DeadStatus {
-                    id: row.try_get("id")?,
-                    topic: row.try_get("topic")?,
-                    key: row.try_get("key")?,
-                    attempts: row.try_get("attempts")?,
-                    reason: row.try_get("last_error")?,
-                    age_seconds: row.try_get("age")?,
-                })
-            })
-            .collect()
+    pub async fn sample_counters(&self) -> Result<Counters> {
+        let counters = self.query_one(&self.statements.sample_counters, &[]).await?;
+        let duplicates: Vec<(Option<String>, i64)> = self.query(&self.statements.sample_duplicates, &[]).await?;
+        Ok(Counters {
+            duplicates: duplicates.into_iter().collect(),
+            ..counters
+        })
     }
 
-    async fn status_open_writer(&self) -> Result<Option<OpenWriter>> {
-        let rows = self.query(&self.statements.status_open_writer, &[]).await?;
-        rows.first()
-            .map(|row| {
-                Ok(OpenWriter {
-                    writer: WriterIdentity::of(row)?,
-                    age_seconds: row.try_get("age")?,
-                    later_transactions: row.try_get("later")?,
-                })
-            })
-            .transpose()
+    pub async fn sample_commands(&self, scan_max: i64, operations: usize) -> Result<Vec<Commands>> {
+        let params: Params<'_> = &[&scan_max, &(operations as i64)];
+        self.query(&self.statements.sample_commands, params).await
     }
 }

@@ -22,5 +22,5 @@ SELECT count(*) FILTER (WHERE pending) AS pending,
        (SELECT count(DISTINCT topic) FROM outbox.hold WHERE unit = '') AS parked_topics,
        (SELECT count(*) FROM (SELECT DISTINCT topic, partition FROM outbox.hold WHERE partition IS NOT NULL) p) AS paused_partitions,
        (SELECT coalesce(max(age(backend_xmin)), 0)::bigint FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS horizon_age,
-       (SELECT coalesce(n_dead_tup, 0) FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass) AS dead_tuples
+       coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass), 0) AS dead_tuples
 FROM (SELECT * FROM scanned UNION ALL SELECT * FROM passed) AS backlog

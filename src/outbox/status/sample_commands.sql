@@ -15,6 +15,6 @@ WITH unfinished AS MATERIALIZED (
 ), busiest AS (
     SELECT operation FROM named GROUP BY operation ORDER BY count(*) DESC, operation LIMIT $2
 )
-SELECT coalesce(b.operation, 'other') AS operation, n.state, count(*) AS commands
+SELECT coalesce(b.operation, 'other') AS operation, n.state, count(*) AS count
 FROM named n LEFT JOIN busiest b USING (operation)
 GROUP BY 1, 2

@@ -2,8 +2,8 @@
 -- pg_read_all_stats see its transaction id, but not how long it has been open. A prepared transaction has no pid. It is found by
 -- the lock on its transaction id, and every login sees when it was prepared.
 SELECT l.pid, p.gid, coalesce(a.application_name, '') AS application,
-       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8 AS age,
-       coalesce(age(coalesce(a.backend_xid, p.transaction)), 0)::bigint AS later
+       extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8 AS age_seconds,
+       coalesce(age(coalesce(a.backend_xid, p.transaction)), 0)::bigint AS later_transactions
 FROM pg_locks l
      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
      LEFT JOIN (pg_locks own JOIN pg_prepared_xacts p ON p.transaction = own.transactionid)

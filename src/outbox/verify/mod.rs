@@ -8,7 +8,8 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use super::{Database, Result, connect, in_schema, row, statement};
+use super::from_row::{FromRow, from_row};
+use super::{Database, Result, connect, in_schema, statement};
 use crate::domain::row::{Row, State};
 
 /// A larger message, or one that PostgreSQL cannot read, is not read whole.
@@ -31,6 +32,8 @@ pub struct Window {
     /// When the oldest of its stored rows was published.
     pub oldest: Option<SystemTime>,
 }
+
+from_row!(Window: topic, rows, oldest);
 
 /// A row and what became of it.
 #[derive(Debug)]
@@ -57,15 +60,7 @@ impl Snapshot {
         let sql = in_schema(include_str!("verify_topics.sql"), &self.schema);
         let params: [Param; 2] = [(&topics, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ)];
         let rows = self.client.query_typed(&sql, &params).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Window {
-                    topic: row.try_get("topic")?,
-                    rows: row.try_get("rows")?,
-                    oldest: row.try_get("oldest")?,
-                })
-            })
-            .collect()
+        rows.iter().map(Window::from_row).collect()
     }
 
     /// Passes every row to `each` as it is read.
@@ -107,7 +102,7 @@ fn stored_row(row: &tokio_postgres::Row) -> Result<StoredRow> {
         (None, false) => State::Pending,
     };
     Ok(StoredRow {
-        row: row::message(row)?,
+        row: Row::from_row(row)?,
         state,
         published_at,
     })

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::LeaseSettings;
 use crate::boottime;
+use crate::domain::in_flight::InFlightRanges;
 use crate::domain::lease::{Term, UnorderedState};
 use crate::lanes::{Lanes, RecentlyPublished};
 use crate::outbox::{Outbox, Result};
@@ -57,7 +58,10 @@ impl Terms<'_> {
             Ok(stored) => stored,
             Err(error) => {
                 // Otherwise the others would leave it a share of the lanes until its lease ends, although it takes none.
-                let _ = self.outbox.stop_worker(worker).await;
+                let _ = self
+                    .outbox
+                    .stop_worker_in_flight(worker, &InFlightRanges::default())
+                    .await;
                 return Err(error);
             }
         };
