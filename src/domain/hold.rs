@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::decision::Refusal;
+use super::decision::{Decision, HoldFate, Refusal, RowFate};
+use super::in_flight::InFlightEntry;
 use crate::domain::partition::Partition;
-use crate::domain::row::UNORDERED_LANE;
+use crate::domain::row::{Row, UNORDERED_LANE};
 
 /// A hold as it is stored.
 #[derive(Clone, Debug)]
@@ -49,40 +50,66 @@ pub struct NewHold {
     pub wait: Option<Duration>,
 }
 
-/// A hold that is released.
+/// What is written about a hold whose row was tried, or is gone: it is released, or postponed.
 #[derive(Clone, Debug)]
-pub struct HoldRelease {
+pub struct HoldChange {
     pub hold: Hold,
+    /// Otherwise it is postponed.
+    pub released: bool,
+    /// How long a postponed hold waits, or `None` until an operator acts.
+    pub wait: Option<Duration>,
+    /// Why it is postponed.
+    pub reason: String,
     /// Its head, if Kafka has accepted it.
     pub published: Option<i64>,
-    /// Its head, if that is dead.
+    /// Its head, if that was refused.
     pub refused: Option<Refusal>,
+    /// The in-flight entry of its head, if that was sent.
+    pub entry: Option<InFlightEntry>,
 }
 
-impl HoldRelease {
+/// What a release is to the statements that write it.
+pub type HoldRelease = HoldChange;
+/// What a postponement is to the statements that write it.
+pub type HoldPostponement = HoldChange;
+
+impl HoldChange {
+    /// The change that a decision makes to a hold and to its head, if that was sent with an in-flight entry. `None` if it makes
+    /// none.
+    pub fn new(hold: Hold, sent: Option<&(Row, InFlightEntry)>, decision: Decision) -> Option<Self> {
+        let mut change = HoldChange::release(hold);
+        change.entry = sent.map(|(_, entry)| *entry);
+        match decision.row {
+            RowFate::Published => change.published = sent.map(|(head, _)| head.id),
+            RowFate::Refused(refusal) => change.refused = Some(refusal),
+            RowFate::PublishedUnmarked | RowFate::Pending { .. } | RowFate::Gone => {}
+        }
+        match decision.hold {
+            HoldFate::Release | HoldFate::ReleaseAll => {}
+            HoldFate::Postpone { wait, reason } => {
+                (change.released, change.wait, change.reason) = (false, wait, reason)
+            }
+            HoldFate::PostponeAll { .. } | HoldFate::Create(_) | HoldFate::Unchanged => return None,
+        }
+        Some(change)
+    }
+
     /// The release of a hold without a change of any row.
-    pub fn of(hold: Hold) -> Self {
-        HoldRelease {
+    pub fn release(hold: Hold) -> Self {
+        HoldChange {
             hold,
+            released: true,
+            wait: None,
+            reason: String::new(),
             published: None,
             refused: None,
+            entry: None,
         }
     }
 
-    /// The row that changes with the release.
+    /// The row that changes with the hold.
     pub fn head(&self) -> Option<i64> {
         let refused = self.refused.as_ref().map(|refusal| refusal.id);
         self.published.or(refused)
     }
-}
-
-/// A hold that is tried again later.
-#[derive(Clone, Debug)]
-pub struct HoldPostponement {
-    pub hold: Hold,
-    pub reason: String,
-    /// How long to wait, or `None` until an operator acts.
-    pub wait: Option<Duration>,
-    /// Its head, if that was refused.
-    pub refused: Option<Refusal>,
 }
