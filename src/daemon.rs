@@ -72,7 +72,8 @@ async fn start_and_run(
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Error> {
-    let relay = Arc::new(relay(config, health)?);
+    let (published, questions) = RecentlyPublished::new();
+    let relay = Arc::new(relay(config, health, published)?);
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
         () = stop.cancelled() => return Ok(()),
@@ -91,7 +92,11 @@ async fn start_and_run(
         lanes: relay.lanes.clone(),
         lease: config.relay.lease,
     });
+    let outbox = relay.outbox.clone();
+    let mut loss_check = LossCheck { questions, outbox };
     let mut tasks = spawn(config, &relay, &mark_locked, &shutdown);
+    let s = shutdown.clone();
+    tasks.spawn(async move { loss_check.run(&s).await });
     let mut lease_task = spawn_lease(&lease, &shutdown);
     let broken = tokio::select! {
         () = stop.cancelled() => None,
@@ -116,7 +121,7 @@ async fn start_and_run(
     }
 }
 
-fn relay(config: &Config, health: &Arc<Health>) -> Result<Relay, Error> {
+fn relay(config: &Config, health: &Arc<Health>, published: RecentlyPublished) -> Result<Relay, Error> {
     let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
@@ -124,7 +129,7 @@ fn relay(config: &Config, health: &Arc<Health>) -> Result<Relay, Error> {
         outbox: outbox.clone(),
         publisher,
         lanes: lanes.clone(),
-        published: Arc::new(RecentlyPublished::default()),
+        published: Arc::new(published),
         health: health.clone(),
         settings: config.relay.clone(),
         budget: BatchBudget::new(config.relay.bytes_per_task()),
@@ -184,9 +189,6 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
     let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
     let (watermark, s) = (WatermarkTask { lanes, outbox }, shutdown.clone());
     tasks.spawn(async move { watermark.run(&s).await });
-    let (published, outbox) = (relay.published.clone(), relay.outbox.clone());
-    let (loss_check, s) = (LossCheck { published, outbox }, shutdown.clone());
-    tasks.spawn(async move { loss_check.run(&s).await });
     let maintenance = MaintenanceTask {
         lanes: relay.lanes.clone(),
         outbox: relay.outbox.clone(),
