@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 use tracing::{error, info, warn};
 
 use super::Shutdown;
@@ -42,17 +42,14 @@ pub struct Settings {
     pub end_orphaned_after: Option<Duration>,
 }
 
-/// When each job is due, and how far it has come.
-struct Jobs {
-    sample_at: Instant,
-    consumers_at: Instant,
+/// How far the jobs have come.
+struct Jobs<'a> {
+    outbox: &'a Outbox,
+    settings: Settings,
     /// The database's counters at the last sample. The metrics count what was added since.
     counted: Option<Counters>,
-    orphaned_at: Instant,
     purges: Vec<PurgeJob>,
-    rescan_at: Instant,
     rescan_cursor: i64,
-    housekeeping_at: Instant,
 }
 
 /// Retention of one table.
@@ -74,24 +71,32 @@ pub struct MaintenanceTask {
 impl MaintenanceTask {
     /// Runs until `shutdown.draining`.
     pub async fn run(&self, shutdown: &Shutdown) {
-        let mut jobs = Jobs::new(self.settings.on_published);
-        while !shutdown.draining.is_cancelled() {
-            let wait = if self.lanes.ownership().owns(0) {
-                jobs.wait()
-            } else {
-                CHECK_EVERY
-            };
-            tokio::select! {
-                () = sleep(wait) => {}
-                () = shutdown.draining.cancelled() => return,
-            }
+        let draining = &shutdown.draining;
+        let mut jobs = Jobs::new(&self.outbox, self.settings);
+        let (mut sample, mut consumers) = (every(SAMPLE_EVERY), every(CONSUMERS_EVERY));
+        let (mut housekeeping, mut orphaned) = (every(HOUSEKEEPING_EVERY), every(ORPHANED_EVERY));
+        let mut rescan = every(RESCAN_EVERY);
+        rescan.reset();
+        while !draining.is_cancelled() {
             if !self.lanes.ownership().owns(0) {
                 metrics::not_sampled();
                 // The next owner counts from its first sample on. What is added before that is not counted.
                 jobs.counted = None;
-                continue;
+                tokio::select! {
+                    () = sleep(CHECK_EVERY) => continue,
+                    () = draining.cancelled() => return,
+                }
             }
-            if let Err(error) = jobs.step(&self.outbox, self.settings).await {
+            let done = tokio::select! {
+                _ = sample.tick() => jobs.sample_backlog().await,
+                _ = consumers.tick() => jobs.sample_consumers().await,
+                _ = housekeeping.tick() => jobs.keep_house().await,
+                _ = rescan.tick() => jobs.rescan().await,
+                _ = orphaned.tick() => jobs.end_orphaned(&mut orphaned).await,
+                () = sleep(jobs.purge_wait()) => jobs.purge().await,
+                () = draining.cancelled() => return,
+            };
+            if let Err(error) = done {
                 metrics::database_error();
                 warn!(%error, "maintenance failed; trying again");
                 sleep(Duration::from_secs(1)).await;
@@ -100,88 +105,90 @@ impl MaintenanceTask {
     }
 }
 
+/// An interval that is due at once. While another worker owns lane 0, its ticks are not made up for.
+fn every(period: Duration) -> Interval {
+    let mut interval = interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
 /// The tables that retention applies to. Published rows are in their table only if they are kept there.
-fn purges(on_published: OnPublished, at: Instant) -> Vec<PurgeJob> {
+fn purges(on_published: OnPublished) -> Vec<PurgeJob> {
     let kept = |table: &Table| *table != Table::Message || on_published == OnPublished::Keep;
-    let tables = Table::ALL.into_iter().filter(kept).map(Purge::of);
+    let (tables, at) = (Table::ALL.into_iter().filter(kept).map(Purge::of), Instant::now());
     tables.map(|purge| PurgeJob { purge, at, purged: 0 }).collect()
 }
 
-impl Jobs {
-    fn new(on_published: OnPublished) -> Self {
-        let now = Instant::now();
+impl<'a> Jobs<'a> {
+    fn new(outbox: &'a Outbox, settings: Settings) -> Self {
         Jobs {
-            sample_at: now,
-            consumers_at: now,
+            outbox,
+            settings,
             counted: None,
-            orphaned_at: now,
-            purges: purges(on_published, now),
-            rescan_at: now + RESCAN_EVERY,
+            purges: purges(settings.on_published),
             rescan_cursor: 0,
-            housekeeping_at: now,
         }
     }
 
-    /// Time until the next step. It is short only while retention has more to remove.
-    fn wait(&self) -> Duration {
+    async fn sample_backlog(&self) -> Result<()> {
+        metrics::backlog(&self.outbox.sample_backlog(SAMPLE_ROWS_MAX).await?);
+        Ok(())
+    }
+
+    async fn sample_consumers(&mut self) -> Result<()> {
+        let commands = self.outbox.sample_commands(SAMPLE_ROWS_MAX, metrics::OPERATIONS_MAX);
+        metrics::commands(&commands.await?);
+        metrics::inbox(&self.outbox.sample_inbox(SAMPLE_ROWS_MAX).await?);
+        let counted = self.outbox.sample_counters().await?;
+        metrics::counted(self.counted.as_ref(), &counted);
+        self.counted = Some(counted);
+        Ok(())
+    }
+
+    async fn keep_house(&self) -> Result<()> {
+        self.outbox.delete_stale_workers().await?;
+        self.outbox.delete_stale_claims().await?;
+        self.outbox.delete_stale_in_flight().await?;
+        if self.settings.on_published == OnPublished::Archive {
+            keep_history(self.outbox, self.settings.retention.published).await?;
+        }
+        Ok(())
+    }
+
+    /// Time until retention checks whether a statement is due. It is short only while there is more to remove.
+    fn purge_wait(&self) -> Duration {
         let is_purging = self.purges.iter().any(|job| job.at <= Instant::now());
         if is_purging { PURGE_PAUSE } else { CHECK_EVERY }
     }
 
-    async fn step(&mut self, outbox: &Outbox, settings: Settings) -> Result<()> {
+    async fn purge(&mut self) -> Result<()> {
         let now = Instant::now();
-        if now >= self.sample_at {
-            self.sample_at = now + SAMPLE_EVERY;
-            metrics::backlog(&outbox.sample_backlog(SAMPLE_ROWS_MAX).await?);
-        }
-        if now >= self.consumers_at {
-            self.consumers_at = now + CONSUMERS_EVERY;
-            metrics::commands(&outbox.sample_commands(SAMPLE_ROWS_MAX, metrics::OPERATIONS_MAX).await?);
-            metrics::inbox(&outbox.sample_inbox(SAMPLE_ROWS_MAX).await?);
-            let counted = outbox.sample_counters().await?;
-            metrics::counted(self.counted.as_ref(), &counted);
-            self.counted = Some(counted);
-        }
-        if now >= self.housekeeping_at {
-            self.housekeeping_at = now + HOUSEKEEPING_EVERY;
-            outbox.delete_stale_workers().await?;
-            outbox.delete_stale_claims().await?;
-            outbox.delete_stale_in_flight().await?;
-            if settings.on_published == OnPublished::Archive {
-                keep_history(outbox, settings.retention.published).await?;
-            }
-        }
-        if now >= self.rescan_at {
-            self.rescan(outbox).await?;
-        }
-        if let Some(age) = settings.end_orphaned_after.filter(|_| now >= self.orphaned_at) {
-            self.end_orphaned(outbox, age).await?;
-        }
         for job in self.purges.iter_mut().filter(|job| now >= job.at) {
             // If this one fails, the others are due before it is again.
             job.at = now + PURGE_AFTER_FAILURE;
-            job.step(outbox, settings.retention).await?;
+            job.step(self.outbox, self.settings.retention).await?;
         }
         Ok(())
     }
 
     /// Fails commands for good that no worker has ended, and logs their number, since their effect is unknown.
-    async fn end_orphaned(&mut self, outbox: &Outbox, age: Duration) -> Result<()> {
-        self.orphaned_at = Instant::now() + ORPHANED_EVERY;
-        let ended = outbox.end_orphaned(age, ORPHANED_ROWS).await?;
+    async fn end_orphaned(&self, interval: &mut Interval) -> Result<()> {
+        let Some(age) = self.settings.end_orphaned_after else {
+            return Ok(());
+        };
+        let ended = self.outbox.end_orphaned(age, ORPHANED_ROWS).await?;
         metrics::commands_orphaned(ended);
         if ended > 0 {
             warn!(commands = ended, older_than = ?age, "orphaned commands were failed for good");
         }
         if ended == i64::from(ORPHANED_ROWS) {
-            self.orphaned_at = Instant::now();
+            interval.reset_after(CHECK_EVERY);
         }
         Ok(())
     }
 
-    async fn rescan(&mut self, outbox: &Outbox) -> Result<()> {
-        self.rescan_at = Instant::now() + RESCAN_EVERY;
-        let (reached, found) = outbox.rescan(self.rescan_cursor, RESCAN_ROWS).await?;
+    async fn rescan(&mut self) -> Result<()> {
+        let (reached, found) = self.outbox.rescan(self.rescan_cursor, RESCAN_ROWS).await?;
         self.rescan_cursor = reached.unwrap_or(0);
         if found > 0 {
             metrics::rescan_found_rows(found);
