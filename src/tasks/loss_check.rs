@@ -36,16 +36,15 @@ impl LossCheck {
     pub async fn run(&mut self, shutdown: &Shutdown) {
         let draining = &shutdown.draining;
         loop {
-            let question = tokio::select! {
-                Some(question) = self.questions.recv() => question,
-                () = draining.cancelled() => return,
+            let Some(Some(question)) = draining.run_until_cancelled(self.questions.recv()).await else {
+                return;
             };
-            tokio::select! {
-                () = self.ask_until_answered(question) => {}
-                () = draining.cancelled() => {
-                    error!("stopped before the server has said whether it has lost published rows: compare with `outboxd verify`");
-                    return;
-                }
+            let answered = draining.run_until_cancelled(self.ask_until_answered(question));
+            if answered.await.is_none() {
+                error!(
+                    "stopped before the server has said whether it has lost published rows: compare with `outboxd verify`"
+                );
+                return;
             }
         }
     }
