@@ -82,10 +82,8 @@ impl MaintenanceTask {
                 metrics::not_sampled();
                 // The next owner counts from its first sample on. What is added before that is not counted.
                 jobs.counted = None;
-                tokio::select! {
-                    () = sleep(CHECK_EVERY) => continue,
-                    () = draining.cancelled() => return,
-                }
+                draining.run_until_cancelled(sleep(CHECK_EVERY)).await;
+                continue;
             }
             let done = tokio::select! {
                 _ = sample.tick() => jobs.sample_backlog().await,
@@ -112,20 +110,16 @@ fn every(period: Duration) -> Interval {
     interval
 }
 
-/// The tables that retention applies to. Published rows are in their table only if they are kept there.
-fn purges(on_published: OnPublished) -> Vec<PurgeJob> {
-    let kept = |table: &Table| *table != Table::Message || on_published == OnPublished::Keep;
-    let (tables, at) = (Table::ALL.into_iter().filter(kept).map(Purge::of), Instant::now());
-    tables.map(|purge| PurgeJob { purge, at, purged: 0 }).collect()
-}
-
 impl<'a> Jobs<'a> {
     fn new(outbox: &'a Outbox, settings: Settings) -> Self {
+        // Published rows are in their table only if they are kept there.
+        let kept = |table: &Table| *table != Table::Message || settings.on_published == OnPublished::Keep;
+        let (tables, at) = (Table::ALL.into_iter().filter(kept).map(Purge::of), Instant::now());
         Jobs {
             outbox,
             settings,
             counted: None,
-            purges: purges(settings.on_published),
+            purges: tables.map(|purge| PurgeJob { purge, at, purged: 0 }).collect(),
             rescan_cursor: 0,
         }
     }
@@ -150,7 +144,19 @@ impl<'a> Jobs<'a> {
         self.outbox.delete_stale_claims().await?;
         self.outbox.delete_stale_in_flight().await?;
         if self.settings.on_published == OnPublished::Archive {
-            keep_history(self.outbox, self.settings.retention.published).await?;
+            self.keep_history().await?;
+        }
+        Ok(())
+    }
+
+    async fn keep_history(&self) -> Result<()> {
+        self.outbox.history_prepare().await?;
+        let days = self.outbox.history_expire(self.settings.retention.published).await?;
+        if days.locked > 0 {
+            info!(
+                days = days.locked,
+                "another session reads the history, for example a backup; expired days are dropped later"
+            );
         }
         Ok(())
     }
@@ -199,18 +205,6 @@ impl<'a> Jobs<'a> {
         }
         Ok(())
     }
-}
-
-async fn keep_history(outbox: &Outbox, retention: Duration) -> Result<()> {
-    outbox.history_prepare().await?;
-    let days = outbox.history_expire(retention).await?;
-    if days.locked > 0 {
-        info!(
-            days = days.locked,
-            "another session reads the history, for example a backup; expired days are dropped later"
-        );
-    }
-    Ok(())
 }
 
 impl PurgeJob {
