@@ -97,7 +97,10 @@ async fn start_and_run(
     let mut tasks = spawn(config, &relay, &mark_locked, &shutdown);
     let s = shutdown.clone();
     tasks.spawn(async move { loss_check.run(&s).await });
-    let mut lease_task = spawn_lease(&lease, &shutdown);
+    // The lease task has a set of its own, because it keeps the lease until the others have ended.
+    let mut lease_task = JoinSet::new();
+    let (task, s) = (lease.clone(), shutdown.clone());
+    lease_task.spawn(async move { task.run(&s).await });
     let broken = tokio::select! {
         () = stop.cancelled() => None,
         // No task ends by itself unless it has panicked.
@@ -182,7 +185,15 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
         let (relay, s) = (relay.clone(), shutdown.clone());
         tasks.spawn(async move { relay.run(&s).await });
     }
-    let (holds, s) = (retry_holds(relay), shutdown.clone());
+    let holds = RetryHolds {
+        outbox: relay.outbox.clone(),
+        publisher: relay.publisher.clone(),
+        lanes: relay.lanes.clone(),
+        published: relay.published.clone(),
+        writer: relay.writer.clone(),
+        settings: relay.settings.clone(),
+    };
+    let s = shutdown.clone();
     tasks.spawn(async move { holds.run(&s).await });
     let (mark_locked, s) = (mark_locked.clone(), shutdown.clone());
     tasks.spawn(async move { mark_locked.run(&s).await });
@@ -196,25 +207,6 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
     };
     let s = shutdown.clone();
     tasks.spawn(async move { maintenance.run(&s).await });
-    tasks
-}
-
-fn retry_holds(relay: &Relay) -> RetryHolds {
-    RetryHolds {
-        outbox: relay.outbox.clone(),
-        publisher: relay.publisher.clone(),
-        lanes: relay.lanes.clone(),
-        published: relay.published.clone(),
-        writer: relay.writer.clone(),
-        settings: relay.settings.clone(),
-    }
-}
-
-/// The lease task has a set of its own, because it keeps the lease until the others have ended.
-fn spawn_lease(lease: &Arc<LeaseTask>, shutdown: &Shutdown) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    let (lease, shutdown) = (lease.clone(), shutdown.clone());
-    tasks.spawn(async move { lease.run(&shutdown).await });
     tasks
 }
 
