@@ -113,3 +113,43 @@ impl HoldChange {
         self.published.or(refused)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::row::tests::row;
+
+    #[test]
+    fn a_decision_changes_the_hold_and_the_row_that_was_sent() {
+        let hold = Hold {
+            lane: 3,
+            topic: "orders".to_owned(),
+            unit: "k:1".to_owned(),
+            head_id: Some(7),
+            resume_floor: 0,
+            failures: 1,
+            wait: 0.0,
+        };
+        let sent = (row(7), InFlightEntry { id: 1, slot: 2 });
+        let change = |fate, hold_fate| HoldChange::new(hold.clone(), Some(&sent), Decision::new(fate, hold_fate));
+        let released = change(RowFate::Published, HoldFate::ReleaseAll).expect("a change");
+        assert!(released.released && released.refused.is_none());
+        assert_eq!((released.head(), released.entry), (Some(7), Some(sent.1)));
+        let postpone = HoldFate::Postpone {
+            wait: None,
+            reason: "locked".to_owned(),
+        };
+        let postponed = change(RowFate::PublishedUnmarked, postpone).expect("a change");
+        assert!(!postponed.released && postponed.reason == "locked");
+        assert_eq!((postponed.head(), postponed.entry), (None, Some(sent.1)));
+        let of_all = HoldFate::PostponeAll {
+            wait: Duration::ZERO,
+            reason: String::new(),
+        };
+        let pending = RowFate::Pending { maybe_sent: true };
+        assert!(
+            change(pending, of_all).is_none(),
+            "another statement postpones them all"
+        );
+    }
+}

@@ -27,7 +27,7 @@ use crate::domain::hold::Hold;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
 use crate::domain::retry::{Attempt, Event, Sent};
-use crate::domain::row::{Row, UNORDERED_LANE};
+use crate::domain::row::Row;
 use crate::failpoint;
 use crate::kafka::Publisher;
 use crate::lanes::{Lanes, RecentlyPublished};
@@ -120,7 +120,11 @@ impl RetryHolds {
             Some(row) => row,
         };
         row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
-        let Some(entry) = self.write_entry_of_head(live, &row).await? else {
+        let Some(epoch) = self.lanes.ownership().epoch(hold.lane) else {
+            return Ok(None);
+        };
+        let head = std::slice::from_ref(&row);
+        let Some(entry) = self.writer.write_entry(live, &[(hold.lane, epoch)], head).await? else {
             return Ok(None);
         };
         // This is known until the release is written. If the lane is given away before, its next owner learns of it.
@@ -156,17 +160,5 @@ impl RetryHolds {
         }
         failpoint::hit("after_head_sent").await;
         decision
-    }
-
-    /// Writes the in-flight entry of a row that is about to be sent. `None` if this process lost the lane.
-    async fn write_entry_of_head(&self, live: &Term, row: &Row) -> Result<Option<InFlightEntry>> {
-        let lane = row.lane.unwrap_or(UNORDERED_LANE);
-        match self.lanes.ownership().epoch(lane) {
-            Some(epoch) => {
-                let head = std::slice::from_ref(row);
-                self.writer.write_entry(live, &[(lane, epoch)], head).await
-            }
-            None => Ok(None),
-        }
     }
 }

@@ -38,11 +38,10 @@ impl RetryHolds {
             // A release raises the epoch, so releases come last.
             let is_last = changes.iter().all(|change| change.released);
             let (now, later): (Vec<_>, Vec<_>) = changes.into_iter().partition(|change| change.released == is_last);
-            let entries: Vec<InFlightEntry> = now.iter().filter_map(|change| change.entry).collect();
             let written = if is_last {
-                self.release(term, lane, &now, &entries).await?
+                self.release(term, lane, &now).await?
             } else {
-                self.postpone(term, lane, &now, &entries).await?
+                self.postpone(term, lane, &now).await?
             };
             changes = later;
             if !written {
@@ -59,43 +58,32 @@ impl RetryHolds {
     }
 
     /// Returns false if nothing was written because another transaction has locked some heads, and `None` if the write was fenced.
-    async fn postpone(
-        &self,
-        term: &Term,
-        lane: &CheckedOutLane,
-        changes: &[HoldChange],
-        entries: &[InFlightEntry],
-    ) -> Option<bool> {
+    async fn postpone(&self, term: &Term, lane: &CheckedOutLane, changes: &[HoldChange]) -> Option<bool> {
         // Heads that may have been sent are known by id, and remain so when their entries are deleted.
         let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(lane.lane);
-        let fence = (lane.lane, lane.epoch);
+        let (fence, entries) = ((lane.lane, lane.epoch), entries(changes));
         let write = || async {
-            let write = self.outbox.postpone_holds(term, fence, changes, entries, &maybe_sent);
+            let write = self.outbox.postpone_holds(term, fence, changes, &entries, &maybe_sent);
             Ok(write.await?.then_some(()))
         };
         let written = self.writer.unless_locked(term, write).await;
         report_unless_locked(&written, changes.iter().filter_map(|change| change.refused.as_ref()));
         let is_written = written?.is_some();
         if is_written {
-            self.lanes.in_flight.done(entries);
+            self.lanes.in_flight.done(&entries);
             self.lanes.maybe_sent().stored(term.worker, maybe_sent);
         }
         Some(is_written)
     }
 
     /// Returns as [`RetryHolds::postpone`].
-    async fn release(
-        &self,
-        term: &Term,
-        lane: &CheckedOutLane,
-        changes: &[HoldChange],
-        entries: &[InFlightEntry],
-    ) -> Option<bool> {
-        let write = || self.outbox.release_holds(term, lane.lane, lane.epoch, changes, entries);
+    async fn release(&self, term: &Term, lane: &CheckedOutLane, changes: &[HoldChange]) -> Option<bool> {
+        let ((number, epoch), entries) = ((lane.lane, lane.epoch), entries(changes));
+        let write = || self.outbox.release_holds(term, number, epoch, changes, &entries);
         let written = self.writer.unless_locked(term, write).await;
         report_unless_locked(&written, changes.iter().filter_map(|change| change.refused.as_ref()));
         let Some(lowered) = written? else { return Some(false) };
-        self.lanes.in_flight.done(entries);
+        self.lanes.in_flight.done(&entries);
         failpoint::hit("after_hold_release").await;
         self.note_released(term, lane.lane, lowered, changes).await;
         Some(true)
@@ -148,4 +136,8 @@ impl RetryHolds {
             }
         }
     }
+}
+
+fn entries(changes: &[HoldChange]) -> Vec<InFlightEntry> {
+    changes.iter().filter_map(|change| change.entry).collect()
 }

@@ -45,10 +45,7 @@ impl RetryHolds {
                     AFTER_ERROR
                 }
             };
-            tokio::select! {
-                () = sleep(wait) => {}
-                () = draining.cancelled() => return,
-            }
+            draining.run_until_cancelled(sleep(wait)).await;
         }
     }
 

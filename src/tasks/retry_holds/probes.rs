@@ -103,11 +103,8 @@ impl RetryHolds {
         let excluded: Vec<TopicUnit> = probing.iter().chain(&holds).map(topic_unit).collect();
         let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        holds.extend(
-            self.outbox
-                .reserve_unordered_probes(&term, reserve, &excluded, room)
-                .await?,
-        );
+        let reserved = self.outbox.reserve_unordered_probes(&term, reserve, &excluded, room);
+        holds.extend(reserved.await?);
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
         Ok(Some(DueProbes {
@@ -125,13 +122,20 @@ impl RetryHolds {
             _ => self.probe_lane(&term, &hold).await,
         };
         let written = match result {
-            Ok(ProbeResult::Accepted) => {
+            Ok(Some(HoldFate::PostponeAll { wait, reason })) => {
+                self.outbox.postpone_unit(&term, &hold, &reason, wait).await
+            }
+            Ok(Some(_)) => {
                 info!(topic = hold.topic, unit = hold.unit, "it takes records again");
-                release_others(&topic_unit, recovered).await;
+                // No more probes are needed until the other lanes are released, too.
+                let (released, done) = oneshot::channel();
+                // The receiver lives until the last probe has ended.
+                if recovered.send((topic_unit.clone(), released)).await.is_ok() {
+                    let _ = done.await;
+                }
                 Ok(())
             }
-            Ok(ProbeResult::StillDown { wait, reason }) => self.outbox.postpone_unit(&term, &hold, &reason, wait).await,
-            Ok(ProbeResult::NotSent) => {
+            Ok(None) => {
                 // The hold of another lane is next. If there is none, this must not become a busy loop.
                 sleep(PAUSE_MIN).await;
                 Ok(())
@@ -146,10 +150,11 @@ impl RetryHolds {
         topic_unit
     }
 
-    /// Probes with the oldest row that the hold of one lane keeps back.
-    async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
+    /// Probes with the oldest row that the hold of one lane keeps back. Returns what becomes of the hold, or `None` if there was no
+    /// row to send or this process lost the lane.
+    async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<Option<HoldFate>> {
         let Some(tried) = self.try_head(term, hold).await? else {
-            return Ok(ProbeResult::NotSent);
+            return Ok(None);
         };
         let result = self.write_probe(term, hold, tried).await;
         self.lanes.holds().close_heads(term.worker, hold.lane, 1);
@@ -157,20 +162,19 @@ impl RetryHolds {
     }
 
     /// Writes what became of a probe.
-    async fn write_probe(&self, term: &Term, hold: &Hold, tried: Tried) -> Result<ProbeResult> {
+    async fn write_probe(&self, term: &Term, hold: &Hold, tried: Tried) -> Result<Option<HoldFate>> {
         let Tried { decision, sent } = tried;
-        if let (Some((row, entry)), HoldFate::PostponeAll { wait, reason }) = (&sent, &decision.hold) {
-            if row.possible_duplicate || decision.row.is_certainly_not_sent() {
-                // Otherwise the entry stays, because it tells a successor that the row may have been sent.
-                self.discard_entry(term, hold.lane, *entry).await?;
-            }
-            let (wait, reason) = (*wait, reason.clone());
-            return Ok(ProbeResult::StillDown { wait, reason });
+        let (fate, is_unsent) = (decision.hold.clone(), decision.row.is_certainly_not_sent());
+        if let Some(change) = HoldChange::new(hold.clone(), sent.as_ref(), decision) {
+            self.change(term, hold.lane, vec![change]).await;
+        } else if let Some((row, entry)) = &sent
+            && (row.possible_duplicate || is_unsent)
+        {
+            // Otherwise the entry stays, because it tells a successor that the row may have been sent.
+            self.discard_entry(term, hold.lane, *entry).await?;
         }
-        let change = HoldChange::new(hold.clone(), sent.as_ref(), decision);
-        self.change(term, hold.lane, change.into_iter().collect()).await;
         // A hold that keeps nothing back is released without a probe. Other lanes send their own.
-        Ok(sent.map_or(ProbeResult::NotSent, |_| ProbeResult::Accepted))
+        Ok(sent.map(|_| fate))
     }
 
     /// Deletes the in-flight entry of a row for which this attempt has changed nothing.
@@ -217,24 +221,6 @@ impl RetryHolds {
                 }
             })
             .await;
-    }
-}
-
-pub(super) enum ProbeResult {
-    /// The topic or partition accepts records again.
-    Accepted,
-    /// The topic or partition still accepts nothing.
-    StillDown { wait: Duration, reason: String },
-    /// There was no row to send, or this process lost the lane.
-    NotSent,
-}
-
-/// Has the other lanes released, and waits until they are, because no more probes are needed meanwhile.
-async fn release_others(topic_unit: &TopicUnit, recovered: &mpsc::Sender<Recovered>) {
-    let (released, done) = oneshot::channel();
-    // The receiver lives until the last probe has ended.
-    if recovered.send((topic_unit.clone(), released)).await.is_ok() {
-        let _ = done.await;
     }
 }
 

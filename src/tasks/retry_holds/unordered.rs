@@ -5,7 +5,6 @@ use std::time::Instant;
 use tracing::warn;
 
 use super::RetryHolds;
-use super::probes::ProbeResult;
 use crate::boottime;
 use crate::domain::decision::{Decision, HoldFate, RowFate};
 use crate::domain::hold::Hold;
@@ -18,12 +17,13 @@ use crate::outbox::{Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::report::report_refusal;
 
 impl RetryHolds {
-    pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
+    /// Probes with the oldest free row that a hold keeps back. Returns as [`RetryHolds::probe_lane`].
+    pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<Option<HoldFate>> {
         let began = boottime::now();
         let Some((claim, mut row)) = self.claim_head(term, hold).await? else {
             // There is no row to probe with. After the release the next batch finds out whether Kafka accepts rows.
             self.release_unordered(term, hold, None).await?;
-            return Ok(ProbeResult::NotSent);
+            return Ok(None);
         };
         let mut decision = if began + self.settings.lease < boottime::now() + self.settings.lease_needed() {
             // It could arrive after the claim has expired and another worker has claimed the row.
@@ -42,10 +42,7 @@ impl RetryHolds {
             }
             written => written?,
         }
-        Ok(match decision.hold {
-            HoldFate::PostponeAll { wait, reason } => ProbeResult::StillDown { wait, reason },
-            _ => ProbeResult::Accepted,
-        })
+        Ok(Some(decision.hold))
     }
 
     /// Writes what was decided about the row that was claimed for a hold, and about the hold.
@@ -71,15 +68,13 @@ impl RetryHolds {
             RowFate::Pending { maybe_sent: false } | RowFate::Gone => {}
         }
         let lease = self.settings.lease;
-        self.outbox
-            .write_unordered_outcome(term, claim, &outcome, lease)
-            .await?;
+        let write = self.outbox.write_unordered_outcome(term, claim, &outcome, lease);
+        write.await?;
         outcome.refused.iter().for_each(report_refusal);
         if !outcome.unmarked.is_empty() {
             let ids = ids.to_vec();
-            self.lanes
-                .unordered()
-                .remember_locked(term.worker, LockedRows { claim, ids, claimed });
+            let locked = LockedRows { claim, ids, claimed };
+            self.lanes.unordered().remember_locked(term.worker, locked);
         }
         match decision.hold {
             HoldFate::Release | HoldFate::ReleaseAll => self.release_unordered(term, hold, None).await,
