@@ -72,7 +72,8 @@ async fn start_and_run(
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Error> {
-    let relay = Arc::new(relay(config, health)?);
+    let (published, questions) = RecentlyPublished::new();
+    let relay = Arc::new(relay(config, health, published)?);
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
         () = stop.cancelled() => return Ok(()),
@@ -91,8 +92,15 @@ async fn start_and_run(
         lanes: relay.lanes.clone(),
         lease: config.relay.lease,
     });
+    let outbox = relay.outbox.clone();
+    let mut loss_check = LossCheck { questions, outbox };
     let mut tasks = spawn(config, &relay, &mark_locked, &shutdown);
-    let mut lease_task = spawn_lease(&lease, &shutdown);
+    let s = shutdown.clone();
+    tasks.spawn(async move { loss_check.run(&s).await });
+    // The lease task has a set of its own, because it keeps the lease until the others have ended.
+    let mut lease_task = JoinSet::new();
+    let (task, s) = (lease.clone(), shutdown.clone());
+    lease_task.spawn(async move { task.run(&s).await });
     let broken = tokio::select! {
         () = stop.cancelled() => None,
         // No task ends by itself unless it has panicked.
@@ -116,7 +124,7 @@ async fn start_and_run(
     }
 }
 
-fn relay(config: &Config, health: &Arc<Health>) -> Result<Relay, Error> {
+fn relay(config: &Config, health: &Arc<Health>, published: RecentlyPublished) -> Result<Relay, Error> {
     let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
@@ -124,7 +132,7 @@ fn relay(config: &Config, health: &Arc<Health>) -> Result<Relay, Error> {
         outbox: outbox.clone(),
         publisher,
         lanes: lanes.clone(),
-        published: Arc::new(RecentlyPublished::default()),
+        published: Arc::new(published),
         health: health.clone(),
         settings: config.relay.clone(),
         budget: BatchBudget::new(config.relay.bytes_per_task()),
@@ -182,16 +190,21 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
         let (relay, s) = (relay.clone(), shutdown.clone());
         tasks.spawn(async move { relay.run(&s).await });
     }
-    let (holds, s) = (retry_holds(relay), shutdown.clone());
+    let holds = RetryHolds {
+        outbox: relay.outbox.clone(),
+        publisher: relay.publisher.clone(),
+        lanes: relay.lanes.clone(),
+        published: relay.published.clone(),
+        writer: relay.writer.clone(),
+        settings: relay.settings.clone(),
+    };
+    let s = shutdown.clone();
     tasks.spawn(async move { holds.run(&s).await });
     let (mark_locked, s) = (mark_locked.clone(), shutdown.clone());
     tasks.spawn(async move { mark_locked.run(&s).await });
     let (lanes, outbox) = (relay.lanes.clone(), relay.outbox.clone());
     let (watermark, s) = (WatermarkTask { lanes, outbox }, shutdown.clone());
     tasks.spawn(async move { watermark.run(&s).await });
-    let (published, outbox) = (relay.published.clone(), relay.outbox.clone());
-    let (loss_check, s) = (LossCheck { published, outbox }, shutdown.clone());
-    tasks.spawn(async move { loss_check.run(&s).await });
     let maintenance = MaintenanceTask {
         lanes: relay.lanes.clone(),
         outbox: relay.outbox.clone(),
@@ -199,25 +212,6 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
     };
     let s = shutdown.clone();
     tasks.spawn(async move { maintenance.run(&s).await });
-    tasks
-}
-
-fn retry_holds(relay: &Relay) -> RetryHolds {
-    RetryHolds {
-        outbox: relay.outbox.clone(),
-        publisher: relay.publisher.clone(),
-        lanes: relay.lanes.clone(),
-        published: relay.published.clone(),
-        writer: relay.writer.clone(),
-        settings: relay.settings.clone(),
-    }
-}
-
-/// The lease task has a set of its own, because it keeps the lease until the others have ended.
-fn spawn_lease(lease: &Arc<LeaseTask>, shutdown: &Shutdown) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    let (lease, shutdown) = (lease.clone(), shutdown.clone());
-    tasks.spawn(async move { lease.run(&shutdown).await });
     tasks
 }
 

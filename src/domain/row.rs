@@ -1,5 +1,6 @@
 //! What a row is, and the record that it becomes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
@@ -93,10 +94,10 @@ impl Row {
     }
 
     /// The record's key. It is the row's own, or its message id, so that unordered rows spread evenly.
-    pub fn record_key(&self) -> RecordKey<'_> {
+    pub fn record_key(&self) -> Cow<'_, str> {
         match &self.key {
-            Some(key) => RecordKey::Own(key),
-            None => RecordKey::MessageId(self.message_id.hyphenated().to_string()),
+            Some(key) => key.into(),
+            None => self.message_id.hyphenated().to_string().into(),
         }
     }
 
@@ -147,21 +148,6 @@ impl Row {
         self.body.as_bytes().map_or(0, <[u8]>::len)
             + self.headers.as_ref().map_or(0, Vec::len)
             + texts.into_iter().flatten().map(String::len).sum::<usize>()
-    }
-}
-
-/// See [`Row::record_key`].
-pub enum RecordKey<'a> {
-    Own(&'a str),
-    MessageId(String),
-}
-
-impl RecordKey<'_> {
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            RecordKey::Own(key) => key.as_bytes(),
-            RecordKey::MessageId(id) => id.as_bytes(),
-        }
     }
 }
 

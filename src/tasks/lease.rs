@@ -69,15 +69,21 @@ impl LeaseTask {
     pub async fn run(&self, shutdown: &Shutdown) {
         let Shutdown { draining, stop } = shutdown;
         predecessor::stop_predecessors(&self.outbox, &self.settings, draining).await;
+        let terms = Terms {
+            lanes: &self.lanes,
+            outbox: &self.outbox,
+            published: &self.published,
+            settings: &self.settings,
+        };
         let mut last: Option<LastTerm> = None;
         while !stop.is_cancelled() {
             self.health.heartbeat(Loop::Lease);
             if draining.is_cancelled() {
-                pause(Duration::from_millis(100), stop).await;
+                stop.run_until_cancelled(sleep(Duration::from_millis(100))).await;
                 continue;
             }
             self.wait_for_batches(stop).await;
-            match self.terms().begin(last.as_ref()).await {
+            match terms.begin(last.as_ref()).await {
                 Ok(term) => {
                     info!(worker = %term.worker, name = self.settings.worker_name, "registered");
                     last = Some(term);
@@ -85,18 +91,9 @@ impl LeaseTask {
                 }
                 Err(error) => {
                     warn!(%error, "cannot register with the database; trying again");
-                    pause(jittered(REGISTER_AGAIN_AFTER), stop).await;
+                    stop.run_until_cancelled(sleep(jittered(REGISTER_AGAIN_AFTER))).await;
                 }
             }
-        }
-    }
-
-    fn terms(&self) -> Terms<'_> {
-        Terms {
-            lanes: &self.lanes,
-            outbox: &self.outbox,
-            published: &self.published,
-            settings: &self.settings,
         }
     }
 
@@ -104,7 +101,7 @@ impl LeaseTask {
     async fn wait_for_batches(&self, stop: &CancellationToken) {
         let deadline = Instant::now() + self.settings.duration;
         while self.lanes.checkouts().outstanding() > 0 && Instant::now() < deadline && !stop.is_cancelled() {
-            pause(Duration::from_millis(20), stop).await;
+            stop.run_until_cancelled(sleep(Duration::from_millis(20))).await;
         }
     }
 
@@ -149,25 +146,19 @@ impl LeaseTask {
         draining: &CancellationToken,
     ) -> Option<Instant> {
         let began = Instant::now();
-        let done: Result<Option<Duration>> = async {
-            let Some(peers) = self.renew(term).await? else {
-                return Ok(None);
-            };
-            let wait = self.settings.renew_every();
-            if draining.is_cancelled() {
-                return Ok(Some(wait));
-            }
-            // Come back as soon as the lease of a peer may run out.
-            Ok(Some(wait.min(balance.balance(term, &peers).await?)))
-        }
-        .await;
-        match done {
-            Ok(Some(wait)) => Some(began + wait),
+        let wait = match self.renew(term).await {
+            Ok(Some(_)) if draining.is_cancelled() => Ok(Duration::MAX),
+            Ok(Some(peers)) => balance.balance(term, &peers).await,
             Ok(None) => {
                 let why = "the lease could not be renewed: another worker has taken over, or the server restarted";
                 lose(&self.lanes, term, why);
-                None
+                return None;
             }
+            Err(error) => Err(error),
+        };
+        match wait {
+            // Come back as soon as the lease of a peer may run out.
+            Ok(wait) => Some(began + wait.min(self.settings.renew_every())),
             Err(error) => {
                 warn!(%error, "cannot renew the lease or share the lanes; trying again");
                 Some(Instant::now() + self.settings.renew_again_after(term))
@@ -227,12 +218,5 @@ fn lose(lanes: &Lanes, term: &Term, why: &str) {
     if lanes.ownership().end_term(term.worker) {
         metrics::leases_lost();
         warn!(worker = %term.worker, why, "lost the lease; registering anew");
-    }
-}
-
-async fn pause(duration: Duration, stop: &CancellationToken) {
-    tokio::select! {
-        () = sleep(duration) => {}
-        () = stop.cancelled() => {}
     }
 }

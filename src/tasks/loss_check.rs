@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::sleep;
 use tracing::{error, warn};
 
@@ -26,34 +27,36 @@ const LOGGED_IDS_MAX: usize = 10;
 /// Repeats each question until it is answered, and reports lost rows. It is a task of its own, so that the lease task never waits
 /// for it.
 pub struct LossCheck {
-    pub published: Arc<RecentlyPublished>,
+    pub questions: UnboundedReceiver<VecDeque<Sent>>,
     pub outbox: Arc<Outbox>,
 }
 
 impl LossCheck {
     /// Runs until `shutdown.draining`.
-    pub async fn run(&self, shutdown: &Shutdown) {
+    pub async fn run(&mut self, shutdown: &Shutdown) {
         let draining = &shutdown.draining;
         loop {
-            tokio::select! {
-                () = self.published.questioned() => {}
-                () = draining.cancelled() => return,
-            }
-            tokio::select! {
-                () = self.ask_until_answered() => {}
-                () = draining.cancelled() => {
-                    error!("stopped before the server has said whether it has lost published rows: compare with `outboxd verify`");
-                    return;
-                }
+            let Some(Some(question)) = draining.run_until_cancelled(self.questions.recv()).await else {
+                return;
+            };
+            let answered = draining.run_until_cancelled(self.ask_until_answered(question));
+            if answered.await.is_none() {
+                error!(
+                    "stopped before the server has said whether it has lost published rows: compare with `outboxd verify`"
+                );
+                return;
             }
         }
     }
 
-    async fn ask_until_answered(&self) {
+    async fn ask_until_answered(&mut self, mut question: VecDeque<Sent>) {
         let (began, mut wait) = (Instant::now(), ASK_AGAIN);
         loop {
             failpoint::hit("before_loss_check").await;
-            let question = self.published.take_question();
+            // What has come into question since is asked for, too.
+            while let Ok(more) = self.questions.try_recv() {
+                RecentlyPublished::append(&mut question, more);
+            }
             let Err(error) = ask(&self.outbox, &question).await else {
                 return;
             };
@@ -63,7 +66,6 @@ impl LossCheck {
                 return;
             }
             warn!(%error, "cannot ask the server whether it has lost published rows; asking again");
-            self.published.put_back(question);
             sleep(jittered(wait)).await;
             wait = (wait * 2).min(ASK_AGAIN_MAX);
         }

@@ -10,7 +10,7 @@
 //! everything that was published since.
 //!
 //! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. If another transaction has
-//! locked the head, it is marked before that, by itself: see [`crate::tasks::relay`].
+//! locked the head, it is marked before that, by itself: see [`crate::tasks::mark_locked`].
 
 mod change;
 mod keys;
@@ -20,16 +20,18 @@ mod unordered;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::boottime;
+use crate::domain::boot_instant::BootInstant;
 use crate::domain::decision::{Decision, KafkaFate, RowFate};
-use crate::domain::delivery::Delivery;
 use crate::domain::hold::Hold;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
 use crate::domain::retry::{Attempt, Event, Sent};
-use crate::domain::row::{Row, UNORDERED_LANE};
+use crate::domain::row::Row;
 use crate::failpoint;
 use crate::kafka::Publisher;
 use crate::lanes::{Lanes, RecentlyPublished};
+use crate::metrics;
 use crate::outbox::{Outbox, Result};
 use crate::tasks::Shutdown;
 use crate::tasks::fenced::FencedWriter;
@@ -57,6 +59,13 @@ pub struct RetryHolds {
     pub settings: Settings,
 }
 
+/// What became of the row that a hold waits for.
+struct Tried {
+    decision: Decision,
+    /// The row and its in-flight entry, if it was sent.
+    sent: Option<(Row, InFlightEntry)>,
+}
+
 impl RetryHolds {
     /// Runs until `shutdown.draining`, and finishes what it has begun.
     pub async fn run(&self, shutdown: &Shutdown) {
@@ -71,10 +80,74 @@ impl RetryHolds {
         self.settings.policy.decide(attempt, event, fastrand::f64())
     }
 
-    /// Decides what becomes of a row that was sent for a hold, and notes what this says about Kafka.
-    fn decide_delivered(&self, hold: &Hold, row: &Row, delivery: &Delivery, began: Instant) -> Decision {
+    /// Sends the row that a hold waits for, unless its fate is known already. `None` if this process has lost the lane, or is about
+    /// to give it away. Otherwise the caller closes the head when the outcome has been written.
+    async fn try_head(&self, term: &Term, hold: &Hold) -> Result<Option<Tried>> {
+        // This must come before the row is read: once a row is marked, it is forgotten that Kafka has it.
+        let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
+        let head = self.outbox.read_head(hold, &acknowledged).await?;
+        // The round may have taken long, so the lease is checked again before something is sent.
+        let live = self.lanes.live_term(self.settings.lease_needed());
+        let Some(live) = live.filter(|live| live.worker == term.worker) else {
+            return Ok(None);
+        };
+        // The lane is not given away until this is closed.
+        if !self.lanes.holds().open_head(live.worker, hold.lane) {
+            return Ok(None);
+        }
+        let tried = self.try_open_head(&live, hold, head, &acknowledged).await;
+        if !matches!(tried, Ok(Some(_))) {
+            self.lanes.holds().close_heads(live.worker, hold.lane, 1);
+        }
+        tried
+    }
+
+    async fn try_open_head(
+        &self,
+        live: &Term,
+        hold: &Hold,
+        head: Option<Row>,
+        acknowledged: &[i64],
+    ) -> Result<Option<Tried>> {
+        let known = |event| {
+            let decision = self.decide(hold, event, true);
+            Ok(Some(Tried { decision, sent: None }))
+        };
+        let mut row = match head {
+            None => return known(Event::RowGone),
+            // Kafka has the row. The task that marks locked rows marks it, and the hold is released after that.
+            Some(row) if acknowledged.contains(&row.id) => return known(Event::MarkLocked),
+            Some(row) => row,
+        };
+        row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
+        let Some(epoch) = self.lanes.ownership().epoch(hold.lane) else {
+            return Ok(None);
+        };
+        let head = std::slice::from_ref(&row);
+        let Some(entry) = self.writer.write_entry(live, &[(hold.lane, epoch)], head).await? else {
+            return Ok(None);
+        };
+        // This is known until the release is written. If the lane is given away before, its next owner learns of it.
+        self.lanes.maybe_sent().remember(hold.lane, row.id);
+        let decision = self.send(hold, &row, live.ends).await;
+        if decision.row.is_certainly_not_sent() {
+            self.lanes.maybe_sent().forget(hold.lane, row.id);
+        }
+        let sent = Some((row, entry));
+        Ok(Some(Tried { decision, sent }))
+    }
+
+    /// Sends the row of a hold alone, decides what becomes of it, and notes what this says about Kafka.
+    async fn send(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
+        let began = Instant::now();
+        metrics::possible_duplicates(usize::from(row.possible_duplicate));
+        let until = self.settings.deadlines(began, boottime::left(lease_end));
+        let delivery = match hold.head_id {
+            Some(_) => self.publisher.send_head(row, until).await,
+            None => self.publisher.probe(row, probes::deadlines(began, until)).await,
+        };
         let kafka_answers = self.publisher.answered_since(began - RECENT_ANSWER);
-        let decision = self.decide(hold, Event::Delivered(row, delivery), kafka_answers);
+        let decision = self.decide(hold, Event::Delivered(row, &delivery), kafka_answers);
         match &decision.kafka {
             KafkaFate::Unchanged => {}
             KafkaFate::PausePartition { partition, reason } => {
@@ -85,26 +158,7 @@ impl RetryHolds {
         if decision.row == RowFate::Published {
             self.published.remember(std::iter::once(row));
         }
-        decision
-    }
-
-    /// Writes the in-flight entry of a row that is about to be sent. `None` if this process lost the lane.
-    async fn write_entry_of_head(&self, live: &Term, row: &Row) -> Result<Option<InFlightEntry>> {
-        let lane = row.lane.unwrap_or(UNORDERED_LANE);
-        match self.lanes.ownership().epoch(lane) {
-            Some(epoch) => {
-                let head = std::slice::from_ref(row);
-                self.writer.write_entry(live, &[(lane, epoch)], head).await
-            }
-            None => Ok(None),
-        }
-    }
-
-    /// Forgets that the row may have been sent, if Kafka certainly has no copy of it.
-    async fn note_answer(&self, lane: i16, row: &Row, decision: &Decision) {
         failpoint::hit("after_head_sent").await;
-        if decision.row.is_certainly_not_sent() {
-            self.lanes.maybe_sent().forget(lane, row.id);
-        }
+        decision
     }
 }

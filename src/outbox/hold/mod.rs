@@ -10,7 +10,7 @@ use super::from_row::{FromRow, from_row};
 use super::param::{Params, json_rows};
 use super::{Error, Outbox, Result, Transaction};
 use crate::domain::decision::Refusal;
-use crate::domain::hold::{Hold, HoldPostponement, HoldRelease, NewHold};
+use crate::domain::hold::{Hold, HoldChange, NewHold};
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::{LoweredLane, Term};
 use crate::domain::row::Row;
@@ -92,7 +92,7 @@ impl Outbox {
         term: &Term,
         lane: i16,
         epoch: i64,
-        released: &[HoldRelease],
+        released: &[HoldChange],
         entries: &[InFlightEntry],
     ) -> Result<Option<LoweredLane>> {
         let holds = released.iter().map(|released| &released.hold);
@@ -124,7 +124,7 @@ impl Outbox {
         &self,
         term: &Term,
         lane: (i16, i64),
-        postponed: &[HoldPostponement],
+        postponed: &[HoldChange],
         entries: &[InFlightEntry],
         maybe_sent: &[(i16, Vec<i64>)],
     ) -> Result<bool> {

@@ -4,10 +4,11 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{LeaseSettings, pause};
+use super::LeaseSettings;
 use crate::outbox::{Outbox, Predecessor, Result};
 use crate::process::Identity;
 
@@ -30,7 +31,7 @@ async fn stop_proven(outbox: &Outbox, identity: &Identity, stop: &CancellationTo
     if gone.is_empty() {
         return Ok(());
     }
-    pause(ARRIVES_WITHIN, stop).await;
+    stop.run_until_cancelled(sleep(ARRIVES_WITHIN)).await;
     for predecessor in gone {
         if outbox.stop_predecessor(predecessor.worker).await? {
             info!(
@@ -57,7 +58,7 @@ async fn proven_gone(outbox: &Outbox, identity: &Identity, stop: &CancellationTo
             connected.iter().for_each(warn_of_twin);
             return Ok(gone);
         }
-        pause(CHECK_SESSIONS_EVERY, stop).await;
+        stop.run_until_cancelled(sleep(CHECK_SESSIONS_EVERY)).await;
     }
 }
 

@@ -7,8 +7,7 @@ use tracing::info;
 
 use super::RetryHolds;
 use crate::domain::checkout::CheckedOutLane;
-use crate::domain::decision::{Decision, HoldFate, RowFate};
-use crate::domain::hold::{Hold, HoldPostponement, HoldRelease};
+use crate::domain::hold::HoldChange;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::{LoweredLane, Term};
 use crate::domain::retry::Event;
@@ -17,60 +16,14 @@ use crate::metrics;
 use crate::tasks::relay::MARK_MARGIN;
 use crate::tasks::report::report_unless_locked;
 
-/// A change of a hold that is to be written.
-pub enum HoldChange {
-    Release(HoldRelease),
-    Postpone(HoldPostponement),
-}
-
-impl HoldChange {
-    /// The change that a decision makes to the hold and to its head, if that was sent. `None` if it makes none.
-    pub fn new(hold: Hold, head: Option<i64>, decision: Decision) -> Option<Self> {
-        let published = head.filter(|_| decision.row == RowFate::Published);
-        let refused = match decision.row {
-            RowFate::Refused(refusal) => Some(refusal),
-            _ => None,
-        };
-        match decision.hold {
-            HoldFate::Release | HoldFate::ReleaseAll => Some(HoldChange::Release(HoldRelease {
-                hold,
-                published,
-                refused,
-            })),
-            HoldFate::Postpone { wait, reason } => Some(HoldChange::Postpone(HoldPostponement {
-                hold,
-                reason,
-                wait,
-                refused,
-            })),
-            HoldFate::PostponeAll { .. } | HoldFate::Create(_) | HoldFate::Unchanged => None,
-        }
-    }
-}
-
-/// A change of a hold, and the in-flight entry of its head, if that was sent.
-pub type ChangeWithEntry = (HoldChange, Option<InFlightEntry>);
-
 impl RetryHolds {
     /// Writes changes of the holds of one lane as soon as no batch has the lane checked out.
-    pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<ChangeWithEntry>) {
+    pub(super) async fn change(&self, term: &Term, lane: i16, changes: Vec<HoldChange>) {
         let Some((term, lane)) = self.checkout(term, lane).await else {
             return;
         };
         failpoint::hit("before_hold_change").await;
-        let (mut releases, mut postponements) = (Vec::new(), Vec::new());
-        for (change, entry) in changes {
-            match change {
-                HoldChange::Release(release) => releases.push((release, entry)),
-                HoldChange::Postpone(postponement) => postponements.push((postponement, entry)),
-            }
-        }
-        // A release raises the epoch, so it comes last.
-        let written = async {
-            self.postpone(&term, &lane, postponements).await?;
-            self.release(&term, &lane, releases).await
-        };
-        if written.await.is_none() {
+        if self.write(&term, &lane, changes).await.is_none() {
             // The lane has another owner, or the answer to a release was lost and its epoch is unknown. A new term reads it
             // again. This term ends before the lane is put back, so that no batch claims from its old floor.
             self.writer.fenced(&term, 0);
@@ -78,105 +31,81 @@ impl RetryHolds {
         self.lanes.checkouts().put_back(&term, &[lane]);
     }
 
-    /// Returns `None` if the write was fenced. If another transaction has locked some heads, their refusals are not written.
-    async fn postpone(
-        &self,
-        term: &Term,
-        lane: &CheckedOutLane,
-        postponements: Vec<(HoldPostponement, Option<InFlightEntry>)>,
-    ) -> Option<()> {
-        let (mut postponements, entries) = with_entries(postponements);
-        while !postponements.is_empty() {
-            // Heads that may have been sent are known by id, and remain so when their entries are deleted.
-            let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(lane.lane);
-            let fence = (lane.lane, lane.epoch);
-            let write = || async {
-                let write = self
-                    .outbox
-                    .postpone_holds(term, fence, &postponements, &entries, &maybe_sent);
-                Ok(write.await?.then_some(()))
+    /// Returns `None` if a write was fenced. If another transaction has locked some heads, nothing is written about these, and
+    /// their holds are postponed.
+    async fn write(&self, term: &Term, lane: &CheckedOutLane, mut changes: Vec<HoldChange>) -> Option<()> {
+        while !changes.is_empty() {
+            // A release raises the epoch, so releases come last.
+            let is_last = changes.iter().all(|change| change.released);
+            let (now, later): (Vec<_>, Vec<_>) = changes.into_iter().partition(|change| change.released == is_last);
+            let written = if is_last {
+                self.release(term, lane, &now).await?
+            } else {
+                self.postpone(term, lane, &now).await?
             };
-            let written = self.writer.unless_locked(term, write).await;
-            let refused = || postponements.iter().filter_map(|change| change.refused.as_ref());
-            report_unless_locked(&written, refused());
-            if written?.is_some() {
-                self.lanes.in_flight.done(&entries);
-                self.lanes.maybe_sent().stored(term.worker, maybe_sent);
-                break;
-            }
-            let heads: Vec<i64> = refused().map(|refusal| refusal.id).collect();
-            let locked = self.writer.locked(term, &heads).await?;
-            for postponement in &mut postponements {
-                if let Some(refusal) = &postponement.refused
-                    && locked.contains(&refusal.id)
-                    && let Some(without_refusal) = self.when_locked(&postponement.hold, Event::RefusalLocked(refusal))
-                {
-                    *postponement = without_refusal;
-                }
+            changes = later;
+            if !written {
+                let heads: Vec<i64> = now.iter().filter_map(HoldChange::head).collect();
+                let locked = self.writer.locked(term, &heads).await?;
+                let (waiting, others): (Vec<_>, Vec<_>) = now
+                    .into_iter()
+                    .partition(|change| change.head().is_some_and(|head| locked.contains(&head)));
+                changes.extend(others);
+                changes.extend(waiting.iter().filter_map(|change| self.when_locked(term, change)));
             }
         }
         Some(())
     }
 
-    /// How a hold is postponed if nothing can be written about its head, because another transaction has locked it.
-    fn when_locked(&self, hold: &Hold, event: Event<'_>) -> Option<HoldPostponement> {
-        match HoldChange::new(hold.clone(), None, self.decide(hold, event, true)) {
-            Some(HoldChange::Postpone(postponement)) => Some(postponement),
-            Some(HoldChange::Release(_)) | None => None,
+    /// Returns false if nothing was written because another transaction has locked some heads, and `None` if the write was fenced.
+    async fn postpone(&self, term: &Term, lane: &CheckedOutLane, changes: &[HoldChange]) -> Option<bool> {
+        // Heads that may have been sent are known by id, and remain so when their entries are deleted.
+        let maybe_sent = self.lanes.maybe_sent().of_lane_to_store(lane.lane);
+        let (fence, entries) = ((lane.lane, lane.epoch), entries(changes));
+        let write = || async {
+            let write = self.outbox.postpone_holds(term, fence, changes, &entries, &maybe_sent);
+            Ok(write.await?.then_some(()))
+        };
+        let written = self.writer.unless_locked(term, write).await;
+        report_unless_locked(&written, changes.iter().filter_map(|change| change.refused.as_ref()));
+        let is_written = written?.is_some();
+        if is_written {
+            self.lanes.in_flight.done(&entries);
+            self.lanes.maybe_sent().stored(term.worker, maybe_sent);
         }
+        Some(is_written)
     }
 
-    /// Returns `None` if the write was fenced. If another transaction has locked some heads, their holds are postponed instead.
-    async fn release(
-        &self,
-        term: &Term,
-        lane: &CheckedOutLane,
-        mut releases: Vec<(HoldRelease, Option<InFlightEntry>)>,
-    ) -> Option<()> {
-        while !releases.is_empty() {
-            let (holds, entries) = with_entries(releases.clone());
-            let write = || self.outbox.release_holds(term, lane.lane, lane.epoch, &holds, &entries);
-            let written = self.writer.unless_locked(term, write).await;
-            report_unless_locked(&written, holds.iter().filter_map(|release| release.refused.as_ref()));
-            if let Some(lowered) = written? {
-                self.lanes.in_flight.done(&entries);
-                failpoint::hit("after_hold_release").await;
-                self.note_released(term, lane.lane, lowered, &holds).await;
-                break;
-            }
-            let heads: Vec<i64> = holds.iter().filter_map(HoldRelease::head).collect();
-            let locked = self.writer.locked(term, &heads).await?;
-            let is_locked = |(release, _): &mut (HoldRelease, _)| release.head().is_some_and(|id| locked.contains(&id));
-            let waiting = releases.extract_if(.., is_locked).collect();
-            self.postpone_locked(term, lane, waiting).await?;
+    /// Returns as [`RetryHolds::postpone`].
+    async fn release(&self, term: &Term, lane: &CheckedOutLane, changes: &[HoldChange]) -> Option<bool> {
+        let ((number, epoch), entries) = ((lane.lane, lane.epoch), entries(changes));
+        let write = || self.outbox.release_holds(term, number, epoch, changes, &entries);
+        let written = self.writer.unless_locked(term, write).await;
+        report_unless_locked(&written, changes.iter().filter_map(|change| change.refused.as_ref()));
+        let Some(lowered) = written? else { return Some(false) };
+        self.lanes.in_flight.done(&entries);
+        failpoint::hit("after_hold_release").await;
+        self.note_released(term, lane.lane, lowered, changes).await;
+        Some(true)
+    }
+
+    /// How a hold is postponed whose head another transaction has locked. The outcome of the head is written later.
+    fn when_locked(&self, term: &Term, change: &HoldChange) -> Option<HoldChange> {
+        if let Some(head) = change.published {
+            metrics::rows_published(1);
+            let lane = change.hold.lane;
+            self.lanes.maybe_sent().remember_acknowledged(term.worker, lane, head);
         }
-        Some(())
+        let event = change.refused.as_ref().map_or(Event::MarkLocked, Event::RefusalLocked);
+        let postponed = HoldChange::new(change.hold.clone(), None, self.decide(&change.hold, event, true))?;
+        Some(HoldChange {
+            entry: change.entry,
+            ..postponed
+        })
     }
 
-    /// Postpones holds whose heads another transaction has locked. The outcome of these heads is written later.
-    async fn postpone_locked(
-        &self,
-        term: &Term,
-        lane: &CheckedOutLane,
-        releases: Vec<(HoldRelease, Option<InFlightEntry>)>,
-    ) -> Option<()> {
-        let published = releases.iter().filter_map(|(release, _)| release.published);
-        metrics::rows_published(published.clone().count());
-        published.for_each(|id| {
-            self.lanes
-                .maybe_sent()
-                .remember_acknowledged(term.worker, lane.lane, id)
-        });
-        let postponements = releases.into_iter().filter_map(|(release, entry)| {
-            let refused = release.refused.as_ref();
-            let event = refused.map_or(Event::MarkLocked, Event::RefusalLocked);
-            Some((self.when_locked(&release.hold, event)?, entry))
-        });
-        self.postpone(term, lane, postponements.collect()).await
-    }
-
-    async fn note_released(&self, term: &Term, lane: i16, lowered: LoweredLane, releases: &[HoldRelease]) {
-        let published = releases.iter().filter_map(|release| release.published);
+    async fn note_released(&self, term: &Term, lane: i16, lowered: LoweredLane, changes: &[HoldChange]) {
+        let published = changes.iter().filter_map(|change| change.published);
         let count = published.clone().count();
         metrics::rows_published(count);
         metrics::rows_marked(count as u64);
@@ -185,7 +114,7 @@ impl RetryHolds {
         let held_topics = self.outbox.held_topics(lane).await.ok();
         self.lanes.holds().released(term, lane, lowered, held_topics);
         // A topic or partition is held in many lanes, and its release is logged once, by its probe.
-        for HoldRelease { hold, .. } in releases.iter().filter(|release| release.hold.head_id.is_some()) {
+        for HoldChange { hold, .. } in changes.iter().filter(|change| change.hold.head_id.is_some()) {
             info!(topic = hold.topic, unit = hold.unit, "released: its rows flow again");
         }
     }
@@ -209,8 +138,6 @@ impl RetryHolds {
     }
 }
 
-/// Separates changes that are written together from their in-flight entries.
-fn with_entries<T>(changes: Vec<(T, Option<InFlightEntry>)>) -> (Vec<T>, Vec<InFlightEntry>) {
-    let (holds, entries): (Vec<T>, Vec<Option<InFlightEntry>>) = changes.into_iter().unzip();
-    (holds, entries.into_iter().flatten().collect())
+fn entries(changes: &[HoldChange]) -> Vec<InFlightEntry> {
+    changes.iter().filter_map(|change| change.entry).collect()
 }

@@ -1,7 +1,7 @@
 //! Retries held keys: sends the head of each alone when it is due, lane by lane.
 
 use std::future::ready;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -10,16 +10,9 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::change::{ChangeWithEntry, HoldChange};
-use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds};
-use crate::boottime;
-use crate::domain::boot_instant::BootInstant;
-use crate::domain::decision::Decision;
-use crate::domain::hold::Hold;
-use crate::domain::in_flight::InFlightEntry;
+use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds, Tried};
+use crate::domain::hold::{Hold, HoldChange};
 use crate::domain::lease::Term;
-use crate::domain::retry::Event;
-use crate::domain::row::Row;
 use crate::metrics;
 use crate::outbox::Result;
 use crate::tasks::report::report_held_key;
@@ -52,10 +45,7 @@ impl RetryHolds {
                     AFTER_ERROR
                 }
             };
-            tokio::select! {
-                () = sleep(wait) => {}
-                () = draining.cancelled() => return,
-            }
+            draining.run_until_cancelled(sleep(wait)).await;
         }
     }
 
@@ -69,34 +59,38 @@ impl RetryHolds {
         };
         let holds = self.outbox.due_keys(&term, READ_MAX).await?;
         let lanes = by_lane(holds.iter().filter(|hold| hold.wait <= 0.0).cloned());
-        let round = RetryRound { term, draining };
         stream::iter(lanes)
-            .for_each_concurrent(LANES_AT_ONCE, async |holds| self.retry_lane(&round, holds).await)
+            .for_each_concurrent(LANES_AT_ONCE, async |(lane, holds)| {
+                self.retry_lane(&term, lane, holds, draining).await;
+            })
             .await;
         Ok(wait_for_next(&holds))
     }
 
     /// Retries the keys of one lane that are due.
-    async fn retry_lane(&self, round: &RetryRound<'_>, holds: Vec<Hold>) {
-        let Some(lane) = holds.first().map(|hold| hold.lane) else {
-            return;
-        };
+    async fn retry_lane(&self, term: &Term, lane: i16, holds: Vec<Hold>, draining: &CancellationToken) {
         let (changes, to_write) = mpsc::channel(1);
         // These run concurrently: a batch of the lane may wait for the quarantine that a head uses, and the change waits for that
         // batch.
         tokio::join!(
-            self.send_heads(round, holds, changes),
-            self.write_changes(&round.term, lane, to_write)
+            self.send_heads(term, holds, changes, draining),
+            self.write_changes(term, lane, to_write)
         );
     }
 
-    async fn send_heads(&self, round: &RetryRound<'_>, holds: Vec<Hold>, changes: mpsc::Sender<ChangeWithEntry>) {
-        let may_go = |_: &Hold| ready(!round.draining.is_cancelled() && !self.publisher.is_paused());
+    async fn send_heads(
+        &self,
+        term: &Term,
+        holds: Vec<Hold>,
+        changes: mpsc::Sender<HoldChange>,
+        draining: &CancellationToken,
+    ) {
+        let may_go = |_: &Hold| ready(!draining.is_cancelled() && !self.publisher.is_paused());
         stream::iter(holds)
             .filter(may_go)
             .for_each_concurrent(HEADS_AT_ONCE, async |hold| {
                 let topic = hold.topic.clone();
-                match self.retry(round, hold).await {
+                match self.retry(term, hold).await {
                     Ok(None) => {}
                     Ok(Some(change)) => {
                         // The receiver lives until the sender is dropped.
@@ -112,7 +106,7 @@ impl RetryHolds {
     }
 
     /// Writes the changes of the holds of one lane, in groups of those that were answered shortly after each other.
-    async fn write_changes(&self, term: &Term, lane: i16, mut changes: mpsc::Receiver<ChangeWithEntry>) {
+    async fn write_changes(&self, term: &Term, lane: i16, mut changes: mpsc::Receiver<HoldChange>) {
         while let Some(first) = changes.recv().await {
             let mut group = vec![first];
             let others = async {
@@ -129,85 +123,26 @@ impl RetryHolds {
         }
     }
 
-    /// Sends the head of a hold, unless its fate is known already. Returns the change to write, or `None` if there is none or the
-    /// lane is being given away.
-    async fn retry(&self, round: &RetryRound<'_>, hold: Hold) -> Result<Option<ChangeWithEntry>> {
-        // This must come before the row is read: once a row is marked, it is forgotten that Kafka has it.
-        let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
-        let head = self.outbox.read_head(&hold, &[]).await?;
-        // The round may have taken long, so the lease is checked again before something is sent.
-        let live = self.lanes.live_term(self.settings.lease_needed());
-        let Some(live) = live.filter(|live| live.worker == round.term.worker) else {
+    /// Sends the head of a hold. Returns the change to write, or `None` if there is none or the lane is being given away.
+    async fn retry(&self, term: &Term, hold: Hold) -> Result<Option<HoldChange>> {
+        let Some(Tried { decision, sent }) = self.try_head(term, &hold).await? else {
             return Ok(None);
         };
-        // The lane is not given away until this is closed, which is when the change has been written.
-        if !self.lanes.holds().open_head(live.worker, hold.lane) {
-            return Ok(None);
-        }
-        let known = match &head {
-            None => Some(Event::RowGone),
-            // Kafka has the row. The task that marks locked rows marks it, and the hold is released after that.
-            Some(row) if acknowledged.contains(&row.id) => Some(Event::MarkLocked),
-            Some(_) => None,
-        };
-        if let Some(event) = known {
-            let decision = self.decide(&hold, event, true);
-            return Ok(self.to_change(&live, hold, decision, None));
-        }
-        let Some(mut row) = head else { return Ok(None) };
-        row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
-        let entry = match self.write_entry_of_head(&live, &row).await {
-            Ok(Some(entry)) => entry,
-            other => {
-                self.lanes.holds().close_heads(live.worker, hold.lane, 1);
-                return other.map(|_| None);
-            }
-        };
-        // This is known until the release is written. If the lane is given away before, its next owner learns of it.
-        self.lanes.maybe_sent().remember(hold.lane, row.id);
-        let decision = self.send_head(&hold, &row, live.ends).await;
-        self.note_answer(hold.lane, &row, &decision).await;
-        Ok(self.to_change(&live, hold, decision, Some(entry)))
-    }
-
-    /// The change that a decision makes to a hold. If there is none, the head is closed.
-    fn to_change(
-        &self,
-        live: &Term,
-        hold: Hold,
-        decision: Decision,
-        entry: Option<InFlightEntry>,
-    ) -> Option<ChangeWithEntry> {
         let lane = hold.lane;
-        let head = hold.head_id;
-        let Some(change) = HoldChange::new(hold, head, decision) else {
-            self.lanes.holds().close_heads(live.worker, lane, 1);
-            return None;
+        let Some(change) = HoldChange::new(hold, sent.as_ref(), decision) else {
+            self.lanes.holds().close_heads(term.worker, lane, 1);
+            return Ok(None);
         };
-        if let HoldChange::Postpone(postponement) = &change
-            && let Some(refusal) = &postponement.refused
-            && postponement.hold.failures == 0
+        if let Some(refusal) = &change.refused
+            && !change.released
+            && change.hold.failures == 0
         {
             // The key was held because its row was deferred, which was not logged as a warning.
-            let hold = &postponement.hold;
+            let hold = &change.hold;
             report_held_key(&hold.topic, &hold.unit, hold.head_id, &refusal.reason);
         }
-        Some((change, entry))
+        Ok(Some(change))
     }
-
-    async fn send_head(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
-        let began = Instant::now();
-        metrics::possible_duplicates(usize::from(row.possible_duplicate));
-        let until = self.settings.deadlines(began, boottime::left(lease_end));
-        let delivery = self.publisher.send_head(row, until).await;
-        self.decide_delivered(hold, row, &delivery, began)
-    }
-}
-
-/// What all retries of a round share.
-struct RetryRound<'a> {
-    term: Term,
-    draining: &'a CancellationToken,
 }
 
 fn wait_for_next(holds: &[Hold]) -> Duration {
@@ -221,12 +156,12 @@ fn wait_for_next(holds: &[Hold]) -> Duration {
 
 /// Groups holds by lane, in the order of the first hold of each. So the hold that has waited longest is retried first, with all
 /// others of its lane.
-fn by_lane(holds: impl Iterator<Item = Hold>) -> Vec<Vec<Hold>> {
-    let mut lanes: Vec<Vec<Hold>> = Vec::new();
+pub(super) fn by_lane(holds: impl Iterator<Item = Hold>) -> Vec<(i16, Vec<Hold>)> {
+    let mut lanes: Vec<(i16, Vec<Hold>)> = Vec::new();
     for hold in holds {
-        match lanes.iter_mut().find(|lane| lane[0].lane == hold.lane) {
-            Some(lane) => lane.push(hold),
-            None => lanes.push(vec![hold]),
+        match lanes.iter_mut().find(|(lane, _)| *lane == hold.lane) {
+            Some((_, holds)) => holds.push(hold),
+            None => lanes.push((hold.lane, vec![hold])),
         }
     }
     lanes
@@ -254,7 +189,7 @@ mod tests {
         let lanes = by_lane(holds.into_iter());
         let waits: Vec<Vec<f64>> = lanes
             .iter()
-            .map(|lane| lane.iter().map(|hold| hold.wait).collect())
+            .map(|(_, holds)| holds.iter().map(|hold| hold.wait).collect())
             .collect();
         assert_eq!(waits, [vec![-3.0, -1.0], vec![-2.0]]);
     }

@@ -1,7 +1,6 @@
 //! Probes topics and partitions that accept nothing. However many lanes hold one, only one row is sent there at a time, with a
 //! short deadline. If Kafka accepts it, all lanes of this process release their holds for it, and if not, all postpone them.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -11,16 +10,13 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::change::HoldChange;
-use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds};
-use crate::boottime;
-use crate::domain::boot_instant::BootInstant;
-use crate::domain::decision::{Decision, HoldFate};
-use crate::domain::hold::{Hold, HoldRelease};
+use super::keys::by_lane;
+use super::{AFTER_ERROR, IDLE_WAIT, PAUSE_MIN, RetryHolds, Tried};
+use crate::domain::decision::HoldFate;
+use crate::domain::hold::{Hold, HoldChange};
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
-use crate::domain::retry::Event;
-use crate::domain::row::{Row, UNORDERED_LANE};
+use crate::domain::row::UNORDERED_LANE;
 use crate::kafka::Deadlines;
 use crate::metrics;
 use crate::outbox::Result;
@@ -42,12 +38,8 @@ pub const CONNECTIONS: usize = RELEASES_AT_ONCE + 2;
 /// What a probe is for: a topic, and the unit of its holds.
 type TopicUnit = (String, String);
 
-/// A topic or partition that accepts records again.
-struct Recovered {
-    topic_unit: TopicUnit,
-    /// Notified when all lanes have released it.
-    released: oneshot::Sender<()>,
-}
+/// A topic or partition that accepts records again, and what is notified when all lanes have released it.
+type Recovered = (TopicUnit, oneshot::Sender<()>);
 
 /// The probes to send now.
 struct DueProbes {
@@ -111,11 +103,8 @@ impl RetryHolds {
         let excluded: Vec<TopicUnit> = probing.iter().chain(&holds).map(topic_unit).collect();
         let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        holds.extend(
-            self.outbox
-                .reserve_unordered_probes(&term, reserve, &excluded, room)
-                .await?,
-        );
+        let reserved = self.outbox.reserve_unordered_probes(&term, reserve, &excluded, room);
+        holds.extend(reserved.await?);
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
         Ok(Some(DueProbes {
@@ -133,13 +122,20 @@ impl RetryHolds {
             _ => self.probe_lane(&term, &hold).await,
         };
         let written = match result {
-            Ok(ProbeResult::Accepted) => {
+            Ok(Some(HoldFate::PostponeAll { wait, reason })) => {
+                self.outbox.postpone_unit(&term, &hold, &reason, wait).await
+            }
+            Ok(Some(_)) => {
                 info!(topic = hold.topic, unit = hold.unit, "it takes records again");
-                release_others(&topic_unit, recovered).await;
+                // No more probes are needed until the other lanes are released, too.
+                let (released, done) = oneshot::channel();
+                // The receiver lives until the last probe has ended.
+                if recovered.send((topic_unit.clone(), released)).await.is_ok() {
+                    let _ = done.await;
+                }
                 Ok(())
             }
-            Ok(ProbeResult::StillDown { wait, reason }) => self.outbox.postpone_unit(&term, &hold, &reason, wait).await,
-            Ok(ProbeResult::NotSent) => {
+            Ok(None) => {
                 // The hold of another lane is next. If there is none, this must not become a busy loop.
                 sleep(PAUSE_MIN).await;
                 Ok(())
@@ -154,50 +150,31 @@ impl RetryHolds {
         topic_unit
     }
 
-    /// Probes with the oldest row that the hold of one lane keeps back.
-    async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
-        // A row that Kafka has already cannot be the probe.
-        let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
-        let head = self.outbox.read_head(hold, &acknowledged).await?;
-        let live = self.lanes.live_term(self.settings.lease_needed());
-        let Some(live) = live.filter(|live| live.worker == term.worker) else {
-            return Ok(ProbeResult::NotSent);
+    /// Probes with the oldest row that the hold of one lane keeps back. Returns what becomes of the hold, or `None` if there was no
+    /// row to send or this process lost the lane.
+    async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<Option<HoldFate>> {
+        let Some(tried) = self.try_head(term, hold).await? else {
+            return Ok(None);
         };
-        // The lane is not given away until this is closed, which is when the outcome has been written.
-        if !self.lanes.holds().open_head(live.worker, hold.lane) {
-            return Ok(ProbeResult::NotSent);
-        }
-        let result = self.probe_with(&live, hold, head).await;
-        self.lanes.holds().close_heads(live.worker, hold.lane, 1);
+        let result = self.write_probe(term, hold, tried).await;
+        self.lanes.holds().close_heads(term.worker, hold.lane, 1);
         result
     }
 
-    async fn probe_with(&self, live: &Term, hold: &Hold, head: Option<Row>) -> Result<ProbeResult> {
-        let Some(mut row) = head else {
-            // The hold keeps nothing back, so it is released. Other lanes send their own probes.
-            let decision = self.decide(hold, Event::RowGone, true);
-            let change = HoldChange::new(hold.clone(), None, decision).map(|change| (change, None));
-            self.change(live, hold.lane, change.into_iter().collect()).await;
-            return Ok(ProbeResult::NotSent);
-        };
-        row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
-        let Some(entry) = self.write_entry_of_head(live, &row).await? else {
-            return Ok(ProbeResult::NotSent);
-        };
-        // This is known until the release is written. If the lane is given away before, its next owner learns of it.
-        self.lanes.maybe_sent().remember(hold.lane, row.id);
-        let decision = self.send_probe(hold, &row, live.ends).await;
-        self.note_answer(hold.lane, &row, &decision).await;
-        if let HoldFate::PostponeAll { wait, reason } = decision.hold {
-            if row.possible_duplicate || decision.row.is_certainly_not_sent() {
-                // Otherwise the entry stays, because it tells a successor that the row may have been sent.
-                self.discard_entry(live, hold.lane, entry).await?;
-            }
-            return Ok(ProbeResult::StillDown { wait, reason });
+    /// Writes what became of a probe.
+    async fn write_probe(&self, term: &Term, hold: &Hold, tried: Tried) -> Result<Option<HoldFate>> {
+        let Tried { decision, sent } = tried;
+        let (fate, is_unsent) = (decision.hold.clone(), decision.row.is_certainly_not_sent());
+        if let Some(change) = HoldChange::new(hold.clone(), sent.as_ref(), decision) {
+            self.change(term, hold.lane, vec![change]).await;
+        } else if let Some((row, entry)) = &sent
+            && (row.possible_duplicate || is_unsent)
+        {
+            // Otherwise the entry stays, because it tells a successor that the row may have been sent.
+            self.discard_entry(term, hold.lane, *entry).await?;
         }
-        let change = HoldChange::new(hold.clone(), Some(row.id), decision).map(|change| (change, Some(entry)));
-        self.change(live, hold.lane, change.into_iter().collect()).await;
-        Ok(ProbeResult::Accepted)
+        // A hold that keeps nothing back is released without a probe. Other lanes send their own.
+        Ok(sent.map(|_| fate))
     }
 
     /// Deletes the in-flight entry of a row for which this attempt has changed nothing.
@@ -210,28 +187,12 @@ impl RetryHolds {
         Ok(())
     }
 
-    pub(super) async fn send_probe(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
-        let began = Instant::now();
-        metrics::possible_duplicates(usize::from(row.possible_duplicate));
-        let Deadlines { handed_over, answered } = self.settings.deadlines(began, boottime::left(lease_end));
-        let soon = began + PROBE_DEADLINE;
-        let until = Deadlines {
-            handed_over: handed_over.min(soon),
-            answered: answered.min(soon),
-        };
-        let delivery = self.publisher.probe(row, until).await;
-        self.decide_delivered(hold, row, &delivery, began)
-    }
-
     /// Releases recovered topics and partitions in all lanes. Each lane has one transaction for all that have recovered
     /// meanwhile, because it scans again after each release.
     async fn release_recovered(&self, mut recovered: mpsc::Receiver<Recovered>) {
         let mut group = Vec::new();
         while recovered.recv_many(&mut group, PROBES_AT_ONCE).await > 0 {
-            let (units, notify): (Vec<TopicUnit>, Vec<_>) = group
-                .drain(..)
-                .map(|Recovered { topic_unit, released }| (topic_unit, released))
-                .unzip();
+            let (units, notify): (Vec<TopicUnit>, Vec<_>) = group.drain(..).unzip();
             if let Some(term) = self.lanes.term() {
                 self.release_in_all_lanes(&term, &units).await;
             }
@@ -251,39 +212,24 @@ impl RetryHolds {
                 return;
             }
         };
-        let mut lanes: BTreeMap<i16, Vec<Hold>> = BTreeMap::new();
-        for hold in holds {
-            lanes.entry(hold.lane).or_default().push(hold);
-        }
-        stream::iter(lanes)
-            .for_each_concurrent(RELEASES_AT_ONCE, async |(lane, holds)| {
-                if lane == UNORDERED_LANE {
-                    self.release_all_unordered(term, &holds).await;
-                    return;
+        stream::iter(by_lane(holds.into_iter()))
+            .for_each_concurrent(RELEASES_AT_ONCE, async |(lane, holds)| match lane {
+                UNORDERED_LANE => self.release_all_unordered(term, &holds).await,
+                _ => {
+                    let changes = holds.into_iter().map(HoldChange::release).collect();
+                    self.change(term, lane, changes).await;
                 }
-                let release = |hold| (HoldChange::Release(HoldRelease::of(hold)), None);
-                self.change(term, lane, holds.into_iter().map(release).collect()).await;
             })
             .await;
     }
 }
 
-pub(super) enum ProbeResult {
-    /// The topic or partition accepts records again.
-    Accepted,
-    /// The topic or partition still accepts nothing.
-    StillDown { wait: Duration, reason: String },
-    /// There was no row to send, or this process lost the lane.
-    NotSent,
-}
-
-/// Has the other lanes released, and waits until they are, because no more probes are needed meanwhile.
-async fn release_others(topic_unit: &TopicUnit, recovered: &mpsc::Sender<Recovered>) {
-    let (released, done) = oneshot::channel();
-    let topic_unit = topic_unit.clone();
-    // The receiver lives until the last probe has ended.
-    if recovered.send(Recovered { topic_unit, released }).await.is_ok() {
-        let _ = done.await;
+/// The deadlines of a probe that began at this moment.
+pub(super) fn deadlines(began: Instant, until: Deadlines) -> Deadlines {
+    let soon = began + PROBE_DEADLINE;
+    Deadlines {
+        handed_over: until.handed_over.min(soon),
+        answered: until.answered.min(soon),
     }
 }
 

@@ -5,35 +5,32 @@ use std::time::Instant;
 use tracing::warn;
 
 use super::RetryHolds;
-use super::probes::ProbeResult;
 use crate::boottime;
-use crate::domain::decision::{Decision, HoldFate, Refusal, RowFate};
+use crate::domain::decision::{Decision, HoldFate, RowFate};
 use crate::domain::hold::Hold;
 use crate::domain::lease::Term;
 use crate::domain::retry::Event;
 use crate::domain::row::{Row, UNORDERED_LANE};
-use crate::failpoint;
 use crate::lanes::LockedRows;
 use crate::metrics;
 use crate::outbox::{Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::report::report_refusal;
 
 impl RetryHolds {
-    pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<ProbeResult> {
+    /// Probes with the oldest free row that a hold keeps back. Returns as [`RetryHolds::probe_lane`].
+    pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<Option<HoldFate>> {
         let began = boottime::now();
         let Some((claim, mut row)) = self.claim_head(term, hold).await? else {
             // There is no row to probe with. After the release the next batch finds out whether Kafka accepts rows.
             self.release_unordered(term, hold, None).await?;
-            return Ok(ProbeResult::NotSent);
+            return Ok(None);
         };
         let mut decision = if began + self.settings.lease < boottime::now() + self.settings.lease_needed() {
             // It could arrive after the claim has expired and another worker has claimed the row.
             self.decide(hold, Event::TooLate(&row), true)
         } else {
             row.possible_duplicate |= self.lanes.maybe_sent().contains(UNORDERED_LANE, row.id);
-            let decision = self.send_probe(hold, &row, began + self.settings.lease).await;
-            failpoint::hit("after_head_sent").await;
-            decision
+            self.send(hold, &row, began + self.settings.lease).await
         };
         let claimed = (claim, row.id);
         match self.write_unordered(term, hold, claimed, &decision).await {
@@ -45,10 +42,7 @@ impl RetryHolds {
             }
             written => written?,
         }
-        Ok(match decision.hold {
-            HoldFate::PostponeAll { wait, reason } => ProbeResult::StillDown { wait, reason },
-            _ => ProbeResult::Accepted,
-        })
+        Ok(Some(decision.hold))
     }
 
     /// Writes what was decided about the row that was claimed for a hold, and about the hold.
@@ -59,57 +53,33 @@ impl RetryHolds {
         (claim, id): (i64, i64),
         decision: &Decision,
     ) -> Result<()> {
+        let (ids, claimed) = ([id], Instant::now());
+        let mut outcome = UnorderedOutcome::default();
         match &decision.row {
             // The mark and the release are one transaction.
             RowFate::Published => return self.release_unordered(term, hold, Some((claim, id))).await,
-            RowFate::PublishedUnmarked => self.keep_claim(term, claim, id).await?,
+            // The claim is kept until the row is unlocked and can be marked.
+            RowFate::PublishedUnmarked => outcome.unmarked = &ids,
             RowFate::Refused(refusal) => {
-                let maybe_sent = refusal.is_retried_flagged().then_some(id);
-                self.give_back(term, claim, Some(refusal), maybe_sent).await?;
+                outcome.refused = std::slice::from_ref(refusal);
+                outcome.maybe_sent = if refusal.is_retried_flagged() { &ids } else { &[] };
             }
-            RowFate::Pending { maybe_sent } => self.give_back(term, claim, None, maybe_sent.then_some(id)).await?,
-            RowFate::Gone => self.give_back(term, claim, None, None).await?,
+            RowFate::Pending { maybe_sent: true } => outcome.maybe_sent = &ids,
+            RowFate::Pending { maybe_sent: false } | RowFate::Gone => {}
+        }
+        let lease = self.settings.lease;
+        let write = self.outbox.write_unordered_outcome(term, claim, &outcome, lease);
+        write.await?;
+        outcome.refused.iter().for_each(report_refusal);
+        if !outcome.unmarked.is_empty() {
+            let ids = ids.to_vec();
+            let locked = LockedRows { claim, ids, claimed };
+            self.lanes.unordered().remember_locked(term.worker, locked);
         }
         match decision.hold {
             HoldFate::Release | HoldFate::ReleaseAll => self.release_unordered(term, hold, None).await,
             _ => Ok(()),
         }
-    }
-
-    /// Keeps the claim of a row that Kafka has, until the row is unlocked and can be marked.
-    async fn keep_claim(&self, term: &Term, claim: i64, id: i64) -> Result<()> {
-        let (ids, claimed) = (vec![id], Instant::now());
-        let outcome = UnorderedOutcome {
-            unmarked: &ids,
-            ..UnorderedOutcome::default()
-        };
-        let lease = self.settings.lease;
-        self.outbox
-            .write_unordered_outcome(term, claim, &outcome, lease)
-            .await?;
-        let unmarked = LockedRows { claim, ids, claimed };
-        self.lanes.unordered().remember_locked(term.worker, unmarked);
-        Ok(())
-    }
-
-    async fn give_back(
-        &self,
-        term: &Term,
-        claim: i64,
-        refusal: Option<&Refusal>,
-        maybe_sent: Option<i64>,
-    ) -> Result<()> {
-        let outcome = UnorderedOutcome {
-            refused: refusal.map(std::slice::from_ref).unwrap_or_default(),
-            maybe_sent: maybe_sent.as_slice(),
-            ..UnorderedOutcome::default()
-        };
-        let lease = self.settings.lease;
-        self.outbox
-            .write_unordered_outcome(term, claim, &outcome, lease)
-            .await?;
-        refusal.into_iter().for_each(report_refusal);
-        Ok(())
     }
 
     /// Claims the oldest free row that a hold keeps back. `None` if there is none.
