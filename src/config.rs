@@ -120,8 +120,8 @@ impl KafkaArgs {
     pub fn consumer(&self) -> Result<ClientConfig, Problems> {
         let mut check = Check::default();
         let (brokers, own) = self.checked(&mut check);
-        let config = properties::consumer_config(&brokers, &own);
-        check.problems(properties::consumer_problem(&config, &own));
+        let (config, problem) = properties::consumer_config(&brokers, &own);
+        check.problems(problem);
         check.finish(Some(config))
     }
 
@@ -129,13 +129,13 @@ impl KafkaArgs {
     fn producer(&self, check: &mut Check, relay: &relay::Settings) -> ClientConfig {
         let (brokers, own) = self.checked(check);
         let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
-        let config = properties::client_config(&brokers, relay.batch_deadline, rows, bytes, &own);
-        check.problems(properties::producer_problem(&config, &own));
+        let (config, problem) = properties::producer_config(&brokers, relay.batch_deadline, rows, bytes, &own);
+        check.problems(problem);
         config
     }
 
     /// The brokers, and the user's own properties.
-    fn checked(&self, check: &mut Check) -> (String, properties::Own) {
+    fn checked(&self, check: &mut Check) -> (String, Vec<properties::Property>) {
         let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
         check.ensure(!brokers.is_empty(), || {
             "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()

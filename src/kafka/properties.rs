@@ -13,76 +13,63 @@ use super::{OVERRUN, record_lifetime};
 /// The client accepts no larger value.
 const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
 
-/// Properties that would break a promise, each with the reason and what to use instead.
-const REFUSED: &[(&str, &str)] = &[
-    ("bootstrap.servers", "use --kafka-brokers"),
-    ("metadata.broker.list", "use --kafka-brokers"),
+/// Properties that would break a promise, with the reason and what to use instead.
+const REFUSED: &[(&[&str], &str)] = &[
+    (&["bootstrap.servers", "metadata.broker.list"], "use --kafka-brokers"),
     (
-        "acks",
+        &["acks", "request.required.acks"],
         "always all: an acknowledged row must survive the loss of a broker",
     ),
     (
-        "request.required.acks",
-        "always all: an acknowledged row must survive the loss of a broker",
-    ),
-    (
-        "enable.idempotence",
+        &["enable.idempotence"],
         "always on: a retry inside the client must not make a duplicate or break order",
     ),
     (
-        "enable.gapless.guarantee",
+        &["enable.gapless.guarantee"],
         "always on for batches: nothing may pass a refused row of its key",
     ),
-    ("max.in.flight", "set by outboxd: more than five in flight breaks order"),
     (
-        "max.in.flight.requests.per.connection",
+        &["max.in.flight", "max.in.flight.requests.per.connection"],
         "set by outboxd: more than five in flight breaks order",
     ),
     (
-        "retries",
+        &["retries", "message.send.max.retries"],
         "the batch deadline decides how long is retried: use --batch-deadline",
     ),
     (
-        "message.send.max.retries",
-        "the batch deadline decides how long is retried: use --batch-deadline",
-    ),
-    (
-        "message.timeout.ms",
+        &["message.timeout.ms", "delivery.timeout.ms"],
         "derived from --batch-deadline, so that a send never outlives its lease",
     ),
+    (&["transactional.id"], "outboxd owns transactions"),
     (
-        "delivery.timeout.ms",
-        "derived from --batch-deadline, so that a send never outlives its lease",
+        &["partitioner"],
+        "outboxd computes the partition as the Java client does",
     ),
-    ("transactional.id", "outboxd owns transactions"),
-    ("partitioner", "outboxd computes the partition as the Java client does"),
-    ("queue.buffering.max.messages", "sized by outboxd: use --batch-rows"),
+    (&["queue.buffering.max.messages"], "sized by outboxd: use --batch-rows"),
     (
-        "queue.buffering.max.kbytes",
+        &["queue.buffering.max.kbytes"],
         "sized by outboxd: use --max-in-flight-bytes",
     ),
-    ("queuing.strategy", "always fifo: order"),
+    (&["queuing.strategy"], "always fifo: order"),
     (
-        "batch.size",
+        &["batch.size"],
         "fixed by outboxd: the search for a refused row relies on it",
     ),
-    ("message.max.bytes", "the topic's own limit decides"),
-    ("delivery.report.only.error", "every row needs its report"),
+    (&["message.max.bytes"], "the topic's own limit decides"),
+    (&["delivery.report.only.error"], "every row needs its report"),
 ];
 
 /// Why the user may not set this property, if so.
 fn refusal(name: &str) -> Option<&'static str> {
-    REFUSED
-        .iter()
-        .find(|(refused, _)| *refused == name)
-        .map(|(_, reason)| *reason)
+    let (_, reason) = REFUSED.iter().find(|(names, _)| names.contains(&name))?;
+    Some(reason)
 }
 
-/// The user's properties, each as a name and a value.
-pub type Own = Vec<(String, String)>;
+/// A property that the user gave: its name and its value.
+pub type Property = (String, String);
 
 /// Parses properties given as `name=value`. Also returns the problems of those that we do not accept.
-pub fn parse(given: &[String]) -> (Own, Vec<String>) {
+pub fn parse(given: &[String]) -> (Vec<Property>, Vec<String>) {
     let mut own = Vec::new();
     let mut problems = Vec::new();
     for property in given.iter().filter(|property| !property.trim().is_empty()) {
@@ -99,63 +86,54 @@ pub fn parse(given: &[String]) -> (Own, Vec<String>) {
     (own, problems)
 }
 
-/// Why a producer does not accept these settings, if so. `own` are the ones that the user gave.
-pub fn producer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
-    problem::<BaseProducer>(config, own)
-}
-
-/// Why a consumer does not accept these settings, if so.
-pub fn consumer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
-    problem::<BaseConsumer>(config, own)
-}
-
-/// Creates a client and drops it, because it reads some settings, such as certificates and the SASL mechanism, only when it is
-/// created. Nothing needs checking if all settings are ours.
-fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
-    let error = match config.create_native_config() {
-        Err(error) => error,
-        Ok(_) if own.is_empty() => return None,
-        Ok(_) => C::from_config(&without_brokers(config)).err()?,
+/// Our settings together with the user's own, and why the client does not accept them, if so. The client reads some settings,
+/// such as certificates and the SASL mechanism, only when it is created, so one is created and dropped.
+fn with_own<C: FromClientConfig>(mut config: ClientConfig, own: &[Property]) -> (ClientConfig, Option<String>) {
+    config.extend(own.iter().cloned());
+    let problem = match config.create_native_config() {
+        Err(error) => Some(problem(error, own)),
+        // Nothing more needs checking if all settings are ours.
+        Ok(_) if own.is_empty() => None,
+        Ok(_) => {
+            // Without brokers the client does not connect.
+            let mut offline = config.clone();
+            offline.remove("bootstrap.servers");
+            C::from_config(&offline).err().map(|error| problem(error, own))
+        }
     };
-    Some(match error {
+    (config, problem)
+}
+
+fn problem(error: KafkaError, own: &[Property]) -> String {
+    match error {
         KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
         KafkaError::ClientCreation(reason) => match property_in(&reason, own) {
             Some(name) => format!("--kafka-property {name} is not accepted: {reason}"),
             None => format!("the Kafka client does not accept its --kafka-property settings: {reason}"),
         },
         other => format!("the Kafka client does not accept its settings: {other}"),
-    })
-}
-
-/// The settings without brokers, so that the client does not connect.
-fn without_brokers(config: &ClientConfig) -> ClientConfig {
-    let mut config = config.clone();
-    config.remove("bootstrap.servers");
-    config
+    }
 }
 
 /// The property that the client's reason is about: it contains its name, or quotes its value.
-fn property_in<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
-    let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
+fn property_in<'a>(reason: &str, own: &'a [Property]) -> Option<&'a str> {
+    let words = reason.split(|c: char| c.is_whitespace() || c == ':');
+    let named = own.iter().find(|(name, _)| reason.contains(name));
     let quoted = || {
-        let said = |value: &String| {
-            reason
-                .split(|c: char| c.is_whitespace() || c == ':')
-                .any(|word| word == value)
-        };
-        own.iter().find(|(_, value)| !value.is_empty() && said(value))
+        own.iter()
+            .find(|(_, value)| !value.is_empty() && words.clone().any(|word| word == value))
     };
     named.or_else(quoted).map(|(name, _)| name.as_str())
 }
 
-/// The settings of every producer.
-pub fn client_config(
+/// The settings of every producer, and what is wrong with the user's part of them, if anything.
+pub fn producer_config(
     brokers: &str,
     deadline: Duration,
     rows: usize,
     bytes: usize,
-    own: &[(String, String)],
-) -> ClientConfig {
+    own: &[Property],
+) -> (ClientConfig, Option<String>) {
     let mut config = ClientConfig::new();
     let longest_send = (deadline + OVERRUN).min(SOCKET_TIMEOUT_MAX).as_millis().to_string();
     config
@@ -184,14 +162,12 @@ pub fn client_config(
         .set("api.version.request.timeout.ms", &longest_send)
         .set("reconnect.backoff.max.ms", "2000")
         .set("topic.metadata.refresh.interval.ms", "60000");
-    for (name, value) in own {
-        config.set(name, value);
-    }
-    config
+    with_own::<BaseProducer>(config, own)
 }
 
-/// The settings of a consumer that reads topics once, from given offsets, and little at a time.
-pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig {
+/// The settings of a consumer that reads topics once, from given offsets, and little at a time; and what is wrong with the user's
+/// part of them, if anything.
+pub fn consumer_config(brokers: &str, own: &[Property]) -> (ClientConfig, Option<String>) {
     let mut config = ClientConfig::new();
     config
         .set("bootstrap.servers", brokers)
@@ -211,10 +187,7 @@ pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig 
         // A few large records fill the queue, and by default the client would then pause for a second.
         .set("fetch.queue.backoff.ms", "5")
         .set("socket.keepalive.enable", "true");
-    for (name, value) in own {
-        config.set(name, value);
-    }
-    config
+    with_own::<BaseConsumer>(config, own)
 }
 
 #[cfg(test)]
@@ -235,8 +208,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .collect();
-        let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own);
-        producer_problem(&config, &own)
+        producer_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own).1
     }
 
     #[test]
@@ -275,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_client_accepts_our_settings() {
-        let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &[]);
-        assert!(config.create_native_config().is_ok());
+        let (_, problem) = producer_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &[]);
+        assert_eq!(problem, None);
     }
 }
