@@ -10,6 +10,7 @@ mod verify;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
@@ -17,7 +18,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{LogFormat, Problems};
 use crate::daemon;
 use crate::memory;
-use crate::outbox;
+use crate::outbox::{self, Database, OnPublished, Outbox};
 
 /// Carries committed rows of a PostgreSQL outbox table to Kafka.
 ///
@@ -167,6 +168,14 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Purge(args) => purge::purge(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
+}
+
+/// The outbox of a command, on one connection. Its schema has been verified.
+async fn open_outbox(database: &Database, schema: &str, timeout: Duration) -> Result<Outbox, outbox::Error> {
+    let pool = outbox::pool(database, 1, timeout)?;
+    let outbox = Outbox::new(pool, schema, OnPublished::Keep, timeout);
+    outbox.verify_schema().await?;
+    Ok(outbox)
 }
 
 /// Refuses a word that is no level: the filter would take it for the name of a module, and nothing would ever be logged.

@@ -8,9 +8,8 @@ use std::time::Duration;
 use clap::Args;
 
 use self::render::render;
-use super::Failure;
-use crate::config::DatabaseArgs;
-use crate::outbox::{OnPublished, Outbox, pool};
+use super::{Failure, open_outbox};
+use crate::config::{Check, DatabaseArgs};
 
 #[derive(Args, Debug)]
 pub struct StatusArgs {
@@ -26,16 +25,17 @@ pub struct StatusArgs {
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(25);
 
 pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
-    let (database, schema) = args.database.validate()?;
-    let pool = pool(&database, 1, STATEMENT_TIMEOUT)?;
-    let outbox = Outbox::new(pool, &schema, OnPublished::Keep, STATEMENT_TIMEOUT);
-    outbox.verify_schema().await?;
-    let status = outbox.status().await?;
+    let database = Check::run(|check| args.database.database(check))?;
+    let schema = &args.database.schema;
+    let status = open_outbox(&database, schema, STATEMENT_TIMEOUT)
+        .await?
+        .status()
+        .await?;
     if args.json {
         let json = serde_json::to_string_pretty(&status).map_err(|error| Failure::Broken(error.to_string()))?;
         println!("{json}");
     } else {
-        print!("{}", render(&status, &schema));
+        print!("{}", render(&status, schema));
     }
     Ok(())
 }

@@ -3,16 +3,15 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use super::Failure;
 use super::progress::bar;
-use crate::config::{DatabaseArgs, KafkaArgs, Problems};
-use crate::outbox::{OnPublished, Outbox, pool};
+use super::{Failure, open_outbox};
+use crate::config::{Check, DatabaseArgs, KafkaArgs};
 use crate::verify::findings::{Finding, Findings, Verdict};
 use crate::verify::{self, Error, Settings};
 
@@ -87,33 +86,33 @@ pub async fn verify(args: &VerifyArgs) -> Result<(), Failure> {
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
-    let pool = pool(&settings.database, 1, STATEMENT_TIMEOUT)?;
-    let outbox = Outbox::new(pool, &settings.schema, OnPublished::Keep, STATEMENT_TIMEOUT);
-    outbox.verify_schema().await?;
+    open_outbox(&settings.database, &settings.schema, STATEMENT_TIMEOUT).await?;
     verify::verify(settings, bar).await
 }
 
 impl VerifyArgs {
     fn settings(&self) -> Result<Settings, Failure> {
-        let since = self.since.as_deref().map(parse_since).transpose();
-        let since = since.map_err(|problem| Problems(vec![problem]));
-        let servers = Problems::of_both(self.database.validate(), self.kafka.consumer());
-        let (((database, schema), kafka), since) = Problems::of_both(servers, since)?;
-        Ok(Settings {
-            database,
-            schema,
-            kafka,
-            topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
-            since,
-            serialized_keys: self.serialized_keys,
-            temp_dir: self.temp_dir.clone().unwrap_or_else(std::env::temp_dir),
-        })
+        Ok(Check::run(|check| {
+            let database = self.database.database(check);
+            Some(Settings {
+                kafka: self.kafka.consumer(check),
+                since: match &self.since {
+                    Some(since) => Some(check.ok(parse_since(since))?),
+                    None => None,
+                },
+                database: database?,
+                schema: self.database.schema.clone(),
+                topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
+                serialized_keys: self.serialized_keys,
+                temp_dir: self.temp_dir.clone().unwrap_or_else(std::env::temp_dir),
+            })
+        })?)
     }
 }
 
-fn parse_since(text: &str) -> Result<std::time::SystemTime, String> {
+fn parse_since(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
-        return Ok(std::time::SystemTime::now() - ago);
+        return Ok(SystemTime::now() - ago);
     }
     humantime::parse_rfc3339_weak(text)
         .map_err(|_| format!("--since {text:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)"))
