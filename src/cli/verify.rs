@@ -1,7 +1,6 @@
 //! `outboxd verify`: did everything arrive, once, unaltered, in order?
 
-use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -119,25 +118,17 @@ fn parse_since(text: &str) -> Result<SystemTime, String> {
 }
 
 fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {
-    let text = if json {
-        let json = serde_json::to_string_pretty(report).map_err(|error| Failure::Broken(error.to_string()))?;
-        json + "\n"
+    let mut out = io::stdout().lock();
+    let printed = if json {
+        let json = serde_json::to_writer_pretty(&mut out, report).map_err(io::Error::from);
+        json.and_then(|()| writeln!(out))
     } else {
-        render(report, schema)
+        write_report(&mut out, report, schema)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))
+    printed.map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))
 }
 
-fn render(report: &Report, schema: &str) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_report(&mut out, report, schema);
-    out
-}
-
-fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Result {
+fn write_report(out: &mut impl Write, report: &Report, schema: &str) -> io::Result<()> {
     let verdict = match report.verdict {
         Verdict::Holds => "The promises held",
         Verdict::Broken => "A promise was BROKEN",
@@ -145,26 +136,28 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     };
     writeln!(out, "{verdict}: {}.\n", report.reason)?;
     let findings = &report.findings;
-    let (pending, dead) = (findings.counts.pending, findings.counts.dead);
+    let counts = &findings.counts;
+    let mut line = |name: &str, count: u64, note: &str| {
+        let line = format!("{name:<16} {count:>12}  {note}");
+        writeln!(out, "{}", line.trim_end())
+    };
     line(
-        out,
         "Rows",
-        findings.counts.rows,
-        &format!("{pending} pending, {dead} dead"),
+        counts.rows,
+        &format!("{} pending, {} dead", counts.pending, counts.dead),
     )?;
-    let foreign = format!("and {} of somebody else", findings.counts.foreign);
-    line(out, "Records", findings.counts.records, &foreign)?;
-    for (name, finding, _) in sections(findings) {
-        line(out, name, finding.count, "")?;
-    }
-    let flagged = format!("{} flagged as possible duplicates", findings.duplicated.flagged);
-    line(out, "Duplicated", findings.duplicated.copies.count, &flagged)?;
     line(
-        out,
-        "Outside",
-        findings.counts.outside,
-        "records older than the rows still kept",
+        "Records",
+        counts.records,
+        &format!("and {} of somebody else", counts.foreign),
     )?;
+    for (name, finding, _) in sections(findings) {
+        line(name, finding.count, "")?;
+    }
+    let copies = &findings.duplicated.copies;
+    let flagged = format!("{} flagged as possible duplicates", findings.duplicated.flagged);
+    line("Duplicated", copies.count, &flagged)?;
+    line("Outside", counts.outside, "records older than the rows still kept")?;
     writeln!(out, "Seconds          {:>12.1}", report.seconds)?;
     for topic in &findings.grown {
         writeln!(
@@ -177,9 +170,9 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     }
     if findings.duplicated.unflagged > 0 {
         let advice = "An unflagged duplicate is a bug of the relay, or another program wrote it. Report it.";
-        write_offenders(out, "Duplicated", &findings.duplicated.copies, advice)?;
+        write_offenders(out, "Duplicated", copies, advice)?;
     }
-    if report.verdict != Verdict::Holds && findings.counts.rows > 0 {
+    if report.verdict != Verdict::Holds && counts.rows > 0 {
         writeln!(
             out,
             "\nTo see a row: SELECT * FROM {schema}.message WHERE id = …, or {schema}.history where rows are archived."
@@ -229,21 +222,15 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
     ]
 }
 
-fn line(out: &mut String, name: &str, count: u64, note: &str) -> std::fmt::Result {
-    writeln!(out, "{}", format!("{name:<16} {count:>12}  {note}").trim_end())
-}
-
-fn write_offenders(out: &mut String, name: &str, finding: &Finding, advice: &str) -> std::fmt::Result {
+fn write_offenders(out: &mut impl Write, name: &str, finding: &Finding, advice: &str) -> io::Result<()> {
     if finding.count == 0 {
         return Ok(());
     }
     writeln!(out, "\n{name} ({} of {})", finding.first.len(), finding.count)?;
+    let or_dash = |number: Option<i64>| number.map_or("-".to_owned(), |number| number.to_string());
     for offender in &finding.first {
         let row = offender.id.map_or("no row".to_owned(), |id| format!("row {id}"));
-        let partition = offender
-            .partition
-            .map_or("-".to_owned(), |partition| partition.to_string());
-        let offset = offender.offset.map_or("-".to_owned(), |offset| offset.to_string());
+        let (partition, offset) = (or_dash(offender.partition.map(i64::from)), or_dash(offender.offset));
         let (message, topic, what) = (&offender.message_id, &offender.topic, &offender.what);
         writeln!(out, "  {row} message {message} at {topic}/{partition}/{offset}: {what}")?;
     }
