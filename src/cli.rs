@@ -137,25 +137,24 @@ pub fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    init_logs(&cli);
-    memory::limit_heaps();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("outboxd: cannot start: {error}");
-            return ExitCode::from(70);
-        }
-    };
-    let done = runtime.block_on(dispatch(cli.command));
-    // Blocking lookups of the Kafka client may still wait for a broker. The process does not wait for them.
-    runtime.shutdown_background();
-    match done {
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("outboxd: {failure}");
             ExitCode::from(failure.exit_code())
         }
     }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    init_logs(&cli);
+    memory::limit_heaps();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Broken(format!("cannot start: {error}")))?;
+    let done = runtime.block_on(dispatch(cli.command));
+    // Blocking lookups of the Kafka client may still wait for a broker. The process does not wait for them.
+    runtime.shutdown_background();
+    done
 }
 
 async fn dispatch(command: Command) -> Result<(), Failure> {

@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use args::{DatabaseArgs, KafkaArgs, LogFormat, RetentionArgs, RunArgs};
-use check::{Check, parse_bytes};
+pub use check::Check;
+
+use check::parse_bytes;
 
 use crate::domain::retention::Retention;
 use crate::domain::retry::RetryPolicy;
@@ -22,20 +24,6 @@ use crate::tasks::relay::{self, MARK_MARGIN};
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration has {} problem(s):\n{}", .0.len(), .0.iter().map(|p| format!("  - {p}")).collect::<Vec<_>>().join("\n"))]
 pub struct Problems(pub Vec<String>);
-
-impl Problems {
-    /// Both values, or the problems of both.
-    pub fn of_both<A, B>(one: Result<A, Problems>, other: Result<B, Problems>) -> Result<(A, B), Problems> {
-        match (one, other) {
-            (Ok(one), Ok(other)) => Ok((one, other)),
-            (Err(Problems(mut all)), Err(Problems(more))) => {
-                all.extend(more);
-                Err(Problems(all))
-            }
-            (Err(problems), Ok(_)) | (Ok(_), Err(problems)) => Err(problems),
-        }
-    }
-}
 
 /// Settings that are valid, each and all together.
 #[derive(Clone, Debug)]
@@ -59,102 +47,73 @@ pub struct Config {
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
 
 impl DatabaseArgs {
-    /// The database and schema, or every problem with them.
-    pub fn validate(&self) -> Result<(Database, String), Problems> {
-        self.validated(Check::default())
-    }
-
-    /// The database and schema for a migration, or every problem with them.
-    pub fn validate_to_migrate(&self) -> Result<(Database, String), Problems> {
-        let mut check = Check::default();
-        self.check_migration(&mut check);
-        self.validated(check)
-    }
-
     /// A migration holds a lock from statement to statement, so it needs a session of its own.
-    fn check_migration(&self, check: &mut Check) {
-        check.ensure(self.database_pooler == Pooler::None, || {
+    pub fn check_migration(&self, check: &mut Check) {
+        check.ensure(
+            self.database_pooler == Pooler::None,
             "a migration does not pass a transaction pooler: run `outboxd migrate` with the server's own --database-url \
-             and --database-pooler none"
-                .to_owned()
-        });
+             and --database-pooler none",
+        );
     }
 
-    fn validated(&self, mut check: Check) -> Result<(Database, String), Problems> {
-        let database = self.checked(&mut check);
-        Ok((check.finish(database)?, self.schema.clone()))
-    }
-
-    fn checked(&self, check: &mut Check) -> Option<Database> {
-        let plain = !self.schema.is_empty()
-            && self.schema.len() <= 63
-            && self.schema.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
-            && self
-                .schema
+    /// The database. It has the schema named by `schema`, which is checked as well.
+    pub fn database(&self, check: &mut Check) -> Option<Database> {
+        let schema = &self.schema;
+        let plain = (1..=63).contains(&schema.len())
+            && !schema.starts_with(|c: char| c.is_ascii_digit())
+            && schema
                 .chars()
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        check.ensure(plain, || {
-            format!("--schema {:?} is not a plain lower-case identifier", self.schema)
-        });
+        check.ensure(
+            plain,
+            format!("--schema {schema:?} is not a plain lower-case identifier"),
+        );
         if let Some(ca) = &self.database_tls_ca {
-            check.ensure(ca.is_file(), || {
-                format!("--database-tls-ca {} is not a file", ca.display())
-            });
+            check.ensure(
+                ca.is_file(),
+                format!("--database-tls-ca {} is not a file", ca.display()),
+            );
         }
-        let Some(url) = &self.database_url else {
-            check.problem("--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned());
-            return None;
-        };
-        match Database::parse(url, self.database_tls_ca.clone(), self.database_pooler) {
-            Ok(database) => Some(database),
-            Err(error) => {
-                check.problem(format!("--database-url cannot be used: {error}"));
-                None
-            }
-        }
+        let missing = || "--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned();
+        let url = check.ok(self.database_url.as_ref().ok_or_else(missing))?;
+        let database = Database::parse(url, self.database_tls_ca.clone(), self.database_pooler);
+        check.ok(database.map_err(|error| format!("--database-url cannot be used: {error}")))
     }
 }
 
 impl KafkaArgs {
-    /// The settings of a consumer, or every problem with them.
-    pub fn consumer(&self) -> Result<ClientConfig, Problems> {
-        let mut check = Check::default();
-        let (brokers, own) = self.checked(&mut check);
-        let config = properties::consumer_config(&brokers, &own);
-        check.problems(properties::consumer_problem(&config, &own));
-        check.finish(Some(config))
+    /// The settings of a consumer.
+    pub fn consumer(&self, check: &mut Check) -> ClientConfig {
+        let (brokers, own) = self.brokers(check);
+        let (config, problem) = properties::consumer_config(brokers, &own);
+        check.problems(problem);
+        config
     }
 
     /// The settings of a producer for batches of this size.
     fn producer(&self, check: &mut Check, relay: &relay::Settings) -> ClientConfig {
-        let (brokers, own) = self.checked(check);
+        let (brokers, own) = self.brokers(check);
         let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
-        let config = properties::client_config(&brokers, relay.batch_deadline, rows, bytes, &own);
-        check.problems(properties::producer_problem(&config, &own));
+        let (config, problem) = properties::producer_config(brokers, relay.batch_deadline, rows, bytes, &own);
+        check.problems(problem);
         config
     }
 
     /// The brokers, and the user's own properties.
-    fn checked(&self, check: &mut Check) -> (String, properties::Own) {
+    fn brokers(&self, check: &mut Check) -> (&str, Vec<properties::Property>) {
         let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
-        check.ensure(!brokers.is_empty(), || {
-            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?".to_owned()
-        });
+        check.ensure(
+            !brokers.is_empty(),
+            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?",
+        );
         let (own, problems) = properties::parse(&self.kafka_properties);
         check.problems(problems);
-        (brokers.to_owned(), own)
+        (brokers, own)
     }
 }
 
 impl RetentionArgs {
-    /// The durations, or every problem with them.
-    pub fn validate(&self) -> Result<Retention, Problems> {
-        let mut check = Check::default();
-        let retention = self.checked(&mut check);
-        check.finish(Some(retention))
-    }
-
-    fn checked(&self, check: &mut Check) -> Retention {
+    pub fn retention(&self, check: &mut Check) -> Retention {
         Retention {
             published: check.age("--retention", &self.retention),
             processed: check.age("--processed-retention", &self.processed_retention),
@@ -166,34 +125,26 @@ impl RetentionArgs {
 impl RunArgs {
     /// The checked settings, or every problem with them.
     pub fn validate(&self) -> Result<Config, Problems> {
-        let mut check = Check::default();
-        let database = self.database.checked(&mut check);
-        if self.migrate {
-            self.database.check_migration(&mut check);
-        }
-        let relay = self.relay(&mut check);
-        let message_bytes_max = self.message_bytes_max(&mut check, relay.in_flight_bytes);
-        let kafka = self.kafka.producer(&mut check, &relay);
-        let poll_interval_max = check.duration("--poll-interval-max", &self.poll_interval_max);
-        check.ensure(poll_interval_max >= Duration::from_millis(1), || {
-            "--poll-interval-max must be at least 1ms".to_owned()
-        });
-        let shutdown_grace = check.duration("--shutdown-grace", &self.shutdown_grace);
-        let maintenance = self.maintenance(&mut check);
-        let http_listen = check.address("--http-listen", &self.http_listen);
-        Ok(Config {
-            database: check.finish(database)?,
-            schema: self.database.schema.clone(),
-            kafka,
-            migrate: self.migrate,
-            on_published: self.on_published,
-            message_bytes_max,
-            maintenance,
-            lease: self.lease(relay.lease),
-            relay,
-            poll_interval_max,
-            shutdown_grace,
-            http_listen,
+        Check::run(|check| {
+            let database = self.database.database(check);
+            if self.migrate {
+                self.database.check_migration(check);
+            }
+            let relay = self.relay(check);
+            Some(Config {
+                message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
+                kafka: self.kafka.producer(check, &relay),
+                poll_interval_max: self.poll_interval_max(check),
+                shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
+                maintenance: self.maintenance(check),
+                http_listen: check.address("--http-listen", &self.http_listen),
+                database: database?,
+                schema: self.database.schema.clone(),
+                migrate: self.migrate,
+                on_published: self.on_published,
+                lease: self.lease(relay.lease),
+                relay,
+            })
         })
     }
 
@@ -210,11 +161,20 @@ impl RunArgs {
         settings
     }
 
+    fn poll_interval_max(&self, check: &mut Check) -> Duration {
+        let interval = check.duration("--poll-interval-max", &self.poll_interval_max);
+        check.ensure(
+            interval >= Duration::from_millis(1),
+            "--poll-interval-max must be at least 1ms",
+        );
+        interval
+    }
+
     fn maintenance(&self, check: &mut Check) -> maintenance::Settings {
         let orphaned_after = self.end_orphaned_commands_after.as_deref();
         maintenance::Settings {
             on_published: self.on_published,
-            retention: self.retention.checked(check),
+            retention: self.retention.retention(check),
             end_orphaned_after: orphaned_after.map(|age| check.age("--end-orphaned-commands-after", age)),
         }
     }
@@ -233,13 +193,13 @@ impl RunArgs {
             return in_flight;
         };
         let bytes = parse_bytes(value).filter(|bytes| (MESSAGE_BYTES_MIN..=in_flight).contains(bytes));
-        bytes.unwrap_or_else(|| {
-            check.problem(format!(
+        let problem = || {
+            format!(
                 "--max-message-bytes {value:?} is not a size from 64KiB to --max-in-flight-bytes {:?}; write e.g. 1MiB",
                 self.max_in_flight_bytes
-            ));
-            in_flight
-        })
+            )
+        };
+        check.ok(bytes.ok_or_else(problem)).unwrap_or(in_flight)
     }
 
     fn policy(&self, check: &mut Check) -> RetryPolicy {
@@ -249,29 +209,30 @@ impl RunArgs {
             backoff_max: check.duration("--retry-backoff-max", &self.retry_backoff_max),
             on_dead: self.on_dead,
         };
-        check.ensure(policy.backoff_min <= policy.backoff_max, || {
-            format!(
-                "--retry-backoff-min {} is longer than --retry-backoff-max {}",
-                self.retry_backoff_min, self.retry_backoff_max
-            )
-        });
+        let (min, max) = (&self.retry_backoff_min, &self.retry_backoff_max);
+        check.ensure(
+            policy.backoff_min <= policy.backoff_max,
+            format!("--retry-backoff-min {min} is longer than --retry-backoff-max {max}"),
+        );
         policy
     }
 }
 
 /// A send must be over, and its mark written, before another worker can take the lease.
 fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
-    check.ensure(deadline >= Duration::from_millis(500), || {
-        "--batch-deadline must be at least 500ms".to_owned()
-    });
+    check.ensure(
+        deadline >= Duration::from_millis(500),
+        "--batch-deadline must be at least 500ms",
+    );
     // The lease is longer by a quarter, so that a renewal may be a fifth of it late.
     let needed = (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25);
-    check.ensure(lease >= needed, || {
+    check.ensure(
+        lease >= needed,
         format!(
             "--lease {lease:?} is too short for --batch-deadline {deadline:?}: a batch could be published after its \
              lease has passed on; it must be at least {needed:?}"
-        )
-    });
+        ),
+    );
 }
 
 #[cfg(test)]

@@ -19,12 +19,11 @@ use indicatif::ProgressBar;
 use uuid::Uuid;
 
 use crate::domain::retention::RETENTION_MIN;
-use crate::domain::row::{MESSAGE_ID, POSSIBLE_DUPLICATE, State};
-use crate::kafka::consumer::{self, Consumer, Extent, Record};
+use crate::kafka::consumer::{self, Consumer, Extent};
 use crate::kafka::{ClientConfig, KafkaError};
-use crate::outbox::verify::{Snapshot, StoredRow, Window};
+use crate::outbox::verify::{Snapshot, Window};
 use crate::outbox::{self, Database};
-use entry::{Arrived, Content, Expected, First, Micros, RowState, micros, span};
+use entry::{Arrived, Expected, First, Micros, micros, number, span};
 use findings::Findings;
 use judge::{Context, Judge, Partition, SLACK, Topic};
 use spill::{BUCKETS, Spill, Storage};
@@ -67,49 +66,44 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
         Some(topics) => topics.clone(),
         None => windows.iter().map(|window| window.topic.clone()).collect(),
     };
-    let reading = Reading::new(settings, names, bar)?;
-    let mut reading = on_thread(reading, Reading::measure).await?;
+    let kafka = settings.kafka.clone();
+    // A record is written before its row is marked.
+    let since = settings.since.map(|since| (micros(since) - SLACK) / 1000);
+    // The ends of the topics are asked for right after the snapshot, so that few records have rows that are not in it.
+    let source = on_thread(move || Source::open(&kafka, names, since)).await?;
     let rows = windows.iter().map(|window| window.rows as u64).sum();
-    bar.inc_length(rows);
-    let storage = Storage::choose(&settings.temp_dir, rows, reading.records()).map_err(Error::NoRoom)?;
-    let mut expected = Spill::new(&storage)?;
-    reading.arrived = Spill::new(&storage)?;
-    let topics = &reading.names;
-    let indices: HashMap<&str, u32> = topics.iter().map(String::as_str).zip(0..).collect();
+    let records = source.extents.iter().map(|extents| offsets(extents)).sum();
+    bar.inc_length(rows + records);
+    let storage = Storage::choose(&settings.temp_dir, rows, records).map_err(Error::NoRoom)?;
+    let mut expected = Spill::new(&storage);
+    let indices: HashMap<&str, u32> = source.names.iter().map(String::as_str).zip(0..).collect();
     snapshot
-        .each_row(topics, settings.since, |kept| {
+        .each_row(&source.names, settings.since, |stored| {
             bar.inc(1);
-            let topic = indices[kept.row.topic.as_str()];
-            Ok::<_, Error>(expected.push(&Expected::of(&kept.row, topic, row_state(&kept)))?)
+            let entry = Expected::of(&stored, indices[stored.row.topic.as_str()]);
+            Ok::<_, Error>(expected.push(number(&entry.message_id), &entry)?)
         })
         .await?;
     snapshot.close().await?;
-    let mut reading = on_thread(reading, Reading::read).await?;
-    let judge = Judge::new(Context {
-        topics: reading.topics(&settings.kafka).await,
+    let (entries, progress) = (Spill::new(&storage), bar.clone());
+    let mut arrivals = on_thread(move || source.read(entries, &progress)).await?;
+    for topic in &mut arrivals.topics {
+        let said = consumer::is_compacted(&settings.kafka, &topic.name).await;
+        topic.compacted = said.unwrap_or(topic.compacted);
+    }
+    let mut judge = Judge::new(Context {
+        topics: arrivals.topics,
         phantoms_from: phantoms_from(&windows, settings.since),
         serialized_keys: settings.serialized_keys,
     });
-    let firsts = Spill::new(&storage)?;
-    let mut findings = compare(judge, &snapshot, &mut expected, &mut reading.arrived, firsts).await?;
-    findings.counts.foreign += reading.foreign;
-    Ok(findings)
+    judge.findings.counts.foreign = arrivals.foreign;
+    compare(&mut judge, &snapshot, expected, arrivals.entries, Spill::new(&storage)).await?;
+    Ok(judge.findings)
 }
 
 /// Runs `work` on a thread that may block, since the Kafka client does.
-async fn on_thread<T: Send + 'static>(
-    mut reading: Reading,
-    work: fn(&mut Reading) -> Result<T, Error>,
-) -> Result<Reading, Error> {
-    tokio::task::spawn_blocking(move || work(&mut reading).map(|_| reading)).await?
-}
-
-fn row_state(kept: &StoredRow) -> RowState {
-    match (kept.state, kept.published_at) {
-        (State::Published, Some(at)) => RowState::Published(micros(at)),
-        (State::Dead, _) => RowState::Dead,
-        _ => RowState::Pending,
-    }
+async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await?
 }
 
 /// A record older than this may belong to a row that retention removed. Retention keeps every row for at least an hour, and
@@ -127,20 +121,15 @@ fn phantoms_from(windows: &[Window], since: Option<SystemTime>) -> Micros {
 }
 
 async fn compare(
-    mut judge: Judge,
+    judge: &mut Judge,
     snapshot: &Snapshot,
-    expected: &mut Spill<Expected>,
-    arrived: &mut Spill<Arrived>,
+    mut expected: Spill<Expected>,
+    mut arrived: Spill<Arrived>,
     mut firsts: Spill<First>,
-) -> Result<Findings, Error> {
+) -> Result<(), Error> {
     for bucket in 0..BUCKETS {
-        let mut spilled = Ok(());
-        let mut unmatched = judge.compare(expected.bucket(bucket)?, arrived.bucket(bucket)?, |first| {
-            if spilled.is_ok() {
-                spilled = firsts.push(&first);
-            }
-        });
-        spilled?;
+        let note_first = |first: First| firsts.push(first.unit, &first);
+        let mut unmatched = judge.compare(expected.bucket(bucket)?, arrived.bucket(bucket)?, note_first)?;
         if !unmatched.is_empty() {
             let messages: Vec<Uuid> = unmatched.iter().map(|record| record.message_id).collect();
             let known = snapshot.known(&messages).await?;
@@ -151,119 +140,83 @@ async fn compare(
     for bucket in 0..BUCKETS {
         judge.order(firsts.bucket(bucket)?);
     }
-    Ok(judge.findings)
+    Ok(())
 }
 
-/// The topics and how far they have been read.
-struct Reading {
+/// The topics, and how far to read them.
+struct Source {
     consumer: Consumer,
-    names: Vec<String>,
+    /// In milliseconds since 1970. Older records are not read.
     since: Option<i64>,
+    names: Vec<String>,
+    /// What to read of each topic, by partition.
     extents: Vec<Vec<Extent>>,
-    /// Per topic and partition, the time of the first record that was read.
-    first: Vec<Vec<Option<Micros>>>,
-    /// Per topic, how many records were read.
-    read: Vec<u64>,
-    arrived: Spill<Arrived>,
-    foreign: u64,
-    bar: ProgressBar,
 }
 
-impl Reading {
-    fn new(settings: &Settings, names: Vec<String>, bar: &ProgressBar) -> Result<Self, Error> {
-        Ok(Reading {
-            consumer: Consumer::new(&settings.kafka)?,
-            // A record is written before its row is marked.
-            since: settings.since.map(|since| (micros(since) - SLACK) / 1000),
-            extents: Vec::new(),
-            first: Vec::new(),
-            read: vec![0; names.len()],
-            // Replaced once it is known how much there is to read.
-            arrived: Spill::new(&Storage::Memory)?,
-            foreign: 0,
-            bar: bar.clone(),
+/// What was read of the topics.
+struct Arrivals {
+    entries: Spill<Arrived>,
+    topics: Vec<Topic>,
+    foreign: u64,
+}
+
+impl Source {
+    /// Asks where the topics end.
+    fn open(kafka: &ClientConfig, names: Vec<String>, since: Option<i64>) -> Result<Self, Error> {
+        let consumer = Consumer::new(kafka)?;
+        let extents: Result<_, _> = names.iter().map(|name| consumer.extents(name, since)).collect();
+        Ok(Source {
+            extents: extents?,
+            consumer,
+            since,
             names,
         })
     }
 
-    /// Asks where the topics end. This comes right after the snapshot, so that few records have rows that are not in it.
-    fn measure(&mut self) -> Result<(), Error> {
-        for name in &self.names {
-            let extents = self.consumer.extents(name, self.since)?;
-            self.bar
-                .inc_length(extents.iter().map(|extent| (extent.to - extent.from) as u64).sum());
-            self.first.push(vec![None; extents.len()]);
-            self.extents.push(extents);
-        }
-        Ok(())
-    }
-
-    /// The maximum number of records to read.
-    fn records(&self) -> u64 {
-        let extents = self.extents.iter().flatten();
-        extents.map(|extent| (extent.to - extent.from) as u64).sum()
-    }
-
-    fn read(&mut self) -> Result<(), Error> {
-        for (topic, name) in self.names.iter().enumerate() {
-            let (first, read) = (&mut self.first[topic], &mut self.read[topic]);
-            self.consumer.read(name, &self.extents[topic], |record| {
-                self.bar.inc(1);
-                *read += 1;
-                let written = record.timestamp.unwrap_or(0) * 1000;
-                first[record.partition as usize].get_or_insert(written);
-                match arrived(topic as u32, written, record) {
-                    Some(arrived) => self.arrived.push(&arrived)?,
-                    None => self.foreign += 1,
+    fn read(&self, mut entries: Spill<Arrived>, bar: &ProgressBar) -> Result<Arrivals, Error> {
+        let (mut topics, mut foreign) = (Vec::new(), 0);
+        for (name, extents) in self.names.iter().zip(&self.extents) {
+            // The time of the first record of each partition.
+            let mut first = vec![None; extents.len()];
+            let mut records = 0;
+            self.consumer.read(name, extents, |record| {
+                bar.inc(1);
+                records += 1;
+                let timestamp = record.timestamp.unwrap_or(0) * 1000;
+                first[record.partition as usize].get_or_insert(timestamp);
+                match Arrived::of(record, topics.len() as u32, timestamp) {
+                    Some(entry) => entries.push(number(&entry.message_id), &entry)?,
+                    None => foreign += 1,
                 }
                 Ok::<_, Error>(())
             })?;
-        }
-        Ok(())
-    }
-
-    async fn topics(&self, kafka: &ClientConfig) -> Vec<Topic> {
-        let mut topics = Vec::new();
-        for (index, name) in self.names.iter().enumerate() {
-            let extents = &self.extents[index];
-            let span: i64 = extents.iter().map(|extent| extent.to - extent.from).sum();
-            let has_holes = self.read[index] < span as u64;
+            let partition = |(extent, first)| self.partition(extent, first);
             topics.push(Topic {
                 name: name.clone(),
-                partitions: extents
-                    .iter()
-                    .zip(&self.first[index])
-                    .map(|(e, f)| self.partition(e, *f))
-                    .collect(),
-                // If we may not ask, missing offsets suggest compaction.
-                compacted: consumer::is_compacted(kafka, name).await.unwrap_or(has_holes),
+                partitions: extents.iter().zip(first).map(partition).collect(),
+                // If Kafka does not say whether it is compacted, missing offsets suggest it.
+                compacted: records < offsets(extents),
             });
         }
-        topics
+        Ok(Arrivals {
+            entries,
+            topics,
+            foreign,
+        })
     }
 
     fn partition(&self, extent: &Extent, first: Option<Micros>) -> Partition {
-        let asked = self.since.map(|since| since * 1000);
         // Kafka has removed the records before `low`, or all of them.
         let truncated_to = (extent.low > 0 && extent.from == extent.low).then(|| first.unwrap_or(Micros::MAX));
         Partition {
-            begins: truncated_to.max(asked),
+            begins: truncated_to.max(self.since.map(|since| since * 1000)),
             // If offsets do not begin at 0, there were earlier records.
             first: if extent.from > 0 { Some(Micros::MIN) } else { first },
         }
     }
 }
 
-/// The entry of a record. `None` if it was not published from an outbox.
-fn arrived(topic: u32, timestamp: Micros, record: &Record<'_>) -> Option<Arrived> {
-    let id = record.headers.iter().find(|(name, _)| *name == MESSAGE_ID)?.1?;
-    Some(Arrived {
-        message_id: Uuid::try_parse_ascii(id).ok()?,
-        topic,
-        partition: record.partition,
-        offset: record.offset,
-        timestamp,
-        flagged: record.headers.iter().any(|(name, _)| *name == POSSIBLE_DUPLICATE),
-        content: Content::of_record(record.key, record.payload, record.headers.iter().copied()),
-    })
+/// The number of offsets to read, which is the maximum number of records.
+fn offsets(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| (extent.to - extent.from) as u64).sum()
 }

@@ -54,7 +54,7 @@ pub struct ProducerAlone {
 
 impl ProducerAlone {
     pub async fn new(workspace: &Workspace, shape: Shape, rows: i64) -> Outcome<Self> {
-        let config = properties::client_config(&workspace.servers.kafka, DEADLINE, 2 * IN_FLIGHT, 1 << 27, &[]);
+        let (config, _) = properties::producer_config(&workspace.servers.kafka, DEADLINE, 2 * IN_FLIGHT, 1 << 27, &[]);
         let delivered = Arc::new(Delivered::default());
         Ok(ProducerAlone {
             client: ThreadedProducer::from_config_and_context(&config, Counting(delivered.clone()))?,

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::Failure;
-use crate::config::DatabaseArgs;
+use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{connect, schema::apply};
 
 #[derive(Args, Debug)]
@@ -13,9 +13,13 @@ pub struct MigrateArgs {
 }
 
 pub async fn migrate(args: &MigrateArgs) -> Result<(), Failure> {
-    let (database, schema) = args.database.validate_to_migrate()?;
+    let database = Check::run(|check| {
+        args.database.check_migration(check);
+        args.database.database(check)
+    })?;
+    let schema = &args.database.schema;
     let mut client = connect(&database).await?;
-    let applied = apply(&mut client, &schema).await?;
+    let applied = apply(&mut client, schema).await?;
     if applied.is_empty() {
         println!("The schema {schema} is up to date.");
     } else {

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use super::Failure;
 use super::progress::bar;
-use crate::config::{DatabaseArgs, Problems, RetentionArgs};
+use crate::config::{Check, DatabaseArgs, RetentionArgs};
 use crate::domain::retention::{Retention, Table};
 use crate::outbox::{HistoryDays, Outbox, Purge, PurgeResult};
 
@@ -45,8 +44,11 @@ const BAR: &str = "{prefix:<19} {bar:40.green} {pos}/{len} rows";
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub async fn purge(args: &PurgeArgs) -> Result<(), Failure> {
-    let ((database, schema), retention) = Problems::of_both(args.database.validate(), args.retention.validate())?;
-    let outbox = Outbox::open(&database, &schema, STATEMENT_TIMEOUT).await?;
+    let (database, retention) = Check::run(|check| {
+        let (database, retention) = (args.database.database(check), args.retention.retention(check));
+        Some((database?, retention))
+    })?;
+    let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;
     let started = Instant::now();
     let purged = if args.dry_run {
         outbox.purgeable(retention).await?
@@ -72,39 +74,28 @@ async fn remove(outbox: &Outbox, retention: Retention, limit: i32) -> Result<Pur
     let mut rows = Vec::new();
     for table in Table::ALL {
         bar.set_prefix(table.name());
-        rows.push((table, remove_of(outbox, table, retention, limit, &bar).await?));
+        let (mut purge, mut total) = (Purge::of(table), 0);
+        loop {
+            let (removed, finished) = outbox.purge(&mut purge, limit, retention).await?;
+            total += removed;
+            bar.inc(removed.unsigned_abs());
+            if finished {
+                break;
+            }
+        }
+        rows.push((table, total));
     }
     let history = outbox.history_expire(retention.published).await?;
     bar.finish_and_clear();
     Ok(PurgeResult { rows, history })
 }
 
-async fn remove_of(
-    outbox: &Outbox,
-    table: Table,
-    retention: Retention,
-    limit: i32,
-    bar: &ProgressBar,
-) -> Result<i64, Failure> {
-    let mut purge = Purge::of(table);
-    let mut total = 0;
-    loop {
-        let (rows, finished) = outbox.purge(&mut purge, limit, retention).await?;
-        total += rows;
-        bar.inc(rows.unsigned_abs());
-        if finished {
-            return Ok(total);
-        }
-    }
-}
-
 fn summary(purged: &PurgeResult, dry_run: bool, took: Duration) -> String {
     let verb = if dry_run { "Would remove" } else { "Removed" };
-    let rows = purged
-        .rows
-        .iter()
-        .map(|(table, rows)| format!("{rows} of {}", table.name()));
-    let rows: Vec<String> = rows.collect();
+    let rows = purged.rows.iter();
+    let rows: Vec<String> = rows
+        .map(|(table, rows)| format!("{rows} of {}", table.name()))
+        .collect();
     let (rows, days, seconds) = (rows.join(", "), purged.history.dropped, took.as_secs_f64());
     let left = match purged.history.locked {
         0 => String::new(),

@@ -9,7 +9,7 @@ use clap::Args;
 
 use self::render::render;
 use super::Failure;
-use crate::config::DatabaseArgs;
+use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
 
 #[derive(Args, Debug)]
@@ -26,14 +26,17 @@ pub struct StatusArgs {
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(25);
 
 pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
-    let (database, schema) = args.database.validate()?;
-    let outbox = Outbox::open(&database, &schema, STATEMENT_TIMEOUT).await?;
-    let status = outbox.status().await?;
+    let database = Check::run(|check| args.database.database(check))?;
+    let schema = &args.database.schema;
+    let status = Outbox::open(&database, schema, STATEMENT_TIMEOUT)
+        .await?
+        .status()
+        .await?;
     if args.json {
         let json = serde_json::to_string_pretty(&status).map_err(|error| Failure::Broken(error.to_string()))?;
         println!("{json}");
     } else {
-        print!("{}", render(&status, &schema));
+        print!("{}", render(&status, schema));
     }
     Ok(())
 }

@@ -1,9 +1,8 @@
 //! `outboxd verify`: did everything arrive, once, unaltered, in order?
 
-use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -11,7 +10,7 @@ use serde::Serialize;
 
 use super::Failure;
 use super::progress::bar;
-use crate::config::{DatabaseArgs, KafkaArgs, Problems};
+use crate::config::{Check, DatabaseArgs, KafkaArgs};
 use crate::outbox::Outbox;
 use crate::verify::findings::{Finding, Findings, Verdict};
 use crate::verify::{self, Error, Settings};
@@ -93,50 +92,44 @@ async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Err
 
 impl VerifyArgs {
     fn settings(&self) -> Result<Settings, Failure> {
-        let since = self.since.as_deref().map(parse_since).transpose();
-        let since = since.map_err(|problem| Problems(vec![problem]));
-        let servers = Problems::of_both(self.database.validate(), self.kafka.consumer());
-        let (((database, schema), kafka), since) = Problems::of_both(servers, since)?;
-        Ok(Settings {
-            database,
-            schema,
-            kafka,
-            topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
-            since,
-            serialized_keys: self.serialized_keys,
-            temp_dir: self.temp_dir.clone().unwrap_or_else(std::env::temp_dir),
-        })
+        Ok(Check::run(|check| {
+            let database = self.database.database(check);
+            Some(Settings {
+                kafka: self.kafka.consumer(check),
+                since: match &self.since {
+                    Some(since) => Some(check.ok(parse_since(since))?),
+                    None => None,
+                },
+                database: database?,
+                schema: self.database.schema.clone(),
+                topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
+                serialized_keys: self.serialized_keys,
+                temp_dir: self.temp_dir.clone().unwrap_or_else(std::env::temp_dir),
+            })
+        })?)
     }
 }
 
-fn parse_since(text: &str) -> Result<std::time::SystemTime, String> {
+fn parse_since(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
-        return Ok(std::time::SystemTime::now() - ago);
+        return Ok(SystemTime::now() - ago);
     }
     humantime::parse_rfc3339_weak(text)
         .map_err(|_| format!("--since {text:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)"))
 }
 
 fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {
-    let text = if json {
-        let json = serde_json::to_string_pretty(report).map_err(|error| Failure::Broken(error.to_string()))?;
-        json + "\n"
+    let mut out = io::stdout().lock();
+    let printed = if json {
+        let json = serde_json::to_writer_pretty(&mut out, report).map_err(io::Error::from);
+        json.and_then(|()| writeln!(out))
     } else {
-        render(report, schema)
+        write_report(&mut out, report, schema)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))
+    printed.map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))
 }
 
-fn render(report: &Report, schema: &str) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_report(&mut out, report, schema);
-    out
-}
-
-fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Result {
+fn write_report(out: &mut impl Write, report: &Report, schema: &str) -> io::Result<()> {
     let verdict = match report.verdict {
         Verdict::Holds => "The promises held",
         Verdict::Broken => "A promise was BROKEN",
@@ -144,26 +137,28 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     };
     writeln!(out, "{verdict}: {}.\n", report.reason)?;
     let findings = &report.findings;
-    let (pending, dead) = (findings.counts.pending, findings.counts.dead);
+    let counts = &findings.counts;
+    let mut line = |name: &str, count: u64, note: &str| {
+        let line = format!("{name:<16} {count:>12}  {note}");
+        writeln!(out, "{}", line.trim_end())
+    };
     line(
-        out,
         "Rows",
-        findings.counts.rows,
-        &format!("{pending} pending, {dead} dead"),
+        counts.rows,
+        &format!("{} pending, {} dead", counts.pending, counts.dead),
     )?;
-    let foreign = format!("and {} of somebody else", findings.counts.foreign);
-    line(out, "Records", findings.counts.records, &foreign)?;
-    for (name, finding, _) in sections(findings) {
-        line(out, name, finding.count, "")?;
-    }
-    let flagged = format!("{} flagged as possible duplicates", findings.duplicated.flagged);
-    line(out, "Duplicated", findings.duplicated.copies.count, &flagged)?;
     line(
-        out,
-        "Outside",
-        findings.counts.outside,
-        "records older than the rows still kept",
+        "Records",
+        counts.records,
+        &format!("and {} of somebody else", counts.foreign),
     )?;
+    for (name, finding, _) in sections(findings) {
+        line(name, finding.count, "")?;
+    }
+    let copies = &findings.duplicated.copies;
+    let flagged = format!("{} flagged as possible duplicates", findings.duplicated.flagged);
+    line("Duplicated", copies.count, &flagged)?;
+    line("Outside", counts.outside, "records older than the rows still kept")?;
     writeln!(out, "Seconds          {:>12.1}", report.seconds)?;
     for topic in &findings.grown {
         writeln!(
@@ -176,9 +171,9 @@ fn write_report(out: &mut String, report: &Report, schema: &str) -> std::fmt::Re
     }
     if findings.duplicated.unflagged > 0 {
         let advice = "An unflagged duplicate is a bug of the relay, or another program wrote it. Report it.";
-        write_offenders(out, "Duplicated", &findings.duplicated.copies, advice)?;
+        write_offenders(out, "Duplicated", copies, advice)?;
     }
-    if report.verdict != Verdict::Holds && findings.counts.rows > 0 {
+    if report.verdict != Verdict::Holds && counts.rows > 0 {
         writeln!(
             out,
             "\nTo see a row: SELECT * FROM {schema}.message WHERE id = …, or {schema}.history where rows are archived."
@@ -228,21 +223,15 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
     ]
 }
 
-fn line(out: &mut String, name: &str, count: u64, note: &str) -> std::fmt::Result {
-    writeln!(out, "{}", format!("{name:<16} {count:>12}  {note}").trim_end())
-}
-
-fn write_offenders(out: &mut String, name: &str, finding: &Finding, advice: &str) -> std::fmt::Result {
+fn write_offenders(out: &mut impl Write, name: &str, finding: &Finding, advice: &str) -> io::Result<()> {
     if finding.count == 0 {
         return Ok(());
     }
     writeln!(out, "\n{name} ({} of {})", finding.first.len(), finding.count)?;
+    let or_dash = |number: Option<i64>| number.map_or("-".to_owned(), |number| number.to_string());
     for offender in &finding.first {
         let row = offender.id.map_or("no row".to_owned(), |id| format!("row {id}"));
-        let partition = offender
-            .partition
-            .map_or("-".to_owned(), |partition| partition.to_string());
-        let offset = offender.offset.map_or("-".to_owned(), |offset| offset.to_string());
+        let (partition, offset) = (or_dash(offender.partition.map(i64::from)), or_dash(offender.offset));
         let (message, topic, what) = (&offender.message_id, &offender.topic, &offender.what);
         writeln!(out, "  {row} message {message} at {topic}/{partition}/{offset}: {what}")?;
     }

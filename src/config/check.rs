@@ -9,80 +9,70 @@ use crate::domain::retention::RETENTION_MIN;
 /// Longer than any setting needs, and short enough that sums of durations do not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// Collects problems instead of stopping at the first.
+/// The problems found so far.
 #[derive(Default)]
 pub struct Check(Vec<String>);
 
 impl Check {
+    /// Runs `checks`, and returns their result or every problem they found. The result may be missing only if there was a problem.
+    pub fn run<T>(checks: impl FnOnce(&mut Check) -> Option<T>) -> Result<T, Problems> {
+        let mut check = Check::default();
+        match checks(&mut check) {
+            Some(value) if check.0.is_empty() => Ok(value),
+            _ => Err(Problems(check.0)),
+        }
+    }
+
     pub fn duration(&mut self, flag: &str, value: &str) -> Duration {
-        let duration = humantime::parse_duration(value).unwrap_or_else(|error| {
-            self.0.push(format!(
-                "{flag} {value:?} is not a duration ({error}); write e.g. 500ms, 15s, 7days"
-            ));
-            Duration::ZERO
-        });
-        self.ensure(duration <= DURATION_MAX, || {
-            format!("{flag} {value:?} is longer than ten years")
-        });
+        let duration = humantime::parse_duration(value)
+            .map_err(|error| format!("{flag} {value:?} is not a duration ({error}); write e.g. 500ms, 15s, 7days"));
+        let duration = self.ok(duration).unwrap_or_default();
+        self.ensure(
+            duration <= DURATION_MAX,
+            format!("{flag} {value:?} is longer than ten years"),
+        );
         duration.min(DURATION_MAX)
     }
 
     /// The age at which maintenance removes something.
     pub fn age(&mut self, flag: &str, value: &str) -> Duration {
         let age = self.duration(flag, value);
-        self.ensure(age >= RETENTION_MIN, || format!("{flag} must be at least 1h"));
+        self.ensure(age >= RETENTION_MIN, format!("{flag} must be at least 1h"));
         age
     }
 
     pub fn number(&mut self, flag: &str, value: &str, least: usize, most: usize) -> usize {
-        match value.parse() {
-            Ok(number) if (least..=most).contains(&number) => number,
-            _ => {
-                self.0
-                    .push(format!("{flag} {value:?} is not a whole number from {least} to {most}"));
-                least
-            }
-        }
+        let number = value.parse().ok().filter(|number| (least..=most).contains(number));
+        let problem = || format!("{flag} {value:?} is not a whole number from {least} to {most}");
+        self.ok(number.ok_or_else(problem)).unwrap_or(least)
     }
 
     pub fn bytes(&mut self, flag: &str, value: &str) -> usize {
-        let sane = |bytes: &usize| (1 << 20..=1 << 40).contains(bytes);
-        parse_bytes(value).filter(sane).unwrap_or_else(|| {
-            self.0.push(format!(
-                "{flag} {value:?} is not a size from 1MiB to 1024GiB; write e.g. 6MiB"
-            ));
-            1 << 20
-        })
+        let bytes = parse_bytes(value).filter(|bytes| (1 << 20..=1 << 40).contains(bytes));
+        let problem = || format!("{flag} {value:?} is not a size from 1MiB to 1024GiB; write e.g. 6MiB");
+        self.ok(bytes.ok_or_else(problem)).unwrap_or(1 << 20)
     }
 
     pub fn address(&mut self, flag: &str, value: &str) -> SocketAddr {
-        value.parse().unwrap_or_else(|_| {
-            self.0
-                .push(format!("{flag} {value:?} is not an address; write e.g. 0.0.0.0:9090"));
-            SocketAddr::from(([0, 0, 0, 0], 0))
-        })
+        let address = value.parse();
+        let problem = |_| format!("{flag} {value:?} is not an address; write e.g. 0.0.0.0:9090");
+        let unspecified = SocketAddr::from(([0, 0, 0, 0], 0));
+        self.ok(address.map_err(problem)).unwrap_or(unspecified)
     }
 
-    pub fn ensure(&mut self, holds: bool, problem: impl FnOnce() -> String) {
+    pub fn ensure(&mut self, holds: bool, problem: impl Into<String>) {
         if !holds {
-            self.0.push(problem());
+            self.0.push(problem.into());
         }
     }
 
-    pub fn problem(&mut self, problem: String) {
-        self.0.push(problem);
+    /// The value, or `None` if it is a problem.
+    pub fn ok<T>(&mut self, value: Result<T, String>) -> Option<T> {
+        value.map_err(|problem| self.0.push(problem)).ok()
     }
 
     pub fn problems(&mut self, problems: impl IntoIterator<Item = String>) {
         self.0.extend(problems);
-    }
-
-    /// The value, unless there was a problem. If there is no value, there was one.
-    pub fn finish<T>(self, value: Option<T>) -> Result<T, Problems> {
-        match value {
-            Some(value) if self.0.is_empty() => Ok(value),
-            _ => Err(Problems(self.0)),
-        }
     }
 }
 

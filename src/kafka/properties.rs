@@ -13,7 +13,7 @@ use super::{OVERRUN, record_lifetime};
 /// The client accepts no larger value.
 const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
 
-/// Properties that would break a promise, by the reason and what to use instead.
+/// Properties that would break a promise, with the reason and what to use instead.
 const REFUSED: &[(&[&str], &str)] = &[
     (&["bootstrap.servers", "metadata.broker.list"], "use --kafka-brokers"),
     (
@@ -65,11 +65,11 @@ fn refusal(name: &str) -> Option<&'static str> {
     Some(reason)
 }
 
-/// The user's properties, each as a name and a value.
-pub type Own = Vec<(String, String)>;
+/// A property that the user gave: its name and its value.
+pub type Property = (String, String);
 
 /// Parses properties given as `name=value`. Also returns the problems of those that we do not accept.
-pub fn parse(given: &[String]) -> (Own, Vec<String>) {
+pub fn parse(given: &[String]) -> (Vec<Property>, Vec<String>) {
     let mut own = Vec::new();
     let mut problems = Vec::new();
     for property in given.iter().filter(|property| !property.trim().is_empty()) {
@@ -86,58 +86,54 @@ pub fn parse(given: &[String]) -> (Own, Vec<String>) {
     (own, problems)
 }
 
-/// Why a producer does not accept these settings, if so. `own` are the ones that the user gave.
-pub fn producer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
-    problem::<BaseProducer>(config, own)
-}
-
-/// Why a consumer does not accept these settings, if so.
-pub fn consumer_problem(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
-    problem::<BaseConsumer>(config, own)
-}
-
-/// Creates a client and drops it, because it reads some settings, such as certificates and the SASL mechanism, only when it is
-/// created. Nothing needs checking if all settings are ours.
-fn problem<C: FromClientConfig>(config: &ClientConfig, own: &[(String, String)]) -> Option<String> {
-    let error = match config.create_native_config() {
-        Err(error) => error,
-        Ok(_) if own.is_empty() => return None,
+/// Our settings together with the user's own, and why the client does not accept them, if so. The client reads some settings,
+/// such as certificates and the SASL mechanism, only when it is created, so one is created and dropped.
+fn with_own<C: FromClientConfig>(mut config: ClientConfig, own: &[Property]) -> (ClientConfig, Option<String>) {
+    config.extend(own.iter().cloned());
+    let problem = match config.create_native_config() {
+        Err(error) => Some(problem(error, own)),
+        // Nothing more needs checking if all settings are ours.
+        Ok(_) if own.is_empty() => None,
         Ok(_) => {
             // Without brokers the client does not connect.
-            let mut config = config.clone();
-            config.remove("bootstrap.servers");
-            C::from_config(&config).err()?
+            let mut offline = config.clone();
+            offline.remove("bootstrap.servers");
+            C::from_config(&offline).err().map(|error| problem(error, own))
         }
     };
-    Some(match error {
+    (config, problem)
+}
+
+fn problem(error: KafkaError, own: &[Property]) -> String {
+    match error {
         KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
         KafkaError::ClientCreation(reason) => match property_in(&reason, own) {
             Some(name) => format!("--kafka-property {name} is not accepted: {reason}"),
             None => format!("the Kafka client does not accept its --kafka-property settings: {reason}"),
         },
         other => format!("the Kafka client does not accept its settings: {other}"),
-    })
+    }
 }
 
 /// The property that the client's reason is about: it contains its name, or quotes its value.
-fn property_in<'a>(reason: &str, own: &'a [(String, String)]) -> Option<&'a str> {
-    let named = own.iter().find(|(name, _)| reason.contains(name.as_str()));
-    let words = || reason.split(|c: char| c.is_whitespace() || c == ':');
+fn property_in<'a>(reason: &str, own: &'a [Property]) -> Option<&'a str> {
+    let words = reason.split(|c: char| c.is_whitespace() || c == ':');
+    let named = own.iter().find(|(name, _)| reason.contains(name));
     let quoted = || {
         own.iter()
-            .find(|(_, value)| !value.is_empty() && words().any(|word| word == value))
+            .find(|(_, value)| !value.is_empty() && words.clone().any(|word| word == value))
     };
     named.or_else(quoted).map(|(name, _)| name.as_str())
 }
 
-/// The settings of every producer.
-pub fn client_config(
+/// The settings of every producer, and what is wrong with the user's part of them, if anything.
+pub fn producer_config(
     brokers: &str,
     deadline: Duration,
     rows: usize,
     bytes: usize,
-    own: &[(String, String)],
-) -> ClientConfig {
+    own: &[Property],
+) -> (ClientConfig, Option<String>) {
     let mut config = ClientConfig::new();
     let longest_send = (deadline + OVERRUN).min(SOCKET_TIMEOUT_MAX).as_millis().to_string();
     config
@@ -166,12 +162,12 @@ pub fn client_config(
         .set("api.version.request.timeout.ms", &longest_send)
         .set("reconnect.backoff.max.ms", "2000")
         .set("topic.metadata.refresh.interval.ms", "60000");
-    config.extend(own.iter().cloned());
-    config
+    with_own::<BaseProducer>(config, own)
 }
 
-/// The settings of a consumer that reads topics once, from given offsets, and little at a time.
-pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig {
+/// The settings of a consumer that reads topics once, from given offsets, and little at a time; and what is wrong with the user's
+/// part of them, if anything.
+pub fn consumer_config(brokers: &str, own: &[Property]) -> (ClientConfig, Option<String>) {
     let mut config = ClientConfig::new();
     config
         .set("bootstrap.servers", brokers)
@@ -191,8 +187,7 @@ pub fn consumer_config(brokers: &str, own: &[(String, String)]) -> ClientConfig 
         // A few large records fill the queue, and by default the client would then pause for a second.
         .set("fetch.queue.backoff.ms", "5")
         .set("socket.keepalive.enable", "true");
-    config.extend(own.iter().cloned());
-    config
+    with_own::<BaseConsumer>(config, own)
 }
 
 #[cfg(test)]
@@ -213,8 +208,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .collect();
-        let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own);
-        producer_problem(&config, &own)
+        producer_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own).1
     }
 
     #[test]
@@ -253,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_client_accepts_our_settings() {
-        let config = client_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &[]);
-        assert!(config.create_native_config().is_ok());
+        let (_, problem) = producer_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &[]);
+        assert_eq!(problem, None);
     }
 }

@@ -1,6 +1,6 @@
 //! Metrics of the whole outbox. One worker samples them for all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use metrics::describe_gauge;
@@ -18,8 +18,8 @@ use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 /// whole when another worker takes over sampling, since its figures would contradict the last ones of this worker.
 struct Sampled {
     recorder: PrometheusRecorder,
-    /// The operations that have series of their own, and the states sampled of each.
-    operations: BTreeMap<String, BTreeSet<String>>,
+    /// How many commands were sampled last, for each operation that has series of its own and each of its states.
+    operations: BTreeMap<String, BTreeMap<String, i64>>,
 }
 
 /// `None` before the first sample, and while another worker samples.
@@ -86,25 +86,22 @@ pub const OPERATIONS_MAX: usize = 20;
 pub fn commands(counted: &[Commands]) {
     let mut sampled = lock_sampled();
     let sampled = sampled.get_or_insert_with(Sampled::new);
-    let named = &mut sampled.operations;
-    let mut counts: BTreeMap<(String, String), i64> = BTreeMap::new();
-    for (operation, states) in named.iter() {
-        counts.extend(states.iter().map(|state| ((operation.clone(), state.clone()), 0)));
-    }
+    let operations = &mut sampled.operations;
+    operations
+        .values_mut()
+        .flat_map(BTreeMap::values_mut)
+        .for_each(|count| *count = 0);
     for commands in counted {
-        let is_named = named.contains_key(&commands.operation) || named.len() < OPERATIONS_MAX;
+        let is_named = operations.contains_key(&commands.operation) || operations.len() < OPERATIONS_MAX;
         let operation = if is_named { commands.operation.as_str() } else { "other" };
-        named
-            .entry(operation.to_owned())
-            .or_default()
-            .insert(commands.state.clone());
-        *counts
-            .entry((operation.to_owned(), commands.state.clone()))
-            .or_default() += commands.count;
+        let states = operations.entry(operation.to_owned()).or_default();
+        *states.entry(commands.state.clone()).or_default() += commands.count;
     }
-    sampled.record(|| {
-        for ((operation, state), count) in counts {
-            commands_in_state(operation, state, count);
+    metrics::with_local_recorder(&sampled.recorder, || {
+        for (operation, states) in operations {
+            for (state, count) in states {
+                commands_in_state(operation.clone(), state.clone(), *count);
+            }
         }
     });
 }

@@ -1,4 +1,4 @@
-//! What is kept of a row and of a record while they are compared. It is a few words each, however large they are.
+//! What is kept of a row and of a record while they are compared: about a hundred bytes of each, however large they are.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use crate::domain::partition::PartitionChoice;
-use crate::domain::row::{POSSIBLE_DUPLICATE, Row};
+use crate::domain::row::{MESSAGE_ID, POSSIBLE_DUPLICATE, Row, State};
+use crate::kafka::consumer::Record;
+use crate::outbox::verify::StoredRow;
 
 /// Microseconds since 1970, as PostgreSQL counts time.
 pub type Micros = i64;
@@ -35,34 +37,29 @@ pub struct Expected {
     /// The aggregate as a number, and its version.
     pub version: Option<(u64, i64)>,
     pub created: Micros,
-    pub state: RowState,
-    pub content: Content,
-}
-
-/// The state of the row in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowState {
-    Pending,
-    Published(Micros),
-    Dead,
+    /// `None` if the row is pending or dead.
+    pub published: Option<Micros>,
+    pub dead: bool,
+    /// `None` if the row could not be read completely. Any record may belong to it.
+    pub content: Option<Content>,
 }
 
 impl Expected {
-    pub fn of(row: &Row, topic: u32, state: RowState) -> Self {
+    pub fn of(stored: &StoredRow, topic: u32) -> Self {
+        let row = &stored.row;
         let aggregate = number(&(&row.aggregate_type, &row.aggregate_id));
+        let version = row.aggregate_version.filter(|_| row.aggregate_id.is_some());
         Expected {
             message_id: row.message_id,
             id: row.id,
             topic,
             partition_choice: row.partition_choice(),
             unit: row.unit().map(|unit| number(&(&row.topic, unit))),
-            version: row
-                .aggregate_version
-                .filter(|_| row.aggregate_id.is_some())
-                .map(|version| (aggregate, version)),
+            version: version.map(|version| (aggregate, version)),
             created: micros(row.created_at),
-            state,
-            content: Content::of_row(row),
+            published: stored.published_at.map(micros),
+            dead: stored.state == State::Dead,
+            content: row.unreadable.is_none().then(|| Content::of_row(row)),
         }
     }
 }
@@ -77,6 +74,22 @@ pub struct Arrived {
     pub timestamp: Micros,
     pub flagged: bool,
     pub content: Content,
+}
+
+impl Arrived {
+    /// `None` if the record was not published from an outbox.
+    pub fn of(record: &Record<'_>, topic: u32, timestamp: Micros) -> Option<Self> {
+        let id = record.headers.iter().find(|(name, _)| *name == MESSAGE_ID)?.1?;
+        Some(Arrived {
+            message_id: Uuid::try_parse_ascii(id).ok()?,
+            topic,
+            partition: record.partition,
+            offset: record.offset,
+            timestamp,
+            flagged: record.headers.iter().any(|(name, _)| *name == POSSIBLE_DUPLICATE),
+            content: Content::of_record(record),
+        })
+    }
 }
 
 /// The first copy of a row of a unit whose order is promised.
@@ -102,46 +115,31 @@ pub struct Content {
 }
 
 impl Content {
-    /// The content of a row that could not be read completely. Any record may belong to it.
-    pub const UNKNOWN: Content = Content {
-        key: 0,
-        payload: 0,
-        headers: 0,
-    };
-
     /// The content that the relay would send for this row.
-    pub fn of_row(row: &Row) -> Self {
-        if row.unreadable.is_some() {
-            return Content::UNKNOWN;
-        }
-        let mut headers = HeadersNumber::default();
-        row.each_header(|name, value| headers.add(name, value));
+    fn of_row(row: &Row) -> Self {
+        let mut headers = DefaultHasher::new();
+        row.each_header(|name, value| add_header(&mut headers, name, value));
         Content {
             key: number(&Some(row.record_key().as_bytes())),
             payload: number(&row.body.as_bytes()),
-            headers: headers.0.finish(),
+            headers: headers.finish(),
         }
     }
 
-    pub fn of_record<'a>(
-        key: Option<&[u8]>,
-        payload: Option<&[u8]>,
-        headers: impl Iterator<Item = (&'a str, Option<&'a [u8]>)>,
-    ) -> Self {
-        let mut number_of_headers = HeadersNumber::default();
-        headers.for_each(|(name, value)| number_of_headers.add(name, value));
+    fn of_record(record: &Record<'_>) -> Self {
+        let mut headers = DefaultHasher::new();
+        for (name, value) in &record.headers {
+            add_header(&mut headers, name, *value);
+        }
         Content {
-            key: number(&key),
-            payload: number(&payload),
-            headers: number_of_headers.0.finish(),
+            key: number(&record.key),
+            payload: number(&record.payload),
+            headers: headers.finish(),
         }
     }
 
     /// Which part of the record differs from the row.
     pub fn difference(self, row: Content) -> Option<&'static str> {
-        if row == Content::UNKNOWN {
-            return None;
-        }
         let parts = [
             (self.payload != row.payload, "payload"),
             (self.key != row.key, "key"),
@@ -151,15 +149,10 @@ impl Content {
     }
 }
 
-/// All headers except for `possible-duplicate`, which is not part of the row.
-#[derive(Default)]
-struct HeadersNumber(DefaultHasher);
-
-impl HeadersNumber {
-    fn add(&mut self, name: &str, value: Option<&[u8]>) {
-        if name != POSSIBLE_DUPLICATE {
-            (name, value).hash(&mut self.0);
-        }
+/// Adds a header, unless it is `possible-duplicate`, which is not part of the row.
+fn add_header(headers: &mut DefaultHasher, name: &str, value: Option<&[u8]>) {
+    if name != POSSIBLE_DUPLICATE {
+        (name, value).hash(headers);
     }
 }
 

@@ -26,10 +26,10 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub fn add(&mut self, offender: impl FnOnce() -> Offender) {
+    pub fn add(&mut self, offender: Offender) {
         self.count += 1;
         if self.first.len() < EXAMPLES {
-            self.first.push(offender());
+            self.first.push(offender);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::entry::{Arrived, Expected, First, Micros, RowState, span};
+use super::entry::{Arrived, Expected, First, Micros, span};
 use super::findings::{Findings, Offender};
 use crate::domain::partition::PartitionChoice;
 
@@ -61,13 +61,13 @@ impl Judge {
     }
 
     /// Compares rows with records. Passes the first copy of every row of a unit to `first`, and returns the records without a
-    /// row, which may have been inserted since the snapshot.
-    pub fn compare(
+    /// row, which may have been inserted since the snapshot. Fails only if `first` does.
+    pub fn compare<E>(
         &mut self,
         mut expected: Vec<Expected>,
         mut arrived: Vec<Arrived>,
-        mut first: impl FnMut(First),
-    ) -> Vec<Arrived> {
+        mut first: impl FnMut(First) -> Result<(), E>,
+    ) -> Result<Vec<Arrived>, E> {
         expected.sort_unstable_by_key(|row| row.message_id);
         arrived.sort_unstable_by_key(|record| (record.message_id, record.partition, record.offset));
         self.findings.counts.records += arrived.len() as u64;
@@ -80,35 +80,36 @@ impl Judge {
             unmatched.extend_from_slice(without_row);
             rest = others;
             if let Some(copy) = self.compare_row(row, copies) {
-                first(copy);
+                first(copy)?;
             }
         }
         unmatched.extend_from_slice(rest);
         let before = unmatched.len();
         unmatched.retain(|record| record.timestamp >= self.context.phantoms_from);
         self.findings.counts.outside += (before - unmatched.len()) as u64;
-        unmatched
+        Ok(unmatched)
     }
 
     /// Notes records that have no row, not even one inserted since the snapshot.
     pub fn phantoms(&mut self, records: &[Arrived]) {
         for record in records {
-            let offender = self.at_record(None, record, "no row has this message id".to_owned());
-            self.findings.phantom.add(|| offender);
+            let offender = self.at_record(None, record, "no row has this message id");
+            self.findings.phantom.add(offender);
         }
     }
 
     /// Compares one row with the records that have its message id.
     fn compare_row(&mut self, row: &Expected, copies: &[Arrived]) -> Option<First> {
-        self.findings.counts.rows += 1;
-        match row.state {
-            RowState::Pending => self.findings.counts.pending += 1,
-            RowState::Published(_) => self.findings.counts.published += 1,
-            RowState::Dead => self.findings.counts.dead += 1,
+        let counts = &mut self.findings.counts;
+        counts.rows += 1;
+        match (row.published, row.dead) {
+            (Some(_), _) => counts.published += 1,
+            (None, true) => counts.dead += 1,
+            (None, false) => counts.pending += 1,
         }
         // An application that reads one topic and writes to another often copies the headers.
         let (own, copied): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
-        self.findings.counts.foreign += copied.len() as u64;
+        counts.foreign += copied.len() as u64;
         let Some(first) = first_of(&own) else {
             self.note_missing(row);
             return None;
@@ -121,9 +122,9 @@ impl Judge {
                 self.note_repeat(row, copy, copy.flagged || overtaken);
             }
             self.check_partition(row, copy);
-            if let Some(part) = copy.content.difference(row.content) {
-                let offender = self.at_record(Some(row.id), copy, format!("{part} differs from the row"));
-                self.findings.altered.add(|| offender);
+            if let Some(part) = row.content.and_then(|content| copy.content.difference(content)) {
+                let offender = self.at_record(Some(row.id), copy, &format!("{part} differs from the row"));
+                self.findings.altered.add(offender);
             }
         }
         row.unit
@@ -139,28 +140,24 @@ impl Judge {
     }
 
     fn note_missing(&mut self, row: &Expected) {
-        let RowState::Published(at) = row.state else {
-            self.findings.counts.waiting += u64::from(row.state == RowState::Pending);
+        let Some(published) = row.published else {
+            self.findings.counts.waiting += u64::from(!row.dead);
             return;
         };
         let topic = &self.context.topics[row.topic as usize];
-        let offender = |what: &str| Offender {
+        let (finding, what) = if topic.must_have(row.partition_choice, published) {
+            (&mut self.findings.missing, "published, but not in the topic")
+        } else {
+            (&mut self.findings.cannot_tell, "the topic need not have it any more")
+        };
+        finding.add(Offender {
             id: Some(row.id),
             message_id: row.message_id.to_string(),
             topic: topic.name.clone(),
             partition: row.partition_choice.partition(topic.partitions.len() as i32),
             offset: None,
             what: what.to_owned(),
-        };
-        if topic.must_have(row.partition_choice, at) {
-            self.findings
-                .missing
-                .add(|| offender("published, but not in the topic"));
-        } else {
-            self.findings
-                .cannot_tell
-                .add(|| offender("the topic need not have it any more"));
-        }
+        });
     }
 
     fn note_repeat(&mut self, row: &Expected, copy: &Arrived, flagged: bool) {
@@ -169,14 +166,11 @@ impl Judge {
             (false, true) => "overtaken by its repeat, which is flagged",
             (false, false) => "repeat, not flagged",
         };
-        let offender = self.at_record(Some(row.id), copy, what.to_owned());
+        let offender = self.at_record(Some(row.id), copy, what);
         let duplicated = &mut self.findings.duplicated;
-        duplicated.copies.add(|| offender);
-        if flagged {
-            duplicated.flagged += 1;
-        } else {
-            duplicated.unflagged += 1;
-        }
+        duplicated.copies.add(offender);
+        duplicated.flagged += u64::from(flagged);
+        duplicated.unflagged += u64::from(!flagged);
     }
 
     fn check_partition(&mut self, row: &Expected, copy: &Arrived) {
@@ -186,16 +180,15 @@ impl Judge {
             return;
         }
         if topic.had_fewer(row.partition_choice, copy) {
-            let name = topic.name.clone();
-            self.findings.grown.insert(name);
+            self.findings.grown.insert(topic.name.clone());
             return;
         }
         let what = match right {
             Some(partition) => format!("belongs on partition {partition}"),
             None => "asks for a partition that does not exist".to_owned(),
         };
-        let offender = self.at_record(Some(row.id), copy, what);
-        self.findings.wrong_partition.add(|| offender);
+        let offender = self.at_record(Some(row.id), copy, &what);
+        self.findings.wrong_partition.add(offender);
     }
 
     /// Judges the order of each unit. All of its first copies must be among these.
@@ -215,20 +208,19 @@ impl Judge {
                 continue;
             }
             let (inversion, early) = self.worst_inversion(late, &copies[..index], &mut pairs);
-            let what = format!("arrived after row {} (offset {})", early.id, early.offset);
-            let offender = Offender {
+            let finding = match inversion {
+                Inversion::Right => continue,
+                Inversion::MayOverlap => &mut self.findings.may_overlap,
+                Inversion::Wrong => &mut self.findings.out_of_order,
+            };
+            finding.add(Offender {
                 id: Some(late.id),
                 message_id: late.message_id.to_string(),
                 topic: self.context.topics[late.topic as usize].name.clone(),
                 partition: Some(late.partition),
                 offset: Some(late.offset),
-                what,
-            };
-            match inversion {
-                Inversion::Right => {}
-                Inversion::MayOverlap => self.findings.may_overlap.add(|| offender),
-                Inversion::Wrong => self.findings.out_of_order.add(|| offender),
-            }
+                what: format!("arrived after row {} (offset {})", early.id, early.offset),
+            });
         }
     }
 
@@ -269,14 +261,14 @@ impl Judge {
         }
     }
 
-    fn at_record(&self, id: Option<i64>, record: &Arrived, what: String) -> Offender {
+    fn at_record(&self, id: Option<i64>, record: &Arrived, what: &str) -> Offender {
         Offender {
             id,
             message_id: record.message_id.to_string(),
             topic: self.context.topics[record.topic as usize].name.clone(),
             partition: Some(record.partition),
             offset: Some(record.offset),
-            what,
+            what: what.to_owned(),
         }
     }
 }
@@ -285,26 +277,21 @@ impl Topic {
     /// Must the record of a row that was published then be among those that were read?
     fn must_have(&self, choice: PartitionChoice, published: Micros) -> bool {
         let partition = choice.partition(self.partitions.len() as i32);
-        let Some(partition) = partition.and_then(|partition| self.partitions.get(partition as usize)) else {
-            return false;
-        };
-        let read = |begins: Micros| published.saturating_sub(SLACK) >= begins;
-        !self.compacted && partition.begins.is_none_or(read)
+        let partition = partition.and_then(|partition| self.partitions.get(partition as usize));
+        let was_read = |begins: Micros| published.saturating_sub(SLACK) >= begins;
+        !self.compacted && partition.is_some_and(|partition| partition.begins.is_none_or(was_read))
     }
 
     /// Was this the right partition when the topic had fewer of them? Then those added since had no record at that time.
     fn had_fewer(&self, choice: PartitionChoice, copy: &Arrived) -> bool {
-        let PartitionChoice::Hashed(_) = choice else {
-            return false;
-        };
-        let partitions = self.partitions.len() as i32;
-        (copy.partition + 1..partitions).any(|fewer| {
-            let added = &self.partitions[fewer as usize..];
-            choice.partition(fewer) == Some(copy.partition)
-                && added
-                    .iter()
-                    .all(|partition| partition.first.is_none_or(|first| first > copy.timestamp))
-        })
+        let is_hashed = matches!(choice, PartitionChoice::Hashed(_));
+        let is_younger = |added: &Partition| added.first.is_none_or(|first| first > copy.timestamp);
+        let mut fewer = copy.partition + 1..self.partitions.len() as i32;
+        is_hashed
+            && fewer.any(|count| {
+                let added = &self.partitions[count as usize..];
+                choice.partition(count) == Some(copy.partition) && added.iter().all(is_younger)
+            })
     }
 }
 
@@ -326,10 +313,7 @@ fn first_copy(row: &Expected, copy: &Arrived, unit: u64) -> First {
         offset: copy.offset,
         version: row.version,
         created: row.created,
-        published: match row.state {
-            RowState::Published(at) => Some(at),
-            RowState::Pending | RowState::Dead => None,
-        },
+        published: row.published,
     }
 }
 
@@ -372,8 +356,9 @@ mod tests {
             unit: Some((id % UNITS) as u64),
             version: None,
             created: id,
-            state: RowState::Published(1_000_000),
-            content: CONTENT,
+            published: Some(1_000_000),
+            dead: false,
+            content: Some(CONTENT),
         }
     }
 
@@ -404,7 +389,11 @@ mod tests {
     fn judged(context: Context, rows: Vec<Expected>, records: Vec<Arrived>) -> Findings {
         let mut judge = Judge::new(context);
         let mut firsts = Vec::new();
-        let unmatched = judge.compare(rows, records, |first| firsts.push(first));
+        let note_first = |first| {
+            firsts.push(first);
+            Ok::<_, std::convert::Infallible>(())
+        };
+        let unmatched = judge.compare(rows, records, note_first).expect("cannot fail");
         judge.phantoms(&unmatched);
         judge.order(firsts);
         judge.findings
@@ -421,8 +410,8 @@ mod tests {
                 ..record.clone()
             };
             match defect {
-                Defect::Pending => row.state = RowState::Pending,
-                Defect::Dead => row.state = RowState::Dead,
+                Defect::Pending => row.published = None,
+                Defect::Dead => (row.published, row.dead) = (None, true),
                 Defect::Misplaced => record.partition = 1,
                 Defect::Altered => record.content.payload = 9,
                 Defect::Swapped => record.offset = id + UNITS,

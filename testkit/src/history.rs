@@ -1,7 +1,7 @@
 //! What was committed against what arrived: the oracle of `outboxd verify`, and what a test asks of its findings.
 
 use indicatif::ProgressBar;
-use outboxd::config::KafkaArgs;
+use outboxd::config::{Check, KafkaArgs};
 use outboxd::outbox::{Database, Pooler};
 use outboxd::verify::findings::{Finding, Findings};
 use outboxd::verify::{Settings, verify};
@@ -28,7 +28,7 @@ impl World {
         let settings = Settings {
             database: Database::parse(&self.database_url, None, Pooler::None).expect("a URL"),
             schema: "outbox".to_owned(),
-            kafka: kafka.consumer().expect("brokers"),
+            kafka: Check::run(|check| Some(kafka.consumer(check))).expect("brokers"),
             topics: Some(vec![topic.to_owned()]),
             since: None,
             serialized_keys: true,
