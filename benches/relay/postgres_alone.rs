@@ -174,10 +174,9 @@ impl PostgresAlone {
             let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
             floor = ids.iter().copied().max().unwrap_or(floor);
             claims_from = number;
-            marked += self
-                .db
-                .execute(&self.mark, &[&ids, &number, &self.worker, &self.incarnation])
-                .await?;
+            let mark: &[&(dyn ToSql + Sync)] = &[&ids, &number, &self.worker, &self.incarnation];
+            let row = self.db.query_one(&self.mark, mark).await?;
+            marked += row.get::<_, i64>("marked") as u64;
         }
         Ok(marked)
     }

@@ -40,6 +40,13 @@ macro_rules! columns {
 
 columns!(i16, i32, i64, Uuid, String, Option<String>, Vec<String>);
 
+/// A `count(*)`.
+impl FromRow for u64 {
+    fn from_row(row: &Row) -> Result<Self> {
+        Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+    }
+}
+
 macro_rules! tuple {
     ($($type:ident $at:literal),*) => {
         impl<$($type: FromSqlOwned),*> FromRow for ($($type),*) {

@@ -98,9 +98,10 @@ impl MarkLocked {
             .outbox
             .write_unordered_outcome(term, rows.claim, &outcome, self.lease)
             .await?;
-        metrics::rows_marked(marked);
+        metrics::rows_marked(marked.unwrap_or(0));
         Ok(LockedRows {
-            ids: locked,
+            // If the claim was taken over, its rows are the other worker's.
+            ids: marked.map_or_else(Vec::new, |_| locked),
             claimed,
             ..rows.clone()
         })

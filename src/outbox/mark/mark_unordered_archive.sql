@@ -7,7 +7,10 @@ WITH own AS (
     WHERE id = ANY ($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
       AND EXISTS (SELECT FROM own WHERE set_config('lock_timeout', '250ms', true) <> '')
     RETURNING id, created_at, {archived_columns}
+), marked AS (
+    INSERT INTO outbox.history (id, created_at, published_at, {archived_columns})
+    SELECT id, created_at, clock_timestamp(), {archived_columns}
+    FROM deleted
+    RETURNING 1
 )
-INSERT INTO outbox.history (id, created_at, published_at, {archived_columns})
-SELECT id, created_at, clock_timestamp(), {archived_columns}
-FROM deleted
+SELECT (SELECT count(*) FROM marked) AS marked FROM own

@@ -68,10 +68,12 @@ impl Outbox {
         transaction.execute(&self.mark_lanes, params).await
     }
 
-    /// Marks rows of a claim of unordered rows as published, and deletes the claim.
-    pub async fn mark_unordered(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<u64> {
+    /// Marks rows of a claim of unordered rows as published, deletes the claim, and returns the number of rows marked, which is
+    /// lower than the number of ids if rows were changed by another session. `None` if the claim was taken over; then nothing is
+    /// marked.
+    pub async fn mark_unordered(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<Option<u64>> {
         let params: Params<'_> = &[&ids, &claim, &term.worker, &term.incarnation];
-        self.execute(&self.mark_unordered, params).await
+        self.query_opt(&self.mark_unordered, params).await
     }
 
     /// Records what is about to be sent of these lanes, and returns the id of the in-flight entry. Returns `None` if the worker
@@ -125,28 +127,28 @@ impl Outbox {
     }
 
     /// Writes the outcome of a claim of unordered rows, and deletes the claim, or renews it by `lease` for its unmarked rows.
-    /// Returns the number of rows marked: 0, and nothing is written, if the claim was taken over.
+    /// Returns the number of rows marked, or `None`, and nothing is written, if the claim was taken over.
     pub async fn write_unordered_outcome(
         &self,
         term: &Term,
         claim: i64,
         outcome: &UnorderedOutcome<'_>,
         lease: Duration,
-    ) -> Result<u64> {
+    ) -> Result<Option<u64>> {
         self.with_transaction(async |transaction| {
             let own: Params<'_> = &[&claim, &term.worker, &term.incarnation];
             let fenced: Vec<String> = transaction.query(&self.statements.fence_claim, own).await?;
             if fenced.is_empty() {
-                return Ok(0);
+                return Ok(None);
             }
             self.count_refusals(transaction, outcome.refused).await?;
             let mark: Params<'_> = &[&outcome.published, &claim, &term.worker, &term.incarnation];
-            let marked = transaction.execute(&self.mark_unordered, mark).await?;
+            let marked: Vec<u64> = transaction.query(&self.mark_unordered, mark).await?;
             self.insert_unordered_holds(transaction, outcome.holds).await?;
             // Last, because it may lock the claims. A release of a hold, too, locks the claims after the holds.
             self.keep_rest_of_claim(transaction, term, claim, outcome, lease)
                 .await?;
-            Ok(marked)
+            Ok(marked.first().copied())
         })
         .await
     }

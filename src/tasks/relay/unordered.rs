@@ -92,21 +92,23 @@ impl Relay {
 
     async fn write_and_report_fenced(&self, batch: &UnorderedBatch<'_>, outcome: &mut BatchOutcome) {
         failpoint::hit("after_publish_unordered").await;
-        let Some(marked) = self.write(Batch::Unordered(batch), outcome).await else {
-            return;
-        };
-        let fenced = outcome.published.len().saturating_sub(marked as usize);
-        if fenced > 0 {
+        if self.write(Batch::Unordered(batch), outcome).await.is_none() {
+            let rows = outcome.published.len();
+            metrics::rows_fenced(rows);
             warn!(
-                rows = fenced,
-                "rows had been taken over by another worker: marked nothing there"
+                rows,
+                "the claim had gone to another worker, or the lease was over: marked nothing; the rows are sent again"
             );
-            metrics::rows_fenced(fenced);
         }
     }
 
-    /// Writes the outcome, once. Returns how many rows were marked. Rows that Kafka has and that are locked stay claimed.
-    pub(super) async fn write_unordered(&self, batch: &UnorderedBatch<'_>, outcome: &BatchOutcome) -> Result<u64> {
+    /// Writes the outcome, once. Returns how many rows were marked. `None`: the claim was taken over. Rows that Kafka has and that are
+    /// locked stay claimed.
+    pub(super) async fn write_unordered(
+        &self,
+        batch: &UnorderedBatch<'_>,
+        outcome: &BatchOutcome,
+    ) -> Result<Option<u64>> {
         let UnorderedBatch { term, claim, .. } = *batch;
         if outcome.is_clean() && batch.dropped.is_empty() {
             return self.outbox.mark_unordered(term, claim, &outcome.published).await;
@@ -130,7 +132,9 @@ impl Relay {
             .outbox
             .write_unordered_outcome(term, claim, &unordered_outcome, lease)
             .await?;
-        self.lanes.unordered().remember_locked(term.worker, locked);
+        if marked.is_some() {
+            self.lanes.unordered().remember_locked(term.worker, locked);
+        }
         Ok(marked)
     }
 }

@@ -47,7 +47,7 @@ impl Relay {
             let write = || async {
                 match batch {
                     Batch::Lanes(batch) => self.write_lanes(batch, tried).await,
-                    Batch::Unordered(batch) => self.write_unordered(batch, tried).await.map(Some),
+                    Batch::Unordered(batch) => self.write_unordered(batch, tried).await,
                 }
             };
             let written = self.writer.unless_locked(term, write).await;

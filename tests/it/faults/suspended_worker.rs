@@ -88,11 +88,12 @@ impl Paused {
         let marked = if let Some(row) = session.query_opt(claimed, &[]).await.expect(claimed) {
             let (claim, worker): (i64, Uuid) = (row.get(0), row.get(1));
             session
-                .execute(
+                .query_one(
                     &statement::text("mark_unordered_keep"),
                     &[&ids, &claim, &worker, &incarnation],
                 )
                 .await
+                .map(|row| row.get::<_, i64>("marked") as u64)
         } else {
             let held = "SELECT owner, array_agg(lane), array_agg(epoch) FROM outbox.lane
                         WHERE owner IS NOT NULL GROUP BY owner";
