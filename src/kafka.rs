@@ -131,7 +131,8 @@ impl Publisher {
 
     /// Publishes rows, which must be in row order, and returns the delivery of each.
     pub async fn publish(&self, rows: &[Row], deadlines: Deadlines) -> Vec<Delivery> {
-        let known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
+        let mut known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
+        known.skip_paused(&self.topics);
         let routes = known.routes(rows);
         let mut deliveries = vec![Delivery::NotSent; rows.len()];
         let mut batches = PartitionBatches::new(rows, &self.topics);
@@ -226,8 +227,8 @@ impl Publisher {
         self.topics.expire(&row.topic, METADATA_AGE_MAX);
         let rows = std::slice::from_ref(row);
         let mut known = KnownTopics::of(rows, &self.topics, deadlines.answered).await;
-        if !skip_paused {
-            known.ignore_pauses();
+        if skip_paused {
+            known.skip_paused(&self.topics);
         }
         known.route(row).map(|route| route.partition)
     }

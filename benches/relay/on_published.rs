@@ -31,9 +31,9 @@ impl OnPublished {
 
     pub fn mark_unordered(self) -> String {
         statement::text(match self {
-            OnPublished::Keep => "mark_keyless_keep",
-            OnPublished::Archive => "mark_keyless_archive",
-            OnPublished::Delete => "mark_keyless_delete",
+            OnPublished::Keep => "mark_unordered_keep",
+            OnPublished::Archive => "mark_unordered_archive",
+            OnPublished::Delete => "mark_unordered_delete",
         })
     }
 }

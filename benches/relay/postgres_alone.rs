@@ -23,7 +23,7 @@ pub struct PostgresAlone {
     worker: Uuid,
     incarnation: SystemTime,
     mark: Statement,
-    claim_turn: String,
+    claim_lock: String,
 }
 
 struct Lane {
@@ -60,7 +60,7 @@ impl PostgresAlone {
         };
         Ok(PostgresAlone {
             mark: db.prepare(&mark).await?,
-            claim_turn: statement::text("lock_unordered_claims"),
+            claim_lock: statement::text("lock_unordered_claims"),
             db,
             worker,
             incarnation: registered.get("incarnation"),
@@ -200,7 +200,7 @@ impl PostgresAlone {
             &None::<&str>,
             &i64::MAX,
         ];
-        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{}", self.claim_turn);
+        let begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED;\n{}", self.claim_lock);
         let ((), row, ()) = tokio::try_join!(
             self.db.batch_execute(&begin),
             self.db.query_one(claim, params),

@@ -14,6 +14,9 @@ use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 /// How long Kafka may give no answer before reading fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The wait before a partition whose leader moves is asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
 /// What is to be read of one partition: the offsets from `from` up to but excluding `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
@@ -53,7 +56,7 @@ impl Consumer {
         let count = self.partition_count(topic)?;
         let mut extents = Vec::new();
         for partition in 0..count {
-            let (low, to) = self.client.fetch_watermarks(topic, partition, TIMEOUT)?;
+            let (low, to) = self.offsets(topic, partition)?;
             extents.push(Extent { low, from: low, to });
         }
         if let Some(since) = since {
@@ -71,6 +74,20 @@ impl Consumer {
             None => Ok(topic.partitions().len() as i32),
             Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Ok(0),
             Some(code) => Err(KafkaError::MetadataFetch(code)),
+        }
+    }
+
+    /// The first offset of a partition and its end. Asks again while the partition has no leader, or a new one.
+    fn offsets(&self, topic: &str, partition: i32) -> KafkaResult<(i64, i64)> {
+        let until = Instant::now() + TIMEOUT;
+        loop {
+            let offsets = self.client.fetch_watermarks(topic, partition, TIMEOUT);
+            let code = offsets.as_ref().err().and_then(KafkaError::rdkafka_error_code);
+            let is_moving = matches!(code, Some(Code::NotLeaderForPartition | Code::LeaderNotAvailable));
+            if !is_moving || Instant::now() >= until {
+                return offsets;
+            }
+            std::thread::sleep(ASK_AGAIN);
         }
     }
 

@@ -210,7 +210,9 @@ impl Producer {
         let now = Instant::now();
         let mut known = lock(&self.known);
         known.entry(topic.to_owned()).or_default().insert(partition, now);
-        *lock(&self.last_ack) = Some(now);
+        // Another producer may have noted a later one.
+        let mut last_ack = lock(&self.last_ack);
+        *last_ack = (*last_ack).max(Some(now));
     }
 
     /// How many records that were sent alone have not been acknowledged.

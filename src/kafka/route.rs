@@ -31,10 +31,12 @@ impl<'a> KnownTopics<'a> {
         KnownTopics(names.into_iter().zip(topics).collect())
     }
 
-    /// From now on routes may lead to paused partitions.
-    pub fn ignore_pauses(&mut self) {
-        for topic in self.0.values_mut().flatten() {
-            topic.paused.clear();
+    /// From now on no route leads to a partition that is paused now. A lookup may have taken long, so this comes after all of them.
+    pub fn skip_paused(&mut self, topics: &Topics) {
+        for (name, topic) in &mut self.0 {
+            if let Ok(topic) = topic {
+                topic.paused = topics.paused(name);
+            }
         }
     }
 

@@ -32,13 +32,14 @@ const BATCH_SIZE: usize = 1_000_000;
 
 /// Partitions that accepted nothing recently while others answered, each with the time and the reason. Nothing is sent to them:
 /// one batch has waited until its deadline, and the batches of other lanes must not wait as long, one after the other.
-type PausedPartitions = HashMap<i32, (Instant, String)>;
+pub type PausedPartitions = HashMap<i32, (Instant, String)>;
 
 #[derive(Clone, Debug)]
 pub struct Topic {
     pub partitions: i32,
     /// How many bytes it accepts in one batch, if that is known.
     pub limit: Option<usize>,
+    /// Partitions that no route leads to: see [`Topics::paused`].
     pub paused: PausedPartitions,
 }
 
@@ -91,10 +92,10 @@ impl Topics {
 
     /// The topic, or the delivery of its rows if it cannot be looked up.
     pub async fn get(&self, name: &str, deadline: Instant) -> Result<Topic, Delivery> {
-        if let Some(cached) = lock(&self.cache).get_mut(name)
+        if let Some(cached) = lock(&self.cache).get(name)
             && cached.asked.is_some_and(|asked| asked.elapsed() < FRESH_FOR)
         {
-            return Ok(cached.topic(Instant::now()));
+            return Ok(cached.topic());
         }
         let metadata = self.ask(name, deadline).await?;
         let mut cache = lock(&self.cache);
@@ -113,7 +114,15 @@ impl Topics {
         if cached.described.is_none() {
             self.describe_in_background(name);
         }
-        Ok(cached.topic(Instant::now()))
+        Ok(cached.topic())
+    }
+
+    /// The partitions of the topic that are paused now.
+    pub fn paused(&self, name: &str) -> PausedPartitions {
+        let mut cache = lock(&self.cache);
+        cache
+            .get_mut(name)
+            .map_or_else(HashMap::new, |cached| cached.paused(Instant::now()))
     }
 
     /// How many bytes may be in flight to one partition at once, if the topic accepts less than the client's largest batch.
@@ -300,14 +309,18 @@ fn is_silence(code: Code) -> bool {
 }
 
 impl CachedTopic {
-    fn topic(&mut self, now: Instant) -> Topic {
-        self.paused
-            .retain(|_, (since, _)| now.saturating_duration_since(*since) < PAUSE_LASTS);
+    fn topic(&self) -> Topic {
         Topic {
             partitions: self.metadata.partitions,
             limit: self.limit(),
-            paused: self.paused.clone(),
+            paused: HashMap::new(),
         }
+    }
+
+    fn paused(&mut self, now: Instant) -> PausedPartitions {
+        self.paused
+            .retain(|_, (since, _)| now.saturating_duration_since(*since) < PAUSE_LASTS);
+        self.paused.clone()
     }
 
     fn limit(&self) -> Option<usize> {
@@ -332,13 +345,13 @@ mod tests {
     fn a_partition_is_paused_for_a_while_unless_it_is_paused_again() {
         let (mut cached, now) = (CachedTopic::default(), Instant::now());
         let paused_at = |cached: &mut CachedTopic, now| {
-            let mut partitions: Vec<i32> = cached.topic(now).paused.into_keys().collect();
+            let mut partitions: Vec<i32> = cached.paused(now).into_keys().collect();
             partitions.sort_unstable();
             partitions
         };
         assert!(cached.pause(1, "no leader", now));
         assert!(cached.pause(2, "no leader", now + PAUSE_LASTS / 2));
-        assert_eq!(cached.topic(now).paused[&1].1, "no leader");
+        assert_eq!(cached.paused(now)[&1].1, "no leader");
         assert_eq!(paused_at(&mut cached, now), [1, 2]);
         assert_eq!(paused_at(&mut cached, now + PAUSE_LASTS), [2]);
         assert!(!cached.pause(2, "no leader", now + PAUSE_LASTS), "it is logged once");

@@ -152,17 +152,19 @@ impl Outbox {
         .await
     }
 
-    /// Releases a hold of unordered rows. `published` is its head, if that was published, behind the claim of it.
-    pub async fn release_unordered_hold(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
+    /// Releases a hold of unordered rows. `published` is its head, if that was published, behind the claim of it. Returns the number of
+    /// rows marked.
+    pub async fn release_unordered_hold(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<u64> {
         let Hold { lane, topic, unit, .. } = hold;
         self.with_transaction(async |transaction| {
             let locked = transaction
                 .query(&self.statements.lock_unordered_holds, &[topic, unit])
                 .await?;
             let resume_floor: i64 = locked.first().copied().unwrap_or(hold.resume_floor);
+            let mut marked: Vec<u64> = Vec::new();
             if let Some((claim, id)) = published {
                 let mark: Params<'_> = &[&vec![id], &claim, &term.worker, &term.incarnation];
-                transaction.execute(&self.mark_unordered, mark).await?;
+                marked = transaction.query(&self.mark_unordered, mark).await?;
             }
             let delete: Params<'_> = &[lane, &vec![topic.as_str()], &vec![unit.as_str()], &resume_floor];
             transaction.execute(&self.statements.delete_holds, delete).await?;
@@ -170,8 +172,8 @@ impl Outbox {
             let lower: Params<'_> = &[&resume_floor, &term.incarnation];
             transaction
                 .execute(&self.statements.lower_unordered_floor, lower)
-                .await
-                .map(drop)
+                .await?;
+            Ok(marked.first().copied().unwrap_or(0))
         })
         .await
     }

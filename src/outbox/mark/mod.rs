@@ -69,8 +69,8 @@ impl Outbox {
     }
 
     /// Marks rows of a claim of unordered rows as published, deletes the claim, and returns the number of rows marked, which is
-    /// lower than the number of ids if rows were changed by another session. `None` if the claim was taken over; then nothing is
-    /// marked.
+    /// lower than the number of ids if rows were changed by another session. `None` if the claim is gone: it was taken over, or an
+    /// earlier call whose answer was lost has marked its rows.
     pub async fn mark_unordered(&self, term: &Term, claim: i64, ids: &[i64]) -> Result<Option<u64>> {
         let params: Params<'_> = &[&ids, &claim, &term.worker, &term.incarnation];
         self.query_opt(&self.mark_unordered, params).await

@@ -85,9 +85,12 @@ async fn apply_missing(client: &mut Client, schema: &str) -> Result<Vec<i32>> {
     let mut runner = Runner::new(&migrations(schema)?).set_abort_divergent(true);
     runner.set_migration_table_name(format!("{schema}.schema_history"));
     let report = runner.run_async(client).await.map_err(migration_error)?;
-    let timeline = in_schema(include_str!("timeline.sql"), schema);
-    warn_of_unknown_timeline(client.query_one(&timeline, &[]).await?.try_get(0)?);
-    Ok(report.applied_migrations().iter().map(Migration::version).collect())
+    let applied: Vec<i32> = report.applied_migrations().iter().map(Migration::version).collect();
+    if !applied.is_empty() {
+        let timeline = in_schema(include_str!("timeline.sql"), schema);
+        warn_of_unknown_timeline(client.query_one(&timeline, &[]).await?.try_get(0)?);
+    }
+    Ok(applied)
 }
 
 /// What `schema_history` says about applied migrations.

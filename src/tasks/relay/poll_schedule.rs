@@ -16,8 +16,10 @@ use crate::jitter::jittered;
 /// The shortest wait between two polls. With less, steady commits are found in ever smaller batches, and each batch costs
 /// PostgreSQL a poll and a mark.
 const POLL_MIN: Duration = Duration::from_micros(4500);
-/// The wait after a poll that found too much. Every lane is claimed from then, which must not happen every few milliseconds.
-const AFTER_OVERFLOW: Duration = Duration::from_millis(20);
+/// The wait after a poll that found too much. Every lane is claimed from then, which must not happen every few milliseconds. It may
+/// have been too many rows of other processes, so this is no sign that something was found here.
+const AFTER_OVERFLOW_MIN: Duration = Duration::from_millis(20);
+const AFTER_OVERFLOW_MAX: Duration = Duration::from_millis(100);
 
 /// The wait if nothing was found for this long.
 pub fn delay(silence: Duration, poll_max: Duration) -> Duration {
@@ -31,6 +33,17 @@ pub enum PollResult {
     /// There are more rows than a poll reads.
     Overflow,
     Failed,
+}
+
+impl PollResult {
+    /// How long to wait after this result, if the usual wait is this long.
+    fn next_wait(self, usual: Duration, failures: u32) -> Duration {
+        match self {
+            PollResult::Empty | PollResult::Found => usual,
+            PollResult::Overflow => usual.clamp(AFTER_OVERFLOW_MIN, AFTER_OVERFLOW_MAX),
+            PollResult::Failed => jittered(usual.max(Duration::from_millis(100) * failures.min(20))),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -101,7 +114,7 @@ impl PollSlot<'_> {
     /// Ends the poll, so that any task can do the next one.
     pub fn done(mut self, result: PollResult) {
         let now = Instant::now();
-        if matches!(result, PollResult::Found | PollResult::Overflow) {
+        if result == PollResult::Found {
             self.timing.last_found = now;
         }
         self.timing.failures = if result == PollResult::Failed {
@@ -110,12 +123,7 @@ impl PollSlot<'_> {
             0
         };
         let wait = delay(now - self.timing.last_found, self.poll_max);
-        self.timing.due = now
-            + match result {
-                PollResult::Empty | PollResult::Found => wait,
-                PollResult::Overflow => wait.max(AFTER_OVERFLOW),
-                PollResult::Failed => jittered(wait.max(Duration::from_millis(100) * self.timing.failures.min(20))),
-            };
+        self.timing.due = now + result.next_wait(wait, self.timing.failures);
     }
 }
 
@@ -133,13 +141,6 @@ mod tests {
         assert_eq!(delay(Duration::ZERO, less), less, "as the operator wants it");
     }
 
-    /// How long after something was last found the next poll is due, once this one is done.
-    async fn wait_after(schedule: &PollSchedule, result: PollResult) -> Duration {
-        schedule.slot().await.done(result);
-        let timing = schedule.timing.try_lock().expect("no task polls");
-        timing.due - timing.last_found
-    }
-
     #[tokio::test]
     async fn one_task_polls_at_a_time_and_not_before_it_is_due() {
         let schedule = PollSchedule::new(Duration::from_secs(1));
@@ -151,12 +152,25 @@ mod tests {
         schedule.slot().await.done(PollResult::Empty);
     }
 
+    #[test]
+    fn a_poll_that_overflowed_or_failed_is_repeated_neither_at_once_nor_late() {
+        let (short, long) = (POLL_MIN, Duration::from_secs(1));
+        assert_eq!(PollResult::Found.next_wait(short, 0), short);
+        assert_eq!(PollResult::Overflow.next_wait(short, 0), AFTER_OVERFLOW_MIN);
+        assert_eq!(PollResult::Overflow.next_wait(long, 0), AFTER_OVERFLOW_MAX);
+        assert!(PollResult::Failed.next_wait(short, 1) > AFTER_OVERFLOW_MIN);
+    }
+
     #[tokio::test]
-    async fn a_poll_that_overflowed_or_failed_is_not_repeated_at_once() {
+    async fn rows_of_other_processes_do_not_make_polls_more_frequent() {
         let schedule = PollSchedule::new(Duration::from_secs(1));
-        assert_eq!(wait_after(&schedule, PollResult::Found).await, POLL_MIN);
-        assert_eq!(wait_after(&schedule, PollResult::Overflow).await, AFTER_OVERFLOW);
-        assert!(wait_after(&schedule, PollResult::Failed).await > AFTER_OVERFLOW);
+        let last_found = schedule.timing.try_lock().expect("no task polls").last_found;
+        schedule.slot().await.done(PollResult::Overflow);
+        assert_eq!(
+            schedule.timing.try_lock().expect("no task polls").last_found,
+            last_found
+        );
+        schedule.slot().await.done(PollResult::Failed);
         assert!(!schedule.slot().await.is_first_failure());
     }
 }

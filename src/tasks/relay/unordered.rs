@@ -92,12 +92,12 @@ impl Relay {
 
     async fn write_and_report_fenced(&self, batch: &UnorderedBatch<'_>, outcome: &mut BatchOutcome) {
         failpoint::hit("after_publish_unordered").await;
-        if self.write(Batch::Unordered(batch), outcome).await.is_none() {
-            let rows = outcome.published.len();
+        let rows = outcome.published.len();
+        if self.write(Batch::Unordered(batch), outcome).await.is_none() && rows > 0 {
             metrics::rows_fenced(rows);
             warn!(
                 rows,
-                "the claim had gone to another worker, or the lease was over: marked nothing; the rows are sent again"
+                "the claim is gone: another worker has taken it over and sends its rows again, or the answer to its mark was lost"
             );
         }
     }

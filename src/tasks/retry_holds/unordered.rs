@@ -72,6 +72,7 @@ impl RetryHolds {
         write.await?;
         outcome.refused.iter().for_each(report_refusal);
         if !outcome.unmarked.is_empty() {
+            metrics::rows_published(1);
             let ids = ids.to_vec();
             let locked = LockedRows { claim, ids, claimed };
             self.lanes.unordered().remember_locked(term.worker, locked);
@@ -99,7 +100,15 @@ impl RetryHolds {
             return Ok(None);
         };
         let Some(row) = claimed.rows.pop() else {
-            self.outbox.mark_unordered(term, claim, &[]).await?;
+            // The row is gone, or it could not be read. In the latter case it may still have been sent by an earlier owner.
+            let maybe_sent = claimed.dropped.iter().filter(|row| row.possible_duplicate);
+            let outcome = UnorderedOutcome {
+                maybe_sent: &maybe_sent.map(|row| row.id).collect::<Vec<_>>(),
+                ..UnorderedOutcome::default()
+            };
+            self.outbox
+                .write_unordered_outcome(term, claim, &outcome, lease)
+                .await?;
             return Ok(None);
         };
         Ok(Some((claim, row)))
@@ -115,11 +124,9 @@ impl RetryHolds {
     }
 
     async fn release_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
-        self.outbox.release_unordered_hold(term, hold, published).await?;
-        if published.is_some() {
-            metrics::rows_published(1);
-            metrics::rows_marked(1);
-        }
+        let marked = self.outbox.release_unordered_hold(term, hold, published).await?;
+        metrics::rows_published(usize::from(published.is_some()));
+        metrics::rows_marked(marked);
         if let Some(stored) = self.outbox.read_unordered(term.incarnation).await? {
             self.lanes.unordered().note_stored(term.worker, stored);
         }

@@ -91,8 +91,13 @@ async fn a_claim_whose_answer_is_lost_leaves_leases_that_expire() {
     let topic = world.topic("orders", 4, &[]).await;
     let proxy = Proxy::to_postgres(&world.database_url);
     let relay = world.relay_through(&proxy).start_ready().await;
-    proxy.spoil_answer(CLAIMED, Answer::Cut);
+    // Past the first claim of all, which finds nothing.
+    world.fill(&topic, 1, 0).await;
+    world.drained(SOON).await;
+    relay.signal("STOP");
     world.fill(&topic, 500, 0).await;
+    proxy.spoil_answer(CLAIMED, Answer::Cut);
+    relay.signal("CONT");
     proxy.spoiled().await;
     let over = fault.over();
     let orphan =
