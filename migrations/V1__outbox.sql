@@ -489,16 +489,16 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.hold TO outbox_relay;
 
 -- The text of a document, if it has at most this many bytes, else NULL. NULL also if PostgreSQL cannot render it, because it is
 -- longer than 1 GB or damaged: one such row must not fail a statement that reads many.
-CREATE FUNCTION outbox.render_or_null(value jsonb, most integer) RETURNS text LANGUAGE plpgsql STABLE STRICT AS $$
+CREATE FUNCTION outbox.render_or_null(value jsonb, bytes_max integer) RETURNS text LANGUAGE plpgsql STABLE STRICT AS $$
 DECLARE
     rendered text;
 BEGIN
     -- The binary form of a document has at most eight times the bytes of its text: no need to render this one.
-    IF pg_catalog.pg_column_size(value) OPERATOR(pg_catalog./) 8 OPERATOR(pg_catalog.>) most THEN
+    IF pg_catalog.pg_column_size(value) OPERATOR(pg_catalog./) 8 OPERATOR(pg_catalog.>) bytes_max THEN
         RETURN NULL;
     END IF;
     rendered := value::pg_catalog.text;
-    RETURN CASE WHEN pg_catalog.octet_length(rendered) OPERATOR(pg_catalog.<=) most THEN rendered END;
+    RETURN CASE WHEN pg_catalog.octet_length(rendered) OPERATOR(pg_catalog.<=) bytes_max THEN rendered END;
 EXCEPTION WHEN program_limit_exceeded OR internal_error OR data_corrupted OR out_of_memory THEN
     RETURN NULL;
 END $$;
@@ -514,13 +514,13 @@ END $$;
 
 -- The value of a column, if it has at most this many bytes, else NULL. PostgreSQL inlines all three in the statement that calls
 -- them. None of them reads a value from its TOAST table to learn its size.
-CREATE FUNCTION outbox.limit_bytes(value text, most integer) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN pg_catalog.octet_length(value) OPERATOR(pg_catalog.<=) most THEN value END
+CREATE FUNCTION outbox.limit_bytes(value text, bytes_max integer) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_catalog.octet_length(value) OPERATOR(pg_catalog.<=) bytes_max THEN value END
 $$;
 
 -- A value that is stored within its row is there to be sent; one in the TOAST table may be damaged.
-CREATE FUNCTION outbox.limit_bytes(value bytea, most integer) RETURNS bytea LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN pg_catalog.octet_length(value) OPERATOR(pg_catalog.>) most THEN NULL
+CREATE FUNCTION outbox.limit_bytes(value bytea, bytes_max integer) RETURNS bytea LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_catalog.octet_length(value) OPERATOR(pg_catalog.>) bytes_max THEN NULL
                 WHEN pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 2000 THEN value
                 ELSE outbox.read_or_null(value) END
 $$;
@@ -528,10 +528,10 @@ $$;
 -- Only its text tells how large a document is: compressed values are up to 255 times as large, and a number of 16 bytes can have
 -- 131,072 digits. What is stored in 2,000 bytes and not compressed is at most 16 MB of text. Anything else is rendered where an
 -- error can be caught.
-CREATE FUNCTION outbox.limit_bytes(value jsonb, most integer) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION outbox.limit_bytes(value jsonb, bytes_max integer) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN pg_catalog.pg_column_size(value) OPERATOR(pg_catalog.<=) 2000 AND pg_catalog.pg_column_compression(value) IS NULL
                 THEN value::pg_catalog.text
-                ELSE outbox.render_or_null(value, most) END
+                ELSE outbox.render_or_null(value, bytes_max) END
 $$;
 
 -- Why the relay could not read a message whole: its size, or the error that PostgreSQL raises when it is read.
@@ -581,14 +581,14 @@ LANGUAGE sql STABLE
 RETURN at + make_interval(secs => date_part('epoch', span));
 
 -- Checks what a retention function is called with, before any time is computed from it.
-CREATE FUNCTION outbox.check_purge_arguments(older_than interval, most integer) RETURNS void
+CREATE FUNCTION outbox.check_purge_arguments(older_than interval, rows_max integer) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF (outbox.seconds(older_than) BETWEEN 3600 AND 3155760000) IS NOT TRUE THEN
         PERFORM outbox.refuse_argument('older_than', 'an hour to a hundred years');
     END IF;
-    IF (most BETWEEN 1 AND 100000) IS NOT TRUE THEN
-        PERFORM outbox.refuse_argument('most', '1 to 100000');
+    IF (rows_max BETWEEN 1 AND 100000) IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('rows_max', '1 to 100000');
     END IF;
 END $$;
 
@@ -698,13 +698,13 @@ END $$;
 -- One bounded step of retention, by id, above the row that the step before reached. It removes only what is published and old
 -- enough, never a pending or dead row. Returns where it stopped, how many rows it removed, and whether all that follows is too
 -- young.
-CREATE FUNCTION outbox.purge_message(older_than interval, after bigint DEFAULT 0, most integer DEFAULT 2000,
+CREATE FUNCTION outbox.purge_message(older_than interval, after bigint DEFAULT 0, rows_max integer DEFAULT 2000,
                                      OUT reached bigint, OUT purged bigint, OUT young boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM outbox.check_purge_arguments(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, rows_max);
     WITH chunk AS MATERIALIZED (
-        SELECT m.id, m.published_at, m.created_at FROM outbox.message m WHERE m.id > after ORDER BY m.id LIMIT most
+        SELECT m.id, m.published_at, m.created_at FROM outbox.message m WHERE m.id > after ORDER BY m.id LIMIT rows_max
     ), gone AS (
         -- By an array of ids, not by a join: a join may scan the whole table.
         DELETE FROM outbox.message m
@@ -789,7 +789,7 @@ GRANT EXECUTE ON FUNCTION outbox.redrive, outbox.discard, outbox.release_hold TO
 CREATE VIEW outbox.message_pending AS
 SELECT p.topic, count(*) AS pending,
        count(*) FILTER (WHERE p.available_at > clock_timestamp()) AS delayed,
-       max(p.attempts) AS most_attempts,
+       max(p.attempts) AS attempts_max,
        min(p.created_at) AS oldest_created_at,
        clock_timestamp() - min(p.created_at) AS oldest_age
 FROM (

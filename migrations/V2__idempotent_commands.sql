@@ -106,7 +106,7 @@ WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze
 -- What has not succeeded, among millions of rows that have: attempts under way by the end of their lock, failures by their time.
 -- Not by status: the calls that end an attempt ask for that, and the planner would prefer so small an index to the primary key,
 -- and read every claim that ended lately.
-CREATE INDEX idempotency_request_unsucceeded ON outbox.idempotency_request (locked_until, updated_at)
+CREATE INDEX idempotency_request_open ON outbox.idempotency_request (locked_until, updated_at)
     WHERE locked_until IS NOT NULL OR failure_code IS NOT NULL;
 -- For the purge, without the rows that it never takes: they would stay at the old end of the index, and every step would read them.
 CREATE INDEX idempotency_request_purgeable ON outbox.idempotency_request (expires_at) WHERE completed_at IS NOT NULL;
@@ -254,7 +254,7 @@ RETURN outbox.is_name(scope) AND outbox.is_name(key)
 -- Grants the next attempt, or returns NULL if another session was faster: the attempt that was read must still be the last one, in
 -- the same state and under the same lock. Of two sessions that have read it, the second waits for the first and finds it changed.
 CREATE FUNCTION outbox.idempotency_grant_again(
-    seen outbox.idempotency_request, lock_for interval, claimed_by text, expires_in interval
+    stored outbox.idempotency_request, lock_for interval, claimed_by text, expires_in interval
 ) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -265,8 +265,8 @@ BEGIN
     UPDATE outbox.idempotency_request r
     SET status = 'processing', attempt_count = r.attempt_count + 1, claimed_by = claimed_by, claimed_at = at, updated_at = at,
         heartbeat_at = NULL, locked_until = outbox.later(at, lock_for), expires_at = greatest(r.expires_at, outbox.later(at, expires_in))
-    WHERE r.scope = seen.scope AND r.key = seen.key AND r.attempt_count = seen.attempt_count
-      AND r.status = seen.status AND r.locked_until IS NOT DISTINCT FROM seen.locked_until
+    WHERE r.scope = stored.scope AND r.key = stored.key AND r.attempt_count = stored.attempt_count
+      AND r.status = stored.status AND r.locked_until IS NOT DISTINCT FROM stored.locked_until
     RETURNING r.attempt_count INTO granted;
     RETURN granted;
 END $$;
@@ -279,7 +279,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     at timestamptz;
-    seen outbox.idempotency_request;
+    stored outbox.idempotency_request;
     kind text;
     attempt integer;
     counted bigint;
@@ -288,7 +288,7 @@ BEGIN
     PERFORM outbox.idempotency_check_claim(request_hash, lock_for, claimed_by, expires_in);
     -- More than one round only where another session made, granted, ended or purged the command between two statements.
     FOR round IN 1..100 LOOP
-        SELECT r.* INTO seen FROM outbox.idempotency_request r WHERE r.scope = scope AND r.key = key;
+        SELECT r.* INTO stored FROM outbox.idempotency_request r WHERE r.scope = scope AND r.key = key;
         at := clock_timestamp();
         IF NOT FOUND THEN
             INSERT INTO outbox.idempotency_request (created_at, updated_at, claimed_at, expires_at, locked_until,
@@ -300,22 +300,22 @@ BEGIN
             counted := nextval('outbox.idempotency_granted');
             RETURN ROW('new', true, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::outbox.idempotency_answer;
         END IF;
-        IF seen.request_hash <> request_hash THEN
+        IF stored.request_hash <> request_hash THEN
             counted := nextval('outbox.idempotency_conflicted');
             RAISE EXCEPTION USING ERRCODE = 'P4002', MESSAGE = 'the idempotency key was used for another request',
                 DETAIL = outbox.idempotency_name(scope, key),
                 HINT = 'A retry repeats the request as it was; another request needs a key of its own. Do not retry.';
         END IF;
-        kind := CASE seen.status
+        kind := CASE stored.status
             WHEN 'succeeded' THEN 'replay'
             WHEN 'failed_final' THEN 'final'
             WHEN 'failed_retryable' THEN 'retryable'
-            WHEN 'processing' THEN CASE WHEN seen.locked_until > at THEN 'active' ELSE 'stale' END
+            WHEN 'processing' THEN CASE WHEN stored.locked_until > at THEN 'active' ELSE 'stale' END
         END;
         IF kind = 'replay' THEN
             counted := nextval('outbox.idempotency_replayed');
         ELSIF kind = 'retryable' OR kind = 'stale' AND take_over THEN
-            attempt := outbox.idempotency_grant_again(seen, lock_for, coalesce(claimed_by, 'pid ' || pg_backend_pid()),
+            attempt := outbox.idempotency_grant_again(stored, lock_for, coalesce(claimed_by, 'pid ' || pg_backend_pid()),
                                                       expires_in);
             CONTINUE WHEN attempt IS NULL;
             counted := nextval('outbox.idempotency_granted');
@@ -323,9 +323,9 @@ BEGIN
                 counted := nextval('outbox.idempotency_taken_over');
             END IF;
         END IF;
-        RETURN ROW(kind, attempt IS NOT NULL, attempt, seen.result_type, seen.result_id, seen.response_code, seen.response_body,
-                   seen.failure_code, seen.failure_message,
-                   CASE WHEN kind = 'active' THEN seen.locked_until - at END)::outbox.idempotency_answer;
+        RETURN ROW(kind, attempt IS NOT NULL, attempt, stored.result_type, stored.result_id, stored.response_code, stored.response_body,
+                   stored.failure_code, stored.failure_message,
+                   CASE WHEN kind = 'active' THEN stored.locked_until - at END)::outbox.idempotency_answer;
     END LOOP;
     RAISE EXCEPTION USING ERRCODE = 'P4099', MESSAGE = 'the state of the command cannot be told',
         DETAIL = outbox.idempotency_name(scope, key) || ' It changed between two statements a hundred times in a row.',
@@ -445,19 +445,19 @@ CREATE FUNCTION outbox.idempotency_refuse(code text, what text, scope text, key 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    seen outbox.idempotency_request;
+    stored outbox.idempotency_request;
 BEGIN
     PERFORM outbox.idempotency_check_name(scope, key);
     IF attempt IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'the attempt is missing', DETAIL = outbox.idempotency_name(scope, key),
             HINT = 'Pass the attempt that the claim answered.';
     END IF;
-    SELECT r.* INTO seen FROM outbox.idempotency_request r WHERE r.scope = scope AND r.key = key;
+    SELECT r.* INTO stored FROM outbox.idempotency_request r WHERE r.scope = scope AND r.key = key;
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = what,
         DETAIL = outbox.idempotency_name(scope, key) || CASE
-            WHEN seen.scope IS NULL THEN ' There is no such claim.'
-            WHEN seen.attempt_count = attempt THEN format(' Attempt %s is %s already.', attempt, seen.status)
-            WHEN seen.attempt_count > attempt THEN format(' Attempt %s was followed by attempt %s.', attempt, seen.attempt_count)
+            WHEN stored.scope IS NULL THEN ' There is no such claim.'
+            WHEN stored.attempt_count = attempt THEN format(' Attempt %s is %s already.', attempt, stored.status)
+            WHEN stored.attempt_count > attempt THEN format(' Attempt %s was followed by attempt %s.', attempt, stored.attempt_count)
             ELSE format(' Attempt %s was never granted.', attempt)
         END,
         HINT = 'This attempt is over: roll back what it did, and claim again with the same key to get the answer.';
@@ -637,20 +637,20 @@ CREATE FUNCTION outbox.idempotency_refuse_abandon(scope text, key text, attempt 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    seen outbox.idempotency_request;
+    stored outbox.idempotency_request;
 BEGIN
     PERFORM outbox.idempotency_check_name(scope, key);
     IF attempt IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'P4004', MESSAGE = 'the attempt is missing', DETAIL = outbox.idempotency_name(scope, key),
             HINT = 'Pass the attempt_count that outbox.idempotency_expired shows.';
     END IF;
-    SELECT r.* INTO seen FROM outbox.idempotency_request r WHERE r.scope = scope AND r.key = key;
+    SELECT r.* INTO stored FROM outbox.idempotency_request r WHERE r.scope = scope AND r.key = key;
     RAISE EXCEPTION USING ERRCODE = 'P4013', MESSAGE = 'the command may not be abandoned',
         DETAIL = outbox.idempotency_name(scope, key) || CASE
-            WHEN seen.scope IS NULL THEN ' There is no such command.'
-            WHEN seen.attempt_count <> attempt THEN format(' Its last attempt is %s, not %s.', seen.attempt_count, attempt)
-            WHEN seen.completed_at IS NOT NULL THEN format(' It is %s.', seen.status)
-            WHEN seen.locked_until > clock_timestamp() THEN ' It is being executed.'
+            WHEN stored.scope IS NULL THEN ' There is no such command.'
+            WHEN stored.attempt_count <> attempt THEN format(' Its last attempt is %s, not %s.', stored.attempt_count, attempt)
+            WHEN stored.completed_at IS NOT NULL THEN format(' It is %s.', stored.status)
+            WHEN stored.locked_until > clock_timestamp() THEN ' It is being executed.'
             ELSE ' It has not expired.'
         END,
         HINT = 'Look again at outbox.idempotency_expired: only what it shows may be abandoned.';
@@ -684,14 +684,14 @@ END $$;
 -- Ends commands whose lock ran out this long ago, for good and with the code orphaned. It is unknown what became of them, so none of
 -- them runs again by itself. The relay's maintenance calls it if that is configured. Returns how many; skips rows that another
 -- session is ending.
-CREATE FUNCTION outbox.idempotency_end_orphaned(older_than interval, most integer DEFAULT 2000) RETURNS bigint
+CREATE FUNCTION outbox.idempotency_end_orphaned(older_than interval, rows_max integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
     old timestamptz;
     ended bigint;
 BEGIN
-    PERFORM outbox.check_purge_arguments(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, rows_max);
     old := outbox.later(moment, -older_than);
     UPDATE outbox.idempotency_request r
     SET status = 'failed_final', failure_code = 'orphaned', locked_until = NULL, updated_at = moment, completed_at = moment,
@@ -700,7 +700,7 @@ BEGIN
         expires_at = outbox.idempotency_kept_until(r.expires_at, r.claimed_at, moment)
     WHERE r.ctid = ANY (ARRAY(
         SELECT o.ctid FROM outbox.idempotency_request o WHERE o.locked_until < old
-        ORDER BY o.locked_until LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY o.locked_until LIMIT rows_max FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS ended = ROW_COUNT;
     RETURN ended;
 END $$;
@@ -708,18 +708,18 @@ END $$;
 -- Removes what has its answer and is expired, an hour after its end at the earliest: once it is gone its key starts again at
 -- attempt 1, and a process that ran that attempt before should be gone as well. A command that is under way, stale or to be
 -- retried stays, however old, because it is unknown what became of it.
-CREATE FUNCTION outbox.purge_idempotency(most integer DEFAULT 2000) RETURNS bigint
+CREATE FUNCTION outbox.purge_idempotency(rows_max integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     purged bigint;
     moment timestamptz := clock_timestamp();
 BEGIN
-    PERFORM outbox.check_purge_arguments(interval '1 hour', most);
+    PERFORM outbox.check_purge_arguments(interval '1 hour', rows_max);
     DELETE FROM outbox.idempotency_request
     WHERE ctid = ANY (ARRAY(
         SELECT r.ctid FROM outbox.idempotency_request r
         WHERE r.expires_at < moment AND r.completed_at < moment - interval '1 hour'
-        ORDER BY r.expires_at LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY r.expires_at LIMIT rows_max FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS purged = ROW_COUNT;
     RETURN purged;
 END $$;
@@ -910,7 +910,7 @@ SELECT r.scope,
        count(*) FILTER (WHERE r.attempt_count > 1) AS tried_again,
        -- Each was granted after a failure or a takeover: still one command, and one answer.
        sum(r.attempt_count - 1) AS attempts_beyond_the_first,
-       max(r.attempt_count) AS most_attempts
+       max(r.attempt_count) AS attempts_max
 FROM outbox.idempotency_request r
 GROUP BY r.scope;
 

@@ -425,11 +425,11 @@ BEGIN
     END LOOP;
 END $$;
 
--- Claims up to `most` due messages for `lease`, and returns each with the token that inbox_done and inbox_fail demand. Commit before
+-- Claims up to `messages_max` due messages for `lease`, and returns each with the token that inbox_done and inbox_fail demand. Commit before
 -- you work: the claim must stand when the work fails. Sessions that claim at the same time get different messages, and none waits.
 -- Of a key it returns one message at most: the next one is due once that is done.
 CREATE FUNCTION outbox.inbox_claim(
-    consumer text, most integer DEFAULT 10, lease interval DEFAULT '1 minute', claimed_by text DEFAULT NULL
+    consumer text, messages_max integer DEFAULT 10, lease interval DEFAULT '1 minute', claimed_by text DEFAULT NULL
 ) RETURNS TABLE (id bigint, token integer, attempt integer, source text, message_id text, key text, event_type text, headers jsonb,
                  payload jsonb, payload_bytes bytea, received_at timestamptz, lease_until timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -439,8 +439,8 @@ DECLARE
     moment timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox.refuse_name('consumer', inbox_claim.consumer, 'P4000');
-    IF (inbox_claim.most BETWEEN 1 AND 10000) IS NOT TRUE THEN
-        PERFORM outbox.refuse_argument('most', '1 to 10000');
+    IF (inbox_claim.messages_max BETWEEN 1 AND 10000) IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('messages_max', '1 to 10000');
     END IF;
     IF outbox.is_lock_span(inbox_claim.lease) IS NOT TRUE THEN
         PERFORM outbox.refuse_argument('lease', 'more than nothing and at most a day');
@@ -465,7 +465,7 @@ BEGIN
               WHERE w.consumer = m.consumer AND w.source = m.source AND w.key = m.key AND w.claimed_at IS NOT NULL
                 AND w.next_attempt_at > moment))
         ORDER BY m.priority DESC, m.next_attempt_at, m.id
-        LIMIT inbox_claim.most
+        LIMIT inbox_claim.messages_max
         -- Not FOR UPDATE: a session that stores a message behind this one has its key locked.
         FOR NO KEY UPDATE SKIP LOCKED
     ), taken AS (
@@ -605,17 +605,17 @@ GRANT EXECUTE ON FUNCTION outbox.inbox_receive, outbox.inbox_claim, outbox.inbox
 
 -- ── Operators ──────────────────────────────────────────────────────────────────────────────────
 
--- Gives poison messages all their attempts again: the message with this id, or up to `most` of the consumer, oldest first. Returns
+-- Gives poison messages all their attempts again: the message with this id, or up to `messages_max` of the consumer, oldest first. Returns
 -- how many. What is not poison is left alone.
-CREATE FUNCTION outbox.inbox_replay(consumer text, id bigint DEFAULT NULL, most integer DEFAULT 1000) RETURNS bigint
+CREATE FUNCTION outbox.inbox_replay(consumer text, id bigint DEFAULT NULL, messages_max integer DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     replayed bigint;
 BEGIN
     PERFORM outbox.refuse_name('consumer', inbox_replay.consumer, 'P4000');
-    IF (inbox_replay.most BETWEEN 1 AND 10000) IS NOT TRUE THEN
-        PERFORM outbox.refuse_argument('most', '1 to 10000');
+    IF (inbox_replay.messages_max BETWEEN 1 AND 10000) IS NOT TRUE THEN
+        PERFORM outbox.refuse_argument('messages_max', '1 to 10000');
     END IF;
     UPDATE outbox.inbox_message m
     SET poison_at = NULL, attempts = 0, next_attempt_at = clock_timestamp()
@@ -623,7 +623,7 @@ BEGIN
         SELECT p.id FROM outbox.inbox_message p
         WHERE p.consumer = inbox_replay.consumer AND p.poison_at IS NOT NULL
           AND (inbox_replay.id IS NULL OR p.id = inbox_replay.id)
-        ORDER BY p.poison_at LIMIT inbox_replay.most FOR UPDATE SKIP LOCKED));
+        ORDER BY p.poison_at LIMIT inbox_replay.messages_max FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS replayed = ROW_COUNT;
     RETURN replayed;
 END $$;
@@ -676,7 +676,7 @@ SELECT m.consumer,
        count(*) FILTER (WHERE m.behind) AS behind,
        count(*) FILTER (WHERE m.claimed_at IS NOT NULL AND m.next_attempt_at > clock_timestamp()) AS claimed,
        count(*) FILTER (WHERE m.claimed_at IS NOT NULL AND m.next_attempt_at <= clock_timestamp()) AS lease_ran_out,
-       max(m.attempts) AS most_attempts,
+       max(m.attempts) AS attempts_max,
        min(m.received_at) AS oldest_received_at,
        clock_timestamp() - min(m.received_at) AS oldest_age
 FROM (
@@ -710,39 +710,39 @@ GRANT SELECT (consumer, priority, next_attempt_at, done_at, poison_at, behind) O
 -- ── Retention ──────────────────────────────────────────────────────────────────────────────────
 
 -- Small steps that lock only the rows they remove, and skip rows that are locked. Each returns how many rows it removed; fewer than
--- `most`: nothing is left for now, except rows that were locked.
+-- `rows_max`: nothing is left for now, except rows that were locked.
 
 -- A message that comes again after its marker is gone has its effect again: keep markers longer than any source can repeat.
-CREATE FUNCTION outbox.purge_processed(older_than interval, most integer DEFAULT 2000) RETURNS bigint
+CREATE FUNCTION outbox.purge_processed(older_than interval, rows_max integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     purged bigint;
     old timestamptz;
 BEGIN
-    PERFORM outbox.check_purge_arguments(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, rows_max);
     -- Read once: a function whose value changes from row to row is no condition for an index.
     old := outbox.later(clock_timestamp(), -older_than);
     DELETE FROM outbox.processed_message
     WHERE ctid = ANY (ARRAY(
         SELECT p.ctid FROM outbox.processed_message p WHERE p.processed_at < old
-        ORDER BY p.processed_at LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY p.processed_at LIMIT rows_max FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS purged = ROW_COUNT;
     RETURN purged;
 END $$;
 
 -- Only what is done. Unfinished and poison messages stay, however old.
-CREATE FUNCTION outbox.purge_inbox(older_than interval, most integer DEFAULT 2000) RETURNS bigint
+CREATE FUNCTION outbox.purge_inbox(older_than interval, rows_max integer DEFAULT 2000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     purged bigint;
     old timestamptz;
 BEGIN
-    PERFORM outbox.check_purge_arguments(older_than, most);
+    PERFORM outbox.check_purge_arguments(older_than, rows_max);
     old := outbox.later(clock_timestamp(), -older_than);
     DELETE FROM outbox.inbox_message
     WHERE ctid = ANY (ARRAY(
         SELECT m.ctid FROM outbox.inbox_message m WHERE m.done_at < old
-        ORDER BY m.done_at LIMIT most FOR UPDATE SKIP LOCKED));
+        ORDER BY m.done_at LIMIT rows_max FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS purged = ROW_COUNT;
     RETURN purged;
 END $$;

@@ -52,7 +52,7 @@ DECLARE
     claimed record;
     why text;
 BEGIN
-    FOR claimed IN SELECT * FROM outbox.inbox_claim('example-shipping', most => 10, lease => '30 seconds') LOOP
+    FOR claimed IN SELECT * FROM outbox.inbox_claim('example-shipping', messages_max => 10, lease => '30 seconds') LOOP
         -- Keep the claim, whatever becomes of the work, and keep the work on the message before.
         COMMIT;
         BEGIN

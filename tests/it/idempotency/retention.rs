@@ -292,7 +292,7 @@ async fn the_operators_views_show_what_is_stale_what_is_tried_often_and_what_was
             "7 1 0 1",
         ),
         (
-            "SELECT concat_ws(' ', scope, commands, succeeded, failed_final, unfinished, tried_again, attempts_beyond_the_first, most_attempts)
+            "SELECT concat_ws(' ', scope, commands, succeeded, failed_final, unfinished, tried_again, attempts_beyond_the_first, attempts_max)
              FROM outbox.idempotency_by_scope",
             "orders 4 2 0 2 2 3 3",
         ),
