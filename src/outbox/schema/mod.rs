@@ -279,4 +279,22 @@ mod tests {
         }
         assert!(oldest > 0, "there are migrations");
     }
+
+    /// Databases carry the checksum of each migration they applied, and `migrate` refuses to go on when it differs.
+    #[test]
+    fn a_migration_is_never_edited() {
+        const RELEASED: [(i32, u64); 3] = [
+            (1, 3_383_300_451_071_046_825),
+            (2, 2_060_427_644_070_184_196),
+            (3, 2_768_880_924_671_776_675),
+        ];
+        let bundled: Vec<(i32, u64)> = bundled()
+            .iter()
+            .map(|migration| (migration.version(), migration.checksum()))
+            .collect();
+        assert_eq!(
+            bundled, RELEASED,
+            "a change of the schema is a new migration; a new migration gets a line in this list"
+        );
+    }
 }
