@@ -2,19 +2,23 @@
 
 mod args;
 mod check;
+mod database;
+mod kafka;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub use args::{DatabaseArgs, KafkaArgs, LogFormat, RetentionArgs, RunArgs};
+pub use args::{LogFormat, RetentionArgs, RunArgs};
 pub use check::Check;
+pub use database::DatabaseArgs;
+pub use kafka::KafkaArgs;
 
 use check::parse_bytes;
 
 use crate::domain::retention::Retention;
 use crate::domain::retry::RetryPolicy;
-use crate::kafka::{ClientConfig, OVERRUN, properties};
-use crate::outbox::{Database, OnPublished, Pooler};
+use crate::kafka::{ClientConfig, OVERRUN};
+use crate::outbox::{Database, OnPublished};
 use crate::process::{Identity, host_name};
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
@@ -45,72 +49,6 @@ pub struct Config {
 
 /// The schema allows headers this large, payload aside.
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
-
-impl DatabaseArgs {
-    /// A migration holds a lock from statement to statement, so it needs a session of its own.
-    pub fn check_migration(&self, check: &mut Check) {
-        check.ensure(
-            self.database_pooler == Pooler::None,
-            "a migration does not pass a transaction pooler: run `outboxd migrate` with the server's own --database-url \
-             and --database-pooler none",
-        );
-    }
-
-    /// The database. It has the schema named by `schema`, which is checked as well.
-    pub fn database(&self, check: &mut Check) -> Option<Database> {
-        let schema = &self.schema;
-        let plain = (1..=63).contains(&schema.len())
-            && !schema.starts_with(|c: char| c.is_ascii_digit())
-            && schema
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        check.ensure(
-            plain,
-            format!("--schema {schema:?} is not a plain lower-case identifier"),
-        );
-        if let Some(ca) = &self.database_tls_ca {
-            check.ensure(
-                ca.is_file(),
-                format!("--database-tls-ca {} is not a file", ca.display()),
-            );
-        }
-        let missing = || "--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned();
-        let url = check.ok(self.database_url.as_ref().ok_or_else(missing))?;
-        let database = Database::parse(url, self.database_tls_ca.clone(), self.database_pooler);
-        check.ok(database.map_err(|error| format!("--database-url cannot be used: {error}")))
-    }
-}
-
-impl KafkaArgs {
-    /// The settings of a consumer.
-    pub fn consumer(&self, check: &mut Check) -> ClientConfig {
-        let (brokers, own) = self.brokers(check);
-        let (config, problem) = properties::consumer_config(brokers, &own);
-        check.problems(problem);
-        config
-    }
-
-    /// The settings of a producer for batches of this size.
-    fn producer(&self, check: &mut Check, relay: &relay::Settings) -> ClientConfig {
-        let (brokers, own) = self.brokers(check);
-        let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
-        let (config, problem) = properties::producer_config(brokers, relay.batch_deadline, rows, bytes, &own);
-        check.problems(problem);
-        config
-    }
-
-    /// The brokers, and the user's own properties.
-    fn brokers(&self, check: &mut Check) -> (&str, Vec<properties::Property>) {
-        let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
-        check.ensure(
-            !brokers.is_empty(),
-            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?",
-        );
-        let (own, problems) = properties::parse(&self.kafka_properties);
-        check.problems(problems);
-        (brokers, own)
-    }
-}
 
 impl RetentionArgs {
     pub fn retention(&self, check: &mut Check) -> Retention {
