@@ -15,7 +15,7 @@ use crate::http;
 use crate::jitter::jittered;
 use crate::kafka::Publisher;
 use crate::lanes::{Lanes, RecentlyPublished};
-use crate::metrics;
+use crate::metrics::{self, Scrape};
 use crate::outbox::{self, Outbox, connect, schema};
 use crate::tasks::Shutdown;
 use crate::tasks::fenced::FencedWriter;
@@ -45,7 +45,7 @@ pub enum Error {
 
 /// Runs the daemon until `stop`, then drains. `now` ends the process at once.
 pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken) -> Result<(), Error> {
-    let recorder = metrics::install().map_err(Error::Broken)?;
+    let scrape = metrics::install().map_err(Error::Broken)?;
     let health = Arc::new(Health::default());
     let http_stop = CancellationToken::new();
     let listener = TcpListener::bind(config.http_listen)
@@ -55,9 +55,9 @@ pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken
         .local_addr()
         .map_err(|error| Error::Broken(error.to_string()))?;
     info!(version = env!("CARGO_PKG_VERSION"), http = %address, "outboxd starts");
-    let server = tokio::spawn(http::serve(listener, health.clone(), recorder, http_stop.clone()));
+    let server = tokio::spawn(http::serve(listener, health.clone(), scrape.clone(), http_stop.clone()));
     let done = tokio::select! {
-        done = start_and_run(&config, &health, &stop, &now) => done,
+        done = start_and_run(&config, &health, &scrape, &stop, &now) => done,
         () = now.cancelled() => Err(Error::Broken("stopped at once, by a second signal".to_owned())),
     };
     http_stop.cancel();
@@ -69,11 +69,12 @@ pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken
 async fn start_and_run(
     config: &Config,
     health: &Arc<Health>,
+    scrape: &Scrape,
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Error> {
     let (published, questions) = RecentlyPublished::new();
-    let relay = Arc::new(relay(config, health, published)?);
+    let relay = Arc::new(relay(config, health, scrape, published)?);
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
         () = stop.cancelled() => return Ok(()),
@@ -124,8 +125,15 @@ async fn start_and_run(
     }
 }
 
-fn relay(config: &Config, health: &Arc<Health>, published: RecentlyPublished) -> Result<Relay, Error> {
+fn relay(
+    config: &Config,
+    health: &Arc<Health>,
+    scrape: &Scrape,
+    published: RecentlyPublished,
+) -> Result<Relay, Error> {
     let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
+    let pool = outbox.clone();
+    scrape.ask_before(move || metrics::connections(pool.connections()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
     Ok(Relay {

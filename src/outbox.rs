@@ -35,6 +35,7 @@ pub use mark::{LaneOutcome, UnorderedOutcome};
 pub use statement::MESSAGE_BYTES_MAX;
 pub use watermark::WriterIdentity;
 
+use crate::domain::sample::Connections;
 use from_row::FromRow;
 use param::Params;
 use session::{Session, Transaction};
@@ -116,6 +117,11 @@ impl Outbox {
             timeout: self.timeout / LEASE_TIMEOUT_SHARE,
             ..self.clone()
         }
+    }
+
+    /// How the connections of the pool are used at this moment.
+    pub fn connections(&self) -> Connections {
+        self.pool.usage()
     }
 
     /// Runs `work` on a connection from the pool, which is closed if it does not answer in time.

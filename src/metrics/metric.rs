@@ -159,7 +159,7 @@ impl Metric {
         for &(label, _) in self.labels {
             let values = known_values(label);
             let longer = |labels: &Vec<Label>| -> Vec<Vec<Label>> {
-                let with = |value: &&'static str| [labels.as_slice(), &[Label::from_static_parts(label, value)]].concat();
+                let with = |&value: &&'static str| [labels.as_slice(), &[Label::from_static_parts(label, value)]].concat();
                 values.iter().map(with).collect()
             };
             known = known.iter().flat_map(longer).collect();

@@ -16,6 +16,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::session::Session;
 use super::{Error, Result, sslmode};
+use crate::domain::sample::Connections;
 
 /// Where the database is and how to connect to it.
 #[derive(Clone, Debug)]
@@ -172,6 +173,16 @@ pub struct Pool {
 impl Pool {
     pub(super) async fn session(&self) -> Result<Session> {
         Ok(Session::new(self.connections.get().await?, self.local_settings.clone()))
+    }
+
+    pub(super) fn usage(&self) -> Connections {
+        let status = self.connections.status();
+        Connections {
+            max: status.max_size,
+            used: status.size.saturating_sub(status.available),
+            idle: status.available,
+            waiting: status.waiting,
+        }
     }
 
     /// Closes the connections that are not in use.

@@ -1,10 +1,11 @@
 //! Reads the rows of answers.
 
+use serde::de::DeserializeOwned;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 use uuid::Uuid;
 
-use super::Result;
+use super::{Error, Result};
 
 /// What can be read from one row of an answer: a column, a tuple of all columns in their order, or a struct.
 pub trait FromRow: Sized {
@@ -27,6 +28,12 @@ macro_rules! from_row {
     };
 }
 pub(super) use from_row;
+
+/// Reads a column that has JSON as its text.
+pub(super) fn json<T: DeserializeOwned>(row: &Row, column: &str) -> Result<T> {
+    let text: &str = row.try_get(column)?;
+    serde_json::from_str(text).map_err(|_| Error::Unexpected("a statement returned JSON of another form"))
+}
 
 macro_rules! columns {
     ($($type:ty),*) => {

@@ -42,6 +42,7 @@ params!(
     String => TEXT,
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
+    Option<SystemTime> => TIMESTAMPTZ,
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,

@@ -193,7 +193,8 @@ impl Relay {
 
     /// Logs what an operator must act on, once for each event.
     fn report(&self, rows: &[Row], outcome: &BatchOutcome) {
-        metrics::rows_published(outcome.published.len());
+        let published = rows.iter().filter(|row| outcome.has_published(row.id));
+        metrics::rows_published(published.map(|row| row.topic.as_str()));
         metrics::rows_unacknowledged(outcome.unsent.len() + outcome.maybe_sent.len());
         let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &outcome.holds {

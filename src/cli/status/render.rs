@@ -16,10 +16,10 @@ pub fn render(status: &Status, schema: &str) -> String {
 
 fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Result {
     let backlog = &status.backlog;
-    let more = if backlog.capped { "at least " } else { "" };
+    let about = if backlog.estimated { "about " } else { "" };
     writeln!(
         out,
-        "Backlog   {more}{} pending, oldest {}",
+        "Backlog   {about}{} pending, oldest {}",
         backlog.pending,
         age(backlog.oldest_seconds)
     )?;

@@ -70,9 +70,10 @@ impl RetryHolds {
         let lease = self.settings.lease;
         let write = self.outbox.write_unordered_outcome(term, claim, &outcome, lease);
         write.await?;
-        outcome.refused.iter().for_each(report_refusal);
+        let refused = outcome.refused.iter();
+        refused.for_each(|refusal| report_refusal(&hold.topic, refusal));
         if !outcome.unmarked.is_empty() {
-            metrics::rows_published(1);
+            metrics::rows_published(std::iter::once(hold.topic.as_str()));
             let ids = ids.to_vec();
             let locked = LockedRows { claim, ids, claimed };
             self.lanes.unordered().remember_locked(term.worker, locked);
@@ -125,7 +126,7 @@ impl RetryHolds {
 
     async fn release_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
         let marked = self.outbox.release_unordered_hold(term, hold, published).await?;
-        metrics::rows_published(usize::from(published.is_some()));
+        metrics::rows_published(published.iter().map(|_| hold.topic.as_str()));
         metrics::rows_marked(marked);
         if let Some(stored) = self.outbox.read_unordered(term.incarnation).await? {
             self.lanes.unordered().note_stored(term.worker, stored);
