@@ -27,6 +27,7 @@ pub mod properties;
 mod quarantine;
 mod reports;
 mod route;
+mod statistics;
 mod topics;
 
 use std::collections::HashSet;
@@ -96,6 +97,8 @@ pub struct Publisher {
 impl Publisher {
     /// Connects lazily: the first batch finds out that Kafka is unreachable. Record timestamps are read from `clock`.
     pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
+        let mut config = config.clone();
+        let interval = statistics::take_interval(&mut config);
         let single = ProducerSettings {
             config: config.clone(),
             clock,
@@ -103,10 +106,11 @@ impl Publisher {
         };
         let mut gapless = single.clone();
         gapless.config.set("enable.gapless.guarantee", "true");
+        statistics::set_interval(&mut gapless.config, &interval);
         Ok(Arc::new(Publisher {
             main: MainProducer::new(gapless)?,
             quarantine: Quarantine::new(single.clone())?,
-            topics: Topics::new(config)?,
+            topics: Topics::new(&config)?,
             paused: watch::channel(false).0,
             last_ack: single.last_ack.clone(),
             probes: Probes::new(single),

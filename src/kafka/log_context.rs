@@ -8,7 +8,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::lock;
+use super::{lock, statistics};
 
 /// TLS or SASL errors less than this apart belong to one outage. The client repeats the same error every 30 seconds.
 const OUTAGE_ENDS_AFTER: Duration = Duration::from_secs(120);
@@ -53,6 +53,7 @@ impl ClientContext for LogContext {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let code = error.rdkafka_error_code();
+        statistics::count_error(code);
         // "All brokers are down" follows from the other errors and does not say why.
         if code != Some(Code::AllBrokersDown) {
             *lock(&LAST_ERROR) = Some((Instant::now(), reason.to_owned()));

@@ -14,7 +14,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::log_context::LogContext;
 use super::reports::{Report, Reports, SentRecords};
-use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery, lock};
+use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery, lock, statistics};
 use crate::clock::Clock;
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
@@ -36,6 +36,10 @@ pub struct Context(Arc<Reports>);
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         LogContext.log(level, facility, message);
+    }
+
+    fn stats_raw(&self, statistics: &[u8]) {
+        statistics::record(statistics);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
