@@ -167,7 +167,7 @@ metrics! {
             "1 if this worker samples the gauges of the whole outbox, such as outboxd_backlog_rows; others do not export them.";
         pub(super) fn backlog_rows[topic: String; TOPICS_MAX + 1](count: i64)
             => SampledGauge BACKLOG_ROWS "outboxd_backlog_rows",
-            "Pending rows. Exact up to 10,000 rows from the first pending one; beyond, estimated.";
+            "Pending rows. The first 10,000 rows that may be pending and the last 2,500 are counted, and those between are estimated.";
         pub(super) fn backlog_estimated(is_estimated: bool) => SampledGauge BACKLOG_ESTIMATED "outboxd_backlog_estimated",
             "1 if outboxd_backlog_rows is estimated from a sample of the table.";
         pub(super) fn oldest_pending[topic: String; TOPICS_MAX + 1](seconds: f64)
