@@ -1,5 +1,6 @@
 //! A real `outboxd run` process: started, watched, signalled, killed.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -140,6 +141,16 @@ impl Relay {
             .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
             .collect();
         (!values.is_empty()).then(|| values.iter().sum())
+    }
+
+    /// The series of a metric in an answer, by their labels as they are written: `{topic="orders"}`.
+    pub fn series_in<'a>(answer: &'a str, name: &str) -> BTreeMap<&'a str, f64> {
+        let series = answer.lines().filter_map(|line| {
+            let (labels, value) = line.strip_prefix(name)?.rsplit_once(' ')?;
+            let is_it = labels.is_empty() || labels.starts_with('{');
+            is_it.then_some((labels, value.parse().ok()?))
+        });
+        series.collect()
     }
 
     /// It never stopped, and its loops turn.

@@ -23,8 +23,9 @@ WITH ranges AS MATERIALIZED (
     FROM walked w JOIN ranges r USING (is_passed) CROSS JOIN outbox.message_id_seq s
     GROUP BY is_passed HAVING count(*) >= $1
 ), between_ends AS MATERIALIZED (
-    SELECT u.low, u.high - 2500 AS high, greatest((u.high - 2500 - u.low) / 50, 1) AS step
-    FROM unread u WHERE u.high - 2500 > u.low
+    SELECT u.low, u.high - 2500 AS high, s.step, least(s.step, 50) AS width
+    FROM unread u CROSS JOIN LATERAL (SELECT greatest((u.high - 2500 - u.low) / 50, 1) AS step) s
+    WHERE u.high - 2500 > u.low
 ), backlog AS (
     SELECT w.topic, w.created_at, 1::float8 AS weight FROM walked w WHERE w.pending
     UNION ALL
@@ -36,12 +37,15 @@ WITH ranges AS MATERIALIZED (
         ORDER BY m.id LIMIT 2500) m
     WHERE m.pending
     UNION ALL
-    -- Each row stands for as many ids as there are for each that is read.
-    SELECT m.topic, m.created_at, (b.high - b.low)::float8 / (least(b.step, 50) * least(b.high - b.low, 50))
-    FROM between_ends b CROSS JOIN generate_series(0, 49) n CROSS JOIN LATERAL (
+    -- Each row stands for as many ids as there are for each that is read. A short range is in the middle of its fiftieth: what was
+    -- left over by the rows that were read is no more than its own length.
+    SELECT m.topic, m.created_at, (b.high - b.low)::float8 / (b.width * least(b.high - b.low, 50))
+    FROM between_ends b CROSS JOIN generate_series(0, 49) n
+         CROSS JOIN LATERAL (SELECT b.low + n * b.step + (b.step - b.width) / 2 AS low) s
+         CROSS JOIN LATERAL (
         SELECT m.topic, m.created_at, {is_pending} AS pending
         FROM outbox.message m
-        WHERE m.id > b.low + n * b.step AND m.id <= least(b.low + n * b.step + least(b.step, 50), b.high)
+        WHERE m.id > s.low AND m.id <= least(s.low + b.width, b.high)
         ORDER BY m.id LIMIT 50) m
     WHERE m.pending
 ), topics AS MATERIALIZED (
