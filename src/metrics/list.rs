@@ -167,12 +167,12 @@ metrics! {
             "1 if this worker samples the gauges of the whole outbox, such as outboxd_backlog_rows; others do not export them.";
         pub(super) fn backlog_rows[topic: String; TOPICS_MAX + 1](count: i64)
             => SampledGauge BACKLOG_ROWS "outboxd_backlog_rows",
-            "Pending rows. The first 10,000 rows that may be pending and the last 2,500 are counted, and those between are estimated.";
+            "Pending rows. The first 10,000 rows that may be pending and the last 2,500 are counted, and those between are estimated. Rows whose delay is over are counted up to 10,000.";
         pub(super) fn backlog_estimated(is_estimated: bool) => SampledGauge BACKLOG_ESTIMATED "outboxd_backlog_estimated",
             "1 if outboxd_backlog_rows is estimated from a sample of the table.";
         pub(super) fn oldest_pending[topic: String; TOPICS_MAX + 1](seconds: f64)
             => SampledGauge OLDEST_PENDING_SECONDS "outboxd_oldest_pending_seconds",
-            "Age of the oldest pending row; while the backlog is estimated, of the oldest one in the sample.";
+            "Age of the oldest pending row, from the end of its delay if it had one; while the backlog is estimated, of the oldest one in the sample.";
         pub(super) fn delayed_rows(count: i64) => SampledGauge DELAYED_ROWS "outboxd_delayed_rows",
             "Delayed rows that are not due yet, counted up to 10,000.";
         pub(super) fn dead_rows[topic: String; TOPICS_MAX + 1](count: i64) => SampledGauge DEAD_ROWS "outboxd_dead_rows",

@@ -6,6 +6,8 @@
 -- So a bounded number of index entries is read, whatever has died there. Only ranges of ids are: from the end of the index, for
 -- example, the way to the newest row may lead over millions of deleted ones.
 --
+-- A row whose delay is over is pending wherever it lies, and since then. The first $1 of these are counted.
+--
 -- Returned by name are the topics of $2, and of the others the 50 with the most rows.
 WITH ranges AS MATERIALIZED (
     SELECT false AS is_passed, f.floor AS low, 9223372036854775807 AS high FROM (SELECT min(floor) AS floor FROM outbox.lane) f
@@ -26,8 +28,15 @@ WITH ranges AS MATERIALIZED (
     SELECT u.low, u.high - 2500 AS high, s.step, least(s.step, 50) AS width
     FROM unread u CROSS JOIN LATERAL (SELECT greatest((u.high - 2500 - u.low) / 50, 1) AS step) s
     WHERE u.high - 2500 > u.low
+), due AS MATERIALIZED (
+    -- Ordered so that only the index meant for it fits. Without statistics the planner would scan the whole table.
+    SELECT m.topic, m.available_at FROM outbox.message m
+    WHERE m.available_at <= statement_timestamp()
+    ORDER BY m.available_at LIMIT $1
 ), backlog AS (
-    SELECT w.topic, w.created_at, 1::float8 AS weight FROM walked w WHERE w.pending
+    SELECT w.topic, w.created_at AS since, 1::float8 AS weight FROM walked w WHERE w.pending
+    UNION ALL
+    SELECT d.topic, d.available_at, 1 FROM due d
     UNION ALL
     SELECT m.topic, m.created_at, 1
     FROM unread u CROSS JOIN LATERAL (
@@ -49,10 +58,9 @@ WITH ranges AS MATERIALIZED (
         ORDER BY m.id LIMIT 50) m
     WHERE m.pending
 ), topics AS MATERIALIZED (
-    SELECT t.topic, sum(t.pending) AS pending, sum(t.dead) AS dead, min(t.created_at) AS oldest
-    FROM (SELECT topic, weight AS pending, 0 AS dead, created_at FROM backlog
+    SELECT t.topic, sum(t.pending) AS pending, sum(t.dead) AS dead, min(t.since) AS oldest
+    FROM (SELECT topic, weight AS pending, 0 AS dead, since FROM backlog
           UNION ALL
-          -- Ordered so that only the index meant for it fits. Without statistics the planner would scan the whole table.
           SELECT topic, 0, 1, NULL FROM (SELECT topic FROM outbox.message WHERE dead_at > '-infinity' ORDER BY dead_at LIMIT $1) d) t
     GROUP BY t.topic
 ), named AS (
@@ -64,7 +72,7 @@ WITH ranges AS MATERIALIZED (
     FROM named n GROUP BY 1
 )
 SELECT coalesce((SELECT round(sum(pending))::bigint FROM topics), 0) AS pending,
-       EXISTS (SELECT FROM between_ends) AS estimated,
+       EXISTS (SELECT FROM between_ends) OR (SELECT count(*) FROM due) >= $1 AS estimated,
        coalesce((SELECT extract(epoch FROM clock_timestamp() - min(oldest)) FROM topics), 0)::float8 AS oldest_seconds,
        coalesce((SELECT sum(dead)::bigint FROM topics), 0) AS dead,
        coalesce((SELECT json_agg(l ORDER BY l.pending + l.dead DESC, l.topic) FROM listed l), '[]')::text AS topics,

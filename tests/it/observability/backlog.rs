@@ -13,6 +13,7 @@ const BOUND: i64 = 10_000;
 struct Sampled {
     pending: i64,
     estimated: bool,
+    oldest_seconds: f64,
     /// Pending and dead rows by topic; the empty name is that of all others.
     topics: BTreeMap<String, (i64, i64)>,
 }
@@ -39,6 +40,7 @@ async fn sample(world: &World, labelled: &[&str]) -> Sampled {
     Sampled {
         pending: sample.get("pending"),
         estimated: sample.get("estimated"),
+        oldest_seconds: sample.get("oldest_seconds"),
         topics: topics.collect(),
     }
 }
@@ -125,6 +127,22 @@ async fn what_a_parked_topic_keeps_back_is_estimated_as_well() {
     assert!(sampled.estimated);
     assert_about("parked", sampled.topics["a"].0, 24_000);
     assert!(!sampled.topics.contains_key("b"), "{:?}", sampled.topics);
+}
+
+#[tokio::test]
+async fn a_row_whose_delay_is_over_is_pending_since_then() {
+    let world = World::new().await;
+    fill(&world, 3).await;
+    world
+        .execute(
+            "UPDATE outbox.message SET created_at = now() - interval '2 days', available_at = now() - interval '1 hour' WHERE id = 1;
+             UPDATE outbox.message SET available_at = now() + interval '1 day' WHERE id = 2;
+             UPDATE outbox.lane SET floor = 3;",
+        )
+        .await;
+    let sampled = sample(&world, &[]).await;
+    assert_eq!((sampled.pending, sampled.estimated), (1, false), "the third lies below the floors");
+    assert!((3600.0..4000.0).contains(&sampled.oldest_seconds), "{}", sampled.oldest_seconds);
 }
 
 #[tokio::test]

@@ -105,13 +105,18 @@ async fn what_became_of_rows_is_counted_by_topic() {
         ))
         .await;
     world.drained(SOON).await;
-    let scrape = relay.get("/metrics").expect("a scrape");
-    let of = |name: &str, topic: &str| Relay::metric_in(&scrape, &format!("{name}{{topic=\"{topic}\"}}"));
-    assert_eq!(of("outboxd_rows_published_total", &orders), Some(40.0));
-    assert_eq!(of("outboxd_rows_published_total", &small), Some(1.0), "a head, or behind one");
-    assert_eq!(of("outboxd_rows_retried_total", &small), Some(1.0));
-    assert_eq!(of("outboxd_rows_dead_total", &small), Some(1.0));
-    assert_eq!(of("outboxd_rows_dead_total", &orders), Some(0.0));
-    assert!(of("outboxd_end_to_end_seconds_count", &orders) >= Some(1.0), "{scrape}");
+    let of = |scrape: &str, name: &str, topic: &str| Relay::metric_in(scrape, &format!("{name}{{topic=\"{topic}\"}}"));
+    // A row is counted a moment after it is written.
+    let scrape = eventually(SOON, "both rows of the small topic and a latency to be counted", async || {
+        let scrape = relay.get("/metrics")?;
+        let is_dead = of(&scrape, "outboxd_rows_dead_total", &small) == Some(1.0);
+        let follows = of(&scrape, "outboxd_rows_published_total", &small) == Some(1.0);
+        let has_latency = of(&scrape, "outboxd_end_to_end_seconds_count", &orders) >= Some(1.0);
+        (is_dead && follows && has_latency).then_some(scrape)
+    })
+    .await;
+    assert_eq!(of(&scrape, "outboxd_rows_published_total", &orders), Some(40.0));
+    assert_eq!(of(&scrape, "outboxd_rows_retried_total", &small), Some(1.0));
+    assert_eq!(of(&scrape, "outboxd_rows_dead_total", &orders), Some(0.0));
     assert!(relay.logged(&format!("\"topic\":\"{small}\"")), "the dead letter's line names its topic");
 }
