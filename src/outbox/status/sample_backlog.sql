@@ -3,8 +3,8 @@
 -- its end, the rows of the last 2,500 ids, which are pending if anything is. What is between is estimated: 50 short ranges of 50 ids
 -- each, evenly spread over it, stand for all of it.
 --
--- So a bounded number of index entries is read, whatever has died there. Only ranges of ids are: from the end of the index, for
--- example, the way to the newest row may lead over millions of deleted ones.
+-- The last rows are found by their ids: a scan that begins at the end of the index may pass millions of deleted rows before it
+-- finds one.
 --
 -- A row whose delay is over is pending wherever it lies, and since then. The first $1 of these are counted.
 --
@@ -46,8 +46,8 @@ WITH ranges AS MATERIALIZED (
         ORDER BY m.id LIMIT 2500) m
     WHERE m.pending
     UNION ALL
-    -- Each row stands for as many ids as there are for each that is read. A short range is in the middle of its fiftieth: what was
-    -- left over by the rows that were read is no more than its own length.
+    -- Each row stands for as many ids as there are for each that is read. A short range lies in the middle of its fiftieth of the
+    -- rest. At the beginning, the few rows behind those that were read would stand for a whole fiftieth.
     SELECT m.topic, m.created_at, (b.high - b.low)::float8 / (b.width * least(b.high - b.low, 50))
     FROM between_ends b CROSS JOIN generate_series(0, 49) n
          CROSS JOIN LATERAL (SELECT b.low + n * b.step + (b.step - b.width) / 2 AS low) s
