@@ -38,8 +38,8 @@ impl ClientContext for Context {
         LogContext.log(level, facility, message);
     }
 
-    fn stats_raw(&self, statistics: &[u8]) {
-        statistics::record(statistics);
+    fn stats_raw(&self, json: &[u8]) {
+        statistics::record(json);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
