@@ -42,6 +42,7 @@ params!(
     String => TEXT,
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
+    Option<f64> => FLOAT8,
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
@@ -56,6 +57,7 @@ params!(
     Vec<&str> => TEXT_ARRAY,
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
+    &[u8] => BYTEA,
 );
 
 pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {
