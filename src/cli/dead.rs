@@ -8,9 +8,7 @@ mod show;
 use clap::{Args, Subcommand};
 
 use super::Failure;
-use super::operation::{CHUNK_ROWS, Matched, failure, open};
-use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
-use crate::domain::filter::Filter;
+use super::operation::Matched;
 use crate::outbox::operator::dead::DeadIds;
 
 #[derive(Args, Debug)]

@@ -78,10 +78,11 @@ impl World {
         }
     }
 
-    /// Runs a subcommand against this world's database, to its end. A migration takes the direct way.
+    /// Runs a subcommand against this world's database, to its end: one word, or two as in "dead list". A migration takes the
+    /// direct way.
     pub fn outboxd(&self, subcommand: &str, args: &[&str]) -> Output {
         let mut command = outboxd();
-        command.arg(subcommand);
+        command.args(subcommand.split(' '));
         match &self.pooler {
             Some(pooler) if subcommand != "migrate" => {
                 let url = pooler.through(&self.database_url);

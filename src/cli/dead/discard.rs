@@ -2,9 +2,10 @@
 
 use clap::Args;
 
-use super::super::Failure;
-use super::super::operation::{Operation, OperationArgs, Words};
-use super::{CHUNK_ROWS, Check, DatabaseArgs, DeadFilterArgs, NOUNS, failure, matched, open};
+use super::{NOUNS, matched};
+use crate::cli::Failure;
+use crate::cli::operation::{CHUNK_ROWS, Operation, OperationArgs, Words, failure, open};
+use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
 
 #[derive(Args, Debug)]
 pub struct DiscardArgs {

@@ -3,10 +3,10 @@
 use clap::Args;
 use serde_json::json;
 
-use super::super::Failure;
-use super::super::operation::{failure, open};
-use super::super::status::age;
-use super::super::table::{grouped, table};
+use crate::cli::Failure;
+use crate::cli::operation::{failure, open};
+use crate::cli::status::age;
+use crate::cli::table::{grouped, table};
 use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
 use crate::outbox::operator::dead::DeadLetter;
 

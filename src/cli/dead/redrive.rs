@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::super::Failure;
-use super::super::operation::{Operation, OperationArgs, Words};
-use super::{CHUNK_ROWS, Check, DatabaseArgs, DeadFilterArgs, DeadIds, Filter, NOUNS, failure, matched, open};
+use super::{NOUNS, matched};
+use crate::cli::Failure;
+use crate::cli::operation::{CHUNK_ROWS, Operation, OperationArgs, Words, failure, open};
+use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
 use crate::outbox::Outbox;
 use crate::outbox::operator::Purpose;
+use crate::outbox::operator::dead::DeadIds;
 
 #[derive(Args, Debug)]
 pub struct RedriveArgs {
@@ -42,7 +44,7 @@ const CORRECT: Words = Words {
 
 pub async fn redrive(args: &RedriveArgs) -> Result<(), Failure> {
     let (database, filter, purpose, payload) = Check::run(|check| {
-        let filter: Filter = args.filter.filter(check);
+        let filter = args.filter.filter(check);
         let purpose = args.operation.purpose(check, &filter);
         let payload = args.payload_file.as_deref();
         let payload = payload.and_then(|file| check.ok(read_payload(file)));

@@ -7,9 +7,9 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::super::Failure;
-use super::super::operation::{failure, open};
-use super::super::status::{age, plain};
+use crate::cli::Failure;
+use crate::cli::operation::{failure, open};
+use crate::cli::status::{age, plain};
 use crate::config::{Check, DatabaseArgs};
 use crate::domain::row::Body;
 use crate::outbox::operator::dead::DeadMessage;
