@@ -12,16 +12,24 @@ const ROWS: usize = 2_500;
 async fn stopped_before_the_third_chunk(world: &World, command: &str, dir: &Path) -> Child {
     let child = world
         .command(command)
-        .args(["--yes", "--json"])
+        .args(["--yes", "--json", "--log-level", "debug"])
         .env("OUTBOXD_FAILPOINTS", format!("before_chunk:3={}", dir.display()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stderr(std::fs::File::create(dir.join("log")).expect("a log file"))
         .spawn()
         .expect("outboxd starts");
     let ready = dir.join("before_chunk:3.ready");
     eventually(SOON, "the third chunk", async || ready.exists().then_some(())).await;
     child
+}
+
+/// Lets it change the rest; returns what it said on stderr as well.
+fn finished(child: Child, dir: &Path) -> (Output, String) {
+    std::fs::write(dir.join("before_chunk:3.continue"), b"").expect("a file");
+    let output = child.wait_with_output().expect("it ends");
+    let said = std::fs::read_to_string(dir.join("log")).expect("a log");
+    (output, said)
 }
 
 async fn killed_and_run_again(command: &str, left: &str) {
@@ -61,18 +69,15 @@ async fn a_signal_stops_it_between_two_transactions_and_it_says_how_far_it_came(
     let dir = tempfile::tempdir().expect("a temporary directory");
     let child = stopped_before_the_third_chunk(&world, "dead redrive", dir.path()).await;
     signal("INT", child.id().into());
-    // The process has taken the signal once it no longer waits to be delivered.
-    let status = format!("/proc/{}/status", child.id());
+    let log = dir.path().join("log");
     eventually(SOON, "the signal to be taken", async || {
-        let status = std::fs::read_to_string(&status).ok()?;
-        let pending = |name: &str| status.lines().any(|line| line.starts_with(name) && line.ends_with("0000000000000000"));
-        (pending("SigPnd:") && pending("ShdPnd:")).then_some(())
+        let log = std::fs::read_to_string(&log).ok()?;
+        log.contains("told to stop").then_some(())
     })
     .await;
-    std::fs::write(dir.path().join("before_chunk:3.continue"), b"").expect("a file");
-    let output = child.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(130), "{}", stderr_of(&output));
-    assert!(stderr_of(&output).contains("the same command again does the rest"), "{}", stderr_of(&output));
+    let (output, said) = finished(child, dir.path());
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("the same command again does the rest"), "{said}");
     let stopped: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert_eq!(
         (&stopped["changed"], &stopped["matched"], &stopped["stopped"]),
@@ -88,8 +93,7 @@ async fn rows_that_somebody_else_changed_meanwhile_are_left_alone() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let child = stopped_before_the_third_chunk(&world, "dead redrive", dir.path()).await;
     world.execute("SELECT outbox.discard('{2400,2401}')").await;
-    std::fs::write(dir.path().join("before_chunk:3.continue"), b"").expect("a file");
-    let output = child.wait_with_output().expect("it ends");
+    let (output, _) = finished(child, dir.path());
     let redriven = json_of(&output);
     assert_eq!((&redriven["changed"], &redriven["matched"]), (&2_498.into(), &2_500.into()));
 }
@@ -102,11 +106,9 @@ async fn an_error_in_the_middle_says_how_far_it_came() {
     let child = stopped_before_the_third_chunk(&world, "dead redrive", dir.path()).await;
     let locked = "BEGIN; SELECT FROM outbox.message WHERE id = 2400 FOR UPDATE";
     world.execute(locked).await;
-    std::fs::write(dir.path().join("before_chunk:3.continue"), b"").expect("a file");
-    let output = child.wait_with_output().expect("it ends");
+    let (output, said) = finished(child, dir.path());
     world.execute("COMMIT").await;
-    assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
-    let said = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(69), "{said}");
     assert!(said.contains("Sent again 2,000 of 2,500 dead letters as operation"), "{said}");
     let again = json_of(&world.outboxd("dead redrive", &["--yes", "--json"]));
     assert_eq!(again["changed"], 500);
