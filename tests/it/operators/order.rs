@@ -79,7 +79,7 @@ async fn redriving_a_hundred_thousand_rows_under_load_keeps_the_order_of_each_ke
 }
 
 #[tokio::test]
-async fn a_row_that_is_refused_again_keeps_back_the_redriven_rows_of_its_key() {
+async fn a_row_that_is_refused_again_is_redriven_by_another_operation() {
     let world = World::new().await;
     let topic = world.topic("small", 1, &[SMALL]).await;
     world
