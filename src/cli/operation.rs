@@ -182,7 +182,7 @@ impl<'a> Operation<'a> {
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             return Err(Failure::Usage(format!("nobody can be asked: {matched}; add --yes")));
         }
-        eprintln!("{matched}\n{}", self.matched.by_topic().trim_end());
+        eprint!("{}", self.matched.by_topic());
         ask(&format!("{} {matched}?", self.words.verb))
     }
 
