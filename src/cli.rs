@@ -1,11 +1,17 @@
 //! The command line: one file for each subcommand.
 
+mod audit;
+mod dead;
 mod healthcheck;
+mod hold;
 mod migrate;
+mod operation;
 pub mod progress;
 mod purge;
 mod run;
+mod signals;
 mod status;
+mod table;
 mod verify;
 
 use std::io::IsTerminal;
@@ -26,7 +32,8 @@ use crate::outbox;
 /// one.
 ///
 /// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be
-/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
+/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing, 130
+/// stopped by a signal with a part left to do.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -75,6 +82,12 @@ enum Command {
     /// commands. It never removes what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the
     /// background; this command does it now, and reports how much was removed.
     Purge(purge::PurgeArgs),
+    /// List, send again, correct or remove messages that Kafka refused for good
+    Dead(Box<dead::DeadArgs>),
+    /// List what is held back, and have it tried now
+    Hold(Box<hold::HoldArgs>),
+    /// List what operators did: who, when, what and why
+    Audit(Box<audit::AuditArgs>),
     /// Ask a running outboxd whether it is alive; for container health checks
     Healthcheck(healthcheck::HealthcheckArgs),
 }
@@ -94,6 +107,12 @@ pub enum Failure {
     PromiseBroken(String),
     #[error("undecided: {0}")]
     Undecided(String),
+    #[error("{0}")]
+    Usage(String),
+    #[error("{0}. Operators need the role outbox_operator")]
+    OperatorOnly(String),
+    #[error("{0}")]
+    Stopped(String),
 }
 
 impl From<daemon::Error> for Failure {
@@ -111,7 +130,7 @@ impl Failure {
         match self {
             Failure::PromiseBroken(_) => 1,
             Failure::Undecided(_) => 2,
-            Failure::Config(_) => 64,
+            Failure::Config(_) | Failure::Usage(_) => 64,
             Failure::Unavailable(_) => 69,
             Failure::Broken(_) => 70,
             Failure::Database(error) => match error.kind() {
@@ -121,6 +140,8 @@ impl Failure {
                 outbox::Kind::Schema => 78,
                 outbox::Kind::Permission => 79,
             },
+            Failure::OperatorOnly(_) => 79,
+            Failure::Stopped(_) => 130,
         }
     }
 }
@@ -164,6 +185,9 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::status(&args).await,
         Command::Verify(args) => verify::verify(&args).await,
         Command::Purge(args) => purge::purge(&args).await,
+        Command::Dead(args) => dead::dead(&args).await,
+        Command::Hold(args) => hold::hold(&args).await,
+        Command::Audit(args) => audit::audit(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
 }

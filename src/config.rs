@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod database;
+mod filter;
 mod kafka;
 
 use std::net::SocketAddr;
@@ -11,6 +12,7 @@ use std::time::Duration;
 pub use args::{LogFormat, RetentionArgs, RunArgs};
 pub use check::Check;
 pub use database::DatabaseArgs;
+pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs, parse_ids};
 pub use kafka::KafkaArgs;
 
 use check::parse_bytes;

@@ -7,6 +7,7 @@ pub mod checkout;
 pub mod decision;
 pub mod delivery;
 pub mod fair_share;
+pub mod filter;
 pub mod floor;
 pub mod hold;
 pub mod id_ranges;

@@ -12,6 +12,7 @@ mod hold;
 mod lease;
 mod maintenance;
 mod mark;
+pub mod operator;
 mod param;
 mod row;
 pub mod schema;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+pub use self::render::{age, plain};
 use self::render::render;
 use super::Failure;
 use crate::config::{Check, DatabaseArgs};

@@ -188,7 +188,7 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Missing",
             &findings.missing,
-            "Send it again: UPDATE … SET published_at = NULL, available_at = now() WHERE id = …; and report it.",
+            "Send it again with `outboxd replay`, and report it.",
         ),
         (
             "Phantom",
@@ -198,12 +198,12 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Out of order",
             &findings.out_of_order,
-            "Was the row delayed or redriven? Then it was sent when it was due. Otherwise report it.",
+            "Was the row delayed? Then it was sent when it was due. Otherwise report it.",
         ),
         (
             "May overlap",
             &findings.may_overlap,
-            "Right if their transactions overlapped, or if the row was delayed or redriven. See --serialized-keys.",
+            "Right if their transactions overlapped, or if the row was delayed. See --serialized-keys.",
         ),
         (
             "Wrong partition",
@@ -213,7 +213,7 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Altered",
             &findings.altered,
-            "Was the row changed after it was published? Otherwise report it.",
+            "Was the row changed by hand after it was published? Otherwise report it.",
         ),
         (
             "Cannot tell",

@@ -43,6 +43,7 @@ params!(
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
     Option<SystemTime> => TIMESTAMPTZ,
+    Option<f64> => FLOAT8,
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
@@ -57,6 +58,7 @@ params!(
     Vec<&str> => TEXT_ARRAY,
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
+    &[u8] => BYTEA,
 );
 
 pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {

@@ -217,8 +217,8 @@ pub mod tests {
         assert!(text.contains("its turn has not come, not tried yet, held 1s"), "{text}");
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
         assert!(text.contains("Topic gone takes nothing"), "{text}");
-        assert!(text.contains("SELECT outbox.redrive(ARRAY[7]) sends"), "{text}");
-        assert!(text.contains("SELECT outbox.discard(ARRAY[7]) removes"), "{text}");
+        assert!(text.contains("`outboxd dead redrive --id 7` sends"), "{text}");
+        assert!(text.contains("`outboxd dead discard --id 7` removes"), "{text}");
     }
 
     /// A status with this text wherever others choose the text.
@@ -264,11 +264,11 @@ pub mod tests {
     }
 
     #[test]
-    fn a_hold_that_waits_for_an_operator_is_named_as_the_function_takes_it() {
+    fn a_hold_that_waits_for_an_operator_is_named_as_the_command_takes_it() {
         for (unit, arguments) in [
-            ("k:o'brien", "'orders', 'o''brien'"),
-            ("p:3", "'orders', partition => '3'"),
-            ("", "'orders'"),
+            ("k:customer 42", "--topic orders --key 'customer 42'"),
+            ("p:3", "--topic orders --partition 3"),
+            ("", "--topic orders"),
         ] {
             let mut status = quiet();
             status.holds.push(HoldStatus {
@@ -282,8 +282,8 @@ pub mod tests {
                 retry_in_seconds: None,
             });
             let text = render(&status, "outbox");
-            let call = format!("SELECT outbox.release_hold({arguments}) ");
-            assert!(text.contains(&call), "{text}");
+            let command = format!("`outboxd hold release {arguments}` ");
+            assert!(text.contains(&command), "{text}");
         }
     }
 
