@@ -4,6 +4,7 @@
 mod allocations;
 mod background_writes;
 mod brokerless_broker;
+mod certificates;
 mod cpu_ticks;
 mod database_template;
 mod fault;
@@ -38,6 +39,7 @@ use tokio_postgres::error::DbError;
 pub use allocations::Allocations;
 pub use background_writes::BackgroundWrites;
 pub use brokerless_broker::BrokerlessBroker;
+pub use certificates::{Ca, Certificates, Leaf};
 pub use cpu_ticks::CpuTicks;
 pub use fault::{Fault, Recovered, cells, documented_faults};
 pub use history::History;
