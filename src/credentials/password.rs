@@ -36,6 +36,15 @@ pub struct Password {
 const MARGIN: Duration = Duration::from_secs(10);
 
 impl Source {
+    /// The flag that has named this source. `None` for one that gives way to a password in the connection string, as in libpq.
+    pub fn flag(&self) -> Option<&'static str> {
+        match self {
+            Source::Command(_) => Some(COMMAND_FLAG),
+            Source::File(_) => Some(FILE_FLAG),
+            Source::Nowhere | Source::Fixed(_) | Source::Pgpass(_) => None,
+        }
+    }
+
     /// Reads the password of one of these logins. `None` if there is none.
     pub async fn read(&self, logins: &[pgpass::Login]) -> Result<Option<Password>, String> {
         match self {
