@@ -86,8 +86,8 @@ impl Identity {
         let Ok(file) = self.key.metadata() else { return };
         let mode = file.permissions().mode() & 0o777;
         if mode & 0o007 != 0 {
-            let mode = format!("{mode:04o}");
-            warn!(key = %self.key.display(), mode, "every user of this machine may use this key; give it mode 0600 or 0440");
+            let mode = format_args!("{mode:04o}");
+            warn!(key = %self.key.display(), %mode, "every user of this machine may use this key; give it mode 0600 or 0440");
         }
     }
 }

@@ -81,6 +81,12 @@ impl Certificates {
         self.write(&format!("{name}.pem"), &certificate.pem());
     }
 
+    /// Puts the content of one file into another, at once.
+    pub fn copy(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(self.folder.join(from)).expect("there");
+        self.write(to, &text);
+    }
+
     /// A file in the folder, such as `ca.pem`.
     pub fn path(&self, file: &str) -> String {
         self.folder.join(file).display().to_string()
