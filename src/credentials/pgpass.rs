@@ -117,7 +117,10 @@ mod tests {
         let text = r"\:\:1:5432:app:a\\b:p\:w\\d:ignored";
         assert_eq!(found(text, &login("::1", r"a\b")).as_deref(), Some(r"p:w\d"));
         assert_eq!(found(r"\*:5432:app:u:secret", &login("db", "u")), None);
-        assert_eq!(found(r"\*:5432:app:u:secret", &login("*", "u")).as_deref(), Some("secret"));
+        assert_eq!(
+            found(r"\*:5432:app:u:secret", &login("*", "u")).as_deref(),
+            Some("secret")
+        );
     }
 
     #[test]
@@ -129,6 +132,11 @@ mod tests {
         fs::write(&path, "b:*:*:u:secret\r\n").expect("writable");
         let secret = read(&path, &logins).expect("readable").expect("a password");
         assert_eq!(secret.expose_secret(), "secret");
-        assert!(read(folder.path(), &logins).map(drop).expect_err("a directory").contains("PGPASSFILE"));
+        assert!(
+            read(folder.path(), &logins)
+                .map(drop)
+                .expect_err("a directory")
+                .contains("PGPASSFILE")
+        );
     }
 }

@@ -20,7 +20,9 @@ impl Guarded {
     async fn new() -> Self {
         let postgres = SecurePostgres::start().await;
         let world = postgres.world().await;
-        world.login_with("relay", &["outbox_relay", "outbox_operator", "by_password"], "first").await;
+        world
+            .login_with("relay", &["outbox_relay", "outbox_operator", "by_password"], "first")
+            .await;
         let topic = world.topic("orders", 4, &[]).await;
         Guarded {
             topic,
@@ -77,9 +79,15 @@ impl Guarded {
     /// Any subcommand, without the passwords of whoever runs the tests. One that does not end by itself is told to.
     fn command(&self, subcommand: &str, environment: &[(&str, &str)], flags: &[&str]) -> Output {
         let mut bounded = Command::new("timeout");
-        bounded.arg("20").arg(outboxd().get_program()).arg(subcommand).args(flags);
+        bounded
+            .arg("20")
+            .arg(outboxd().get_program())
+            .arg(subcommand)
+            .args(flags);
         bounded.env_remove("PGPASSWORD").env_remove("PGPASSFILE");
-        bounded.env("HOME", self.folder.path()).envs(environment.iter().copied());
+        bounded
+            .env("HOME", self.folder.path())
+            .envs(environment.iter().copied());
         bounded.output().expect("outboxd runs")
     }
 }
@@ -88,13 +96,18 @@ impl Guarded {
 async fn a_password_comes_from_the_first_source_that_has_one() {
     let guarded = Guarded::new().await;
     let login = guarded.login();
-    let (url, with) = (guarded.url(&login), |password: &str| guarded.url(&format!("{login}:{password}")));
+    let (url, with) = (guarded.url(&login), |password: &str| {
+        guarded.url(&format!("{login}:{password}"))
+    });
     let right = guarded.file("right", "first\n");
     let wrong = guarded.file("wrong", "wr0ng");
     let pgpass = guarded.file("pgpass", &format!("127.0.0.1:*:*:{login}:first\n"));
     let url_file = guarded.file("url", &format!("{}\n", with("first")));
     let print_right = format!("cat '{right}'");
-    let print_json = format!("cat '{}'", guarded.file("json", r#"{"password": "first", "expires_at": "2001-01-01T00:00:00Z"}"#));
+    let print_json = format!(
+        "cat '{}'",
+        guarded.file("json", r#"{"password": "first", "expires_at": "2001-01-01T00:00:00Z"}"#)
+    );
     let (given, wrongly_given) = (with("first"), with("wr0ng"));
     let command = "--database-password-command";
     let cases: [(&[(&str, &str)], &[&str], i32); 14] = [
@@ -109,10 +122,26 @@ async fn a_password_comes_from_the_first_source_that_has_one() {
         // The connection string goes before the environment, and so do flags.
         (&[("PGPASSWORD", "wr0ng")], &["--database-url", &given], 0),
         (&[("PGPASSWORD", "first")], &["--database-url", &wrongly_given], 77),
-        (&[("PGPASSWORD", "wr0ng")], &["--database-url", &url, "--database-password-file", &right], 0),
-        (&[("PGPASSWORD", "first")], &["--database-url", &url, "--database-password-file", &wrong], 77),
-        (&[("PGPASSFILE", &pgpass)], &["--database-url", &url, command, "echo wr0ng"], 77),
-        (&[("PGPASSWORD", "wr0ng"), ("PGPASSFILE", &pgpass)], &["--database-url", &url], 77),
+        (
+            &[("PGPASSWORD", "wr0ng")],
+            &["--database-url", &url, "--database-password-file", &right],
+            0,
+        ),
+        (
+            &[("PGPASSWORD", "first")],
+            &["--database-url", &url, "--database-password-file", &wrong],
+            77,
+        ),
+        (
+            &[("PGPASSFILE", &pgpass)],
+            &["--database-url", &url, command, "echo wr0ng"],
+            77,
+        ),
+        (
+            &[("PGPASSWORD", "wr0ng"), ("PGPASSFILE", &pgpass)],
+            &["--database-url", &url],
+            77,
+        ),
     ];
     for (environment, flags, expected) in cases {
         let (code, said) = guarded.status(environment, flags);
@@ -136,15 +165,39 @@ async fn two_passwords_and_none_that_can_be_read_are_problems() {
     let (url, given) = ("postgres://u@127.0.0.1/db", "postgres://u:s3cret@127.0.0.1/db");
     let (by_file, by_command) = ("--database-password-file", "--database-password-command");
     let cases: [(&[&str], &[&str]); 9] = [
-        (&["--database-url", given, by_file, &file], &["--database-url has a password", by_file]),
-        (&["--database-url", given, by_command, "echo s3cret"], &["--database-url has a password", by_command]),
-        (&["--database-url", url, by_file, &file, by_command, "echo s3cret"], &[by_file, by_command]),
-        (&["--database-url", given, "--database-url-file", &url_file], &["--database-url-file"]),
-        (&["--database-url-file", &url_file], &["--database-url-file cannot be used"]),
-        (&["--database-url-file", &missing], &["--database-url-file", "cannot be read"]),
-        (&["--database-url", url, by_file, &missing], &[by_file, "cannot be read"]),
+        (
+            &["--database-url", given, by_file, &file],
+            &["--database-url has a password", by_file],
+        ),
+        (
+            &["--database-url", given, by_command, "echo s3cret"],
+            &["--database-url has a password", by_command],
+        ),
+        (
+            &["--database-url", url, by_file, &file, by_command, "echo s3cret"],
+            &[by_file, by_command],
+        ),
+        (
+            &["--database-url", given, "--database-url-file", &url_file],
+            &["--database-url-file"],
+        ),
+        (
+            &["--database-url-file", &url_file],
+            &["--database-url-file cannot be used"],
+        ),
+        (
+            &["--database-url-file", &missing],
+            &["--database-url-file", "cannot be read"],
+        ),
+        (
+            &["--database-url", url, by_file, &missing],
+            &[by_file, "cannot be read"],
+        ),
         (&["--database-url", url, by_file, &empty], &[by_file, "holds nothing"]),
-        (&["--database-url", url, by_command, "echo 's3cret"], &[by_command, "quote"]),
+        (
+            &["--database-url", url, by_command, "echo 's3cret"],
+            &[by_command, "quote"],
+        ),
     ];
     for (flags, words) in cases {
         let output = outboxd().arg("status").args(flags).output().expect("outboxd runs");
@@ -164,7 +217,10 @@ async fn a_password_command_that_fails_ends_a_start_and_says_why() {
     let touched = guarded.folder.path().join("touched");
     let substitution = format!("echo $(touch {})", touched.display());
     for (command, words) in [
-        ("sh -c 'echo s3cret >&2; exit 3'", "--database-password-command ended with status 3"),
+        (
+            "sh -c 'echo s3cret >&2; exit 3'",
+            "--database-password-command ended with status 3",
+        ),
         ("yes s3cret", "--database-password-command printed more than 64 KiB"),
         ("true s3cret", "--database-password-command printed nothing"),
         ("/nowhere/s3cret", "--database-password-command cannot be run"),
@@ -220,10 +276,14 @@ async fn a_login_that_is_replaced_in_its_file_needs_no_restart() {
     let guarded = Guarded::new().await;
     let world = &guarded.world;
     let file = guarded.file("url", &guarded.url(&format!("{}:first", guarded.login())));
-    let relay = outboxd_run(&["--database-url-file", &file], &world.kafka).start_ready().await;
+    let relay = outboxd_run(&["--database-url-file", &file], &world.kafka)
+        .start_ready()
+        .await;
     let writes = BackgroundWrites::start(world, &guarded.topic);
     guarded.many_more_are_published().await;
-    world.login_with("successor", &["outbox_relay", "by_password"], "second").await;
+    world
+        .login_with("successor", &["outbox_relay", "by_password"], "second")
+        .await;
     world.execute(&format!("ALTER ROLE {} NOLOGIN", guarded.login())).await;
     world.end_sessions("relay").await;
     eventually(SOON, "the old login to be refused", async || {
@@ -232,7 +292,10 @@ async fn a_login_that_is_replaced_in_its_file_needs_no_restart() {
     .await;
     guarded.file("url", &guarded.url(&format!("{}_successor:second", world.name)));
     guarded.many_more_are_published().await;
-    let sessions = format!("(SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}_successor')", world.name);
+    let sessions = format!(
+        "(SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{}_successor')",
+        world.name
+    );
     assert!(world.is_true(&sessions).await);
     guarded.assert_nothing_lost(writes, relay).await;
 }
@@ -264,7 +327,10 @@ async fn a_password_command_is_run_again_when_its_password_is_refused_or_expires
     assert!(count() > 1);
 
     // This one has expired when it is printed, so each login needs another.
-    guarded.file("password", r#"{"password": "third", "expires_at": "2001-01-01T00:00:00Z"}"#);
+    guarded.file(
+        "password",
+        r#"{"password": "third", "expires_at": "2001-01-01T00:00:00Z"}"#,
+    );
     guarded.set_password("third").await;
     world.end_sessions("relay").await;
     guarded.many_more_are_published().await;
@@ -311,7 +377,10 @@ async fn no_secret_is_ever_seen() {
     let password = canary.secret();
     guarded.set_password(&password).await;
     for (environment, flags) in ways_to_give_a_secret(&guarded, &mut canary) {
-        let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let environment: Vec<_> = environment
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
         let flags: Vec<_> = flags.iter().map(String::as_str).collect();
         for subcommand in ["status", "verify", "purge", "migrate"] {
             let trace = [&flags[..], &["--log-level", "trace"]].concat();
@@ -352,15 +421,33 @@ fn ways_to_give_a_secret(guarded: &Guarded, canary: &mut Canary) -> Vec<Way> {
         (vec![("OUTBOXD_DATABASE_URL", wrong.clone())], vec![]),
         (vec![], flags(&["--database-url-file", &url_file])),
         (vec![], by_url(&["--database-password-file", &password_file])),
-        (vec![], flags(&["--database-url", &wrong, "--database-password-file", &password_file])),
+        (
+            vec![],
+            flags(&["--database-url", &wrong, "--database-password-file", &password_file]),
+        ),
         (vec![], by_url(&[command, &format!("echo {printed}")])),
-        (vec![], by_url(&[command, &format!("sh -c 'echo {failing}; echo {failing} >&2; exit 3'")])),
-        (vec![("OUTBOXD_DATABASE_PASSWORD_COMMAND", format!("echo '{failing}"))], by_url(&[])),
+        (
+            vec![],
+            by_url(&[command, &format!("sh -c 'echo {failing}; echo {failing} >&2; exit 3'")]),
+        ),
+        (
+            vec![("OUTBOXD_DATABASE_PASSWORD_COMMAND", format!("echo '{failing}"))],
+            by_url(&[]),
+        ),
         (vec![("PGPASSWORD", canary.secret())], by_url(&[])),
         (vec![("PGPASSFILE", pgpass)], by_url(&[])),
-        (vec![], by_url(&["--database-tls-cert", &key, "--database-tls-key", &key])),
-        (vec![("OUTBOXD_KAFKA_PROPERTIES", property("sasl.pasword", canary))], by_url(&[])),
-        (vec![("OUTBOXD_KAFKA_PROPERTIES", property("ssl.key.password", canary))], by_url(&[])),
+        (
+            vec![],
+            by_url(&["--database-tls-cert", &key, "--database-tls-key", &key]),
+        ),
+        (
+            vec![("OUTBOXD_KAFKA_PROPERTIES", property("sasl.pasword", canary))],
+            by_url(&[]),
+        ),
+        (
+            vec![("OUTBOXD_KAFKA_PROPERTIES", property("ssl.key.password", canary))],
+            by_url(&[]),
+        ),
     ]
 }
 

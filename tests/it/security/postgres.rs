@@ -74,7 +74,9 @@ async fn each_sslmode_means_what_libpq_means() {
             let words = match (code, *mode, *server) {
                 (0, ..) => "",
                 (_, "disable" | "allow" | "prefer", _) => "pg_hba.conf rejects connection",
-                (_, _, "elsewhere") => "the server's certificate is not trusted: it is for other.example, not for 127.0.0.1",
+                (_, _, "elsewhere") => {
+                    "the server's certificate is not trusted: it is for other.example, not for 127.0.0.1"
+                }
                 (_, _, "expired") => "the server's certificate is not trusted: it expired on 20",
                 (_, _, "untrusted") => "the server's certificate is not trusted: no trusted CA has issued it",
                 _ => "server does not support TLS",
@@ -88,7 +90,9 @@ async fn each_sslmode_means_what_libpq_means() {
 async fn a_ca_in_a_flag_is_the_same_as_in_the_connection_string() {
     let postgres = SecurePostgres::start().await;
     let world = postgres.world().await;
-    let url = world.login_with("operator", &["outbox_operator", "by_password"], "r1ght").await;
+    let url = world
+        .login_with("operator", &["outbox_operator", "by_password"], "r1ght")
+        .await;
     let elsewhere = Leaf {
         hosts: &["other.example"],
         ..Leaf::default()
@@ -116,10 +120,14 @@ async fn a_relay_publishes_over_verified_tls_that_the_password_is_bound_to() {
     let postgres = SecurePostgres::start().await;
     let world = postgres.world().await;
     let topic = world.topic("orders", 1, &[]).await;
-    let url = world.login_with("relay", &["outbox_relay", "by_password"], "r1ght").await;
+    let url = world
+        .login_with("relay", &["outbox_relay", "by_password"], "r1ght")
+        .await;
     let ca = postgres.certificates.path("ca.pem");
     let tls = format!("sslmode=verify-full&sslrootcert={ca}&channel_binding=require");
-    let mut relay = RelayBuilder::new(&format!("{url}?{tls}"), &world.kafka).start_ready().await;
+    let mut relay = RelayBuilder::new(&format!("{url}?{tls}"), &world.kafka)
+        .start_ready()
+        .await;
     world.fill(&topic, 100, 10).await;
     world.drained(SOON).await;
     let encrypted = format!(
@@ -170,7 +178,10 @@ async fn a_client_certificate_logs_in() {
 
     for (url, words) in [
         (verified.clone(), "requires a valid client certificate"),
-        (with("stranger.pem", "stranger.key"), "certificate authentication failed"),
+        (
+            with("stranger.pem", "stranger.key"),
+            "certificate authentication failed",
+        ),
         (
             with("expired.pem", "expired.key"),
             "the server refused the client certificate: it has expired",
@@ -224,7 +235,13 @@ async fn certificates_are_read_again_for_each_connection() {
     world.until(&format!("({published}) > 200")).await;
 
     // The other CA takes over: nothing that was valid is valid any more.
-    certificates.leaf("client", Leaf { ca: Ca::Other, ..client });
+    certificates.leaf(
+        "client",
+        Leaf {
+            ca: Ca::Other,
+            ..client
+        },
+    );
     certificates.copy("other-ca.pem", "trusted.pem");
     let server = Leaf {
         ca: Ca::Other,
@@ -249,7 +266,9 @@ async fn a_server_that_cannot_be_trusted_ends_a_start_and_is_waited_for_later() 
     let postgres = SecurePostgres::start().await;
     let world = postgres.world().await;
     let topic = world.topic("orders", 1, &[]).await;
-    let url = world.login_with("relay", &["outbox_relay", "by_password"], "r1ght").await;
+    let url = world
+        .login_with("relay", &["outbox_relay", "by_password"], "r1ght")
+        .await;
     let certificates = &postgres.certificates;
     let expired = Leaf {
         expired: true,
@@ -267,13 +286,20 @@ async fn a_server_that_cannot_be_trusted_ends_a_start_and_is_waited_for_later() 
     let mut relay = RelayBuilder::new(&url, &world.kafka).start_ready().await;
     postgres.show("expired").await;
     world.end_sessions("relay").await;
-    eventually(SOON, "the date to be said", async || relay.logged("it expired on").then_some(())).await;
+    eventually(SOON, "the date to be said", async || {
+        relay.logged("it expired on").then_some(())
+    })
+    .await;
     postgres.speak_tls(false).await;
     eventually(SOON, "the missing TLS to be said", async || {
         relay.logged("server does not support TLS").then_some(())
     })
     .await;
-    assert_eq!(world.end_sessions("relay").await, 0, "nothing is said to it in plain text");
+    assert_eq!(
+        world.end_sessions("relay").await,
+        0,
+        "nothing is said to it in plain text"
+    );
     world.fill(&topic, 10, 2).await;
     postgres.show("server").await;
     postgres.speak_tls(true).await;
