@@ -40,6 +40,33 @@ impl Default for Leaf<'_> {
     }
 }
 
+impl<'a> Leaf<'a> {
+    /// A client certificate of this user.
+    pub fn of(user: &'a str) -> Self {
+        Leaf {
+            common_name: user,
+            ..Leaf::default()
+        }
+    }
+
+    /// It is for another host than this machine.
+    pub fn elsewhere(self) -> Self {
+        Leaf {
+            hosts: &["other.example"],
+            ..self
+        }
+    }
+
+    pub fn expired(self) -> Self {
+        Leaf { expired: true, ..self }
+    }
+
+    /// The CA that nobody trusts has issued it.
+    pub fn untrusted(self) -> Self {
+        Leaf { ca: Ca::Other, ..self }
+    }
+}
+
 /// A folder of certificates.
 pub struct Certificates {
     folder: PathBuf,
