@@ -139,5 +139,7 @@ fn libpq_password() -> Source {
     }
     let file = variable("PGPASSFILE").map(PathBuf::from);
     let home = variable("HOME").map(|home| Path::new(&home).join(".pgpass"));
+    // Nobody has named that one, so nobody misses it.
+    let home = home.filter(|file| file.is_file());
     file.or(home).map_or(Source::Nowhere, Source::Pgpass)
 }

@@ -51,7 +51,7 @@ impl Source {
             Source::Nowhere => Ok(None),
             Source::Fixed(text) => Ok(Some(Password::lasting(text.clone()))),
             Source::File(path) => file::read(FILE_FLAG, path).map(|text| Some(Password::lasting(text))),
-            Source::Pgpass(path) => Ok(pgpass::read(path, logins)?.map(Password::lasting)),
+            Source::Pgpass(path) => Ok(pgpass::read(path, logins).map(Password::lasting)),
             Source::Command(command) => printed(command.output().await?).map(Some),
         }
     }
