@@ -74,7 +74,7 @@ async fn start_and_run(
     now: &CancellationToken,
 ) -> Result<(), Error> {
     let (published, questions) = RecentlyPublished::new();
-    let relay = Arc::new(relay(config, health, scrape, published)?);
+    let relay = Arc::new(relay(config, health, scrape, published).await?);
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
         () = stop.cancelled() => return Ok(()),
@@ -125,13 +125,13 @@ async fn start_and_run(
     }
 }
 
-fn relay(
+async fn relay(
     config: &Config,
     health: &Arc<Health>,
     scrape: &Scrape,
     published: RecentlyPublished,
 ) -> Result<Relay, Error> {
-    let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
+    let (outbox, lanes) = (Arc::new(open(config).await?), Arc::new(Lanes::default()));
     let pool = outbox.clone();
     scrape.ask_before(move || metrics::connections(pool.connections()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
@@ -155,10 +155,10 @@ pub fn pool_size(config: &Config) -> usize {
     config.relay.tasks + 3 + retry_holds::CONNECTIONS
 }
 
-fn open(config: &Config) -> Result<Outbox, Error> {
+async fn open(config: &Config) -> Result<Outbox, Error> {
     // An answer that comes after the lease has ended is useless.
     let timeout = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
-    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout)?;
+    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout).await?;
     Ok(Outbox::new(
         pool,
         &config.schema,
