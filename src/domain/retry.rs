@@ -141,13 +141,9 @@ impl RetryPolicy {
             Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
             // Another record of the topic was refused in the same batch. Remedy: fix that record or the topic's limit; this row
             // is sent next.
-            Event::Delivered(row, Deferred { reason }) => Decision::new(
-                pending(row, false),
-                match sent {
-                    Sent::InBatch => hold_key(row, reason, 0, Some(Duration::ZERO)),
-                    Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
-                },
-            ),
+            Event::Delivered(row, Deferred { reason }) => {
+                Decision::new(pending(row, false), self.deferred(row, reason, sent, jitter))
+            }
             // Kafka refused the record. Remedy: raise the topic's limit or fix the record; if it is dead, redrive or discard it.
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
             // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or
@@ -172,6 +168,14 @@ impl RetryPolicy {
                     kafka: kafka_unavailable(*fault, *partition, reason, sent, is_outage),
                 }
             }
+        }
+    }
+
+    /// The row is sent alone, as soon as its turn comes.
+    fn deferred(&self, row: &Row, reason: &str, sent: Sent<'_>, jitter: f64) -> HoldFate {
+        match sent {
+            Sent::InBatch => hold_key(row, reason, 0, Some(Duration::ZERO)),
+            Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
         }
     }
 
