@@ -78,6 +78,10 @@ impl Pauses {
         usize::from(self.everything.is_some()) + of_topics.sum::<usize>()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.everything.is_none() && self.topics.is_empty()
+    }
+
     pub fn cover_everything(&self) -> bool {
         self.everything.is_some()
     }
@@ -223,5 +227,6 @@ mod tests {
         let everything = Pauses::new(4, [pause(None, None)]);
         assert!(everything.cover_everything() && everything.topics().is_empty());
         assert_eq!((everything.count(), Pauses::default().count()), (1, 0));
+        assert!(Pauses::default().is_empty() && !everything.is_empty() && !pauses.is_empty());
     }
 }
