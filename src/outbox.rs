@@ -13,6 +13,7 @@ mod lease;
 mod maintenance;
 mod mark;
 mod param;
+mod pause;
 mod row;
 pub mod schema;
 mod session;
@@ -32,6 +33,8 @@ pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
+pub use pause::{PauseChange, PauseScope, PauseStatus, WorkerAndPauses};
+pub use schema::known_version;
 pub use statement::MESSAGE_BYTES_MAX;
 pub use watermark::WriterIdentity;
 
