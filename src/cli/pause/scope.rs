@@ -102,7 +102,7 @@ mod tests {
             &["--topic", "no topic"],
             &["--topic", ".."],
             &["--topic", ""],
-            &["--topic", "orders", "--key", &long],
+            &["--topic", "orders", "--key", long.as_str()],
         ] {
             assert_eq!(said(refused), None, "{refused:?}");
         }
