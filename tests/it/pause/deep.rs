@@ -17,10 +17,10 @@ async fn the_backlog_of_a_paused_topic_is_not_scanned_and_drains_once_it_is_resu
     world.fill(&paused, BEHIND as usize / 2, 1_000).await;
     world.fill(&paused, BEHIND as usize / 2, 0).await;
     held_everywhere(&world, &paused).await;
-    world
-        .until(&format!("SELECT min(floor) >= {BEHIND} FROM outbox.lane WHERE lane >= 0"))
-        .await;
     world.unordered_floor_passes(&other, BEHIND).await;
+    world
+        .until(&format!("SELECT min(floor) >= {BEHIND} FROM outbox.lane"))
+        .await;
     relay.stop();
     world.relays_sessions_end().await;
 

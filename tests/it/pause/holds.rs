@@ -2,6 +2,12 @@
 
 use super::*;
 
+fn status(world: &World) -> serde_json::Value {
+    let output = world.outboxd("status", &["--json"]);
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
 /// Two topics that do not exist, each parked in the lanes of its keys and among the rows without one.
 async fn two_missing_topics(world: &World) -> [String; 2] {
     let missing = ["missing", "other"].map(|name| format!("{}.{name}", world.name));
@@ -19,7 +25,7 @@ async fn a_parked_topic_that_is_paused_is_not_even_probed() {
     let relay = world.relay().start_ready().await;
     let [paused, other] = two_missing_topics(&world).await;
     pause(&world, &["--topic", &paused]);
-    let parked = relay_status(&world)["backlog"]["parked_topics"].clone();
+    let parked = status(&world)["backlog"]["parked_topics"].clone();
     assert_eq!(parked, 1, "the paused one is not counted");
     for name in ["missing", "other"] {
         world.topic(name, 2, &[]).await;
@@ -30,25 +36,24 @@ async fn a_parked_topic_that_is_paused_is_not_even_probed() {
     assert_nothing_happened(&world, &[&paused, &other], &[&relay]).await;
 }
 
-fn relay_status(world: &World) -> serde_json::Value {
-    let output = world.outboxd("status", &["--json"]);
-    assert!(output.status.success(), "{}", stderr_of(&output));
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
 /// The oldest rows of the topic are those of the paused key. The topic is probed with others, or it would stay parked.
 #[tokio::test]
 async fn a_parked_topic_recovers_although_a_key_of_it_is_paused() {
     let world = World::new().await;
     let relay = world.relay().start_ready().await;
     let missing = format!("{}.missing", world.name);
-    let neighbour = &world.keys_of_same_lane("k", 1).await[0];
-    let rows = |keys: [&'static str; 2]| keys.map(|key| (Some(key), b"{}".to_vec()));
-    world.insert(&missing, &rows(["k", "k"])).await;
+    // In one lane, so that no other one is probed.
+    let neighbours = world.keys_of_same_lane("k", 2).await;
+    let [one, other] = [&neighbours[0], &neighbours[1]].map(String::as_str);
+    let rows = |keys: &[&'static str]| -> Vec<(Option<&str>, Vec<u8>)> {
+        keys.iter().map(|key| (Some(*key), b"{}".to_vec())).collect()
+    };
+    world.insert(&missing, &rows(&["k", "k"])).await;
     held_everywhere(&world, &missing).await;
     pause(&world, &["--topic", &missing, "--key", "k"]);
-    world.insert(&missing, &[(Some(neighbour.as_str()), b"{}".to_vec())]).await;
-    world.insert(&missing, &rows(["k", "far"])).await;
+    let behind = [one, other].map(|key| (Some(key), b"{}".to_vec()));
+    world.insert(&missing, &behind).await;
+    world.insert(&missing, &rows(&["k"])).await;
     assert_eq!(world.topic("missing", 2, &[]).await, missing);
     published(&world, &missing, 2).await;
     let held = "SELECT count(*) = 1 AND bool_and(unit = 'k:k') FROM outbox.hold";
