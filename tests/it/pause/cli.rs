@@ -124,6 +124,7 @@ fn what_is_to_be_paused_must_be_said() {
         &["--key", "7", "--reason", "why"],
         &["--topic", "no topic", "--reason", "why"],
         &["--topic", "orders", "--reason", " "],
+        &["--topic", "orders", "--reason", &"why".repeat(334)],
         &["--topic", "orders", "--reason", "why", "--timeout", "soon"],
     ] {
         let (code, said) = refused("pause", args);
