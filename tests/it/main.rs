@@ -9,6 +9,7 @@ mod observability;
 mod operators;
 mod order;
 mod partitions;
+mod pause;
 mod polling;
 mod purge;
 mod row_lifecycle;

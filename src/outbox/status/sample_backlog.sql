@@ -8,6 +8,8 @@
 --
 -- A row whose delay is over is pending wherever it lies, and since then. The first $1 of these are counted.
 --
+-- Holds of what is paused are not counted.
+--
 -- Returned by name are the topics of $2, and of the others the 50 with the most rows.
 WITH ranges AS MATERIALIZED (
     SELECT false AS is_passed, f.floor AS low, 9223372036854775807 AS high FROM (SELECT min(floor) AS floor FROM outbox.lane) f
@@ -78,8 +80,8 @@ SELECT coalesce((SELECT round(sum(pending))::bigint FROM topics), 0) AS pending,
        coalesce((SELECT json_agg(l ORDER BY l.pending + l.dead DESC, l.topic) FROM listed l), '[]')::text AS topics,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE available_at > statement_timestamp()
                               ORDER BY available_at LIMIT $1) d) AS delayed,
-       (SELECT count(*) FROM outbox.hold WHERE unit <> '' AND partition IS NULL) AS held_keys,
-       (SELECT count(DISTINCT topic) FROM outbox.hold WHERE unit = '') AS parked_topics,
+       (SELECT count(*) FROM outbox.hold h WHERE h.unit <> '' AND h.partition IS NULL AND {not_paused}) AS held_keys,
+       (SELECT count(DISTINCT h.topic) FROM outbox.hold h WHERE h.unit = '' AND {not_paused}) AS parked_topics,
        (SELECT count(*) FROM (SELECT DISTINCT topic, partition FROM outbox.hold WHERE partition IS NOT NULL) p) AS paused_partitions,
        (SELECT coalesce(max(age(backend_xmin)), 0)::bigint FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS horizon_age,
        coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass), 0) AS dead_tuples
