@@ -73,7 +73,7 @@ async fn start_and_run(
     now: &CancellationToken,
 ) -> Result<(), Error> {
     let (published, questions) = RecentlyPublished::new();
-    let relay = Arc::new(relay(config, health, published)?);
+    let relay = Arc::new(relay(config, health, published).await?);
     tokio::select! {
         verified = verify(config, &relay.outbox) => verified?,
         () = stop.cancelled() => return Ok(()),
@@ -124,8 +124,8 @@ async fn start_and_run(
     }
 }
 
-fn relay(config: &Config, health: &Arc<Health>, published: RecentlyPublished) -> Result<Relay, Error> {
-    let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
+async fn relay(config: &Config, health: &Arc<Health>, published: RecentlyPublished) -> Result<Relay, Error> {
+    let (outbox, lanes) = (Arc::new(open(config).await?), Arc::new(Lanes::default()));
     let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
     Ok(Relay {
@@ -147,10 +147,10 @@ pub fn pool_size(config: &Config) -> usize {
     config.relay.tasks + 3 + retry_holds::CONNECTIONS
 }
 
-fn open(config: &Config) -> Result<Outbox, Error> {
+async fn open(config: &Config) -> Result<Outbox, Error> {
     // An answer that comes after the lease has ended is useless.
     let timeout = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
-    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout)?;
+    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout).await?;
     Ok(Outbox::new(
         pool,
         &config.schema,

@@ -20,15 +20,17 @@ const ROOMS: [(&str, &str); 11] = [
     ("cli", "daemon config http verify outbox kafka leaf domain"),
 ];
 
-const LEAVES: [&str; 8] = [
+const LEAVES: [&str; 10] = [
     "boottime",
     "clock",
+    "credentials",
     "failpoint",
     "health",
     "jitter",
     "memory",
     "metrics",
     "process",
+    "tls",
 ];
 
 /// Files at the root that are no room: they name all of them.

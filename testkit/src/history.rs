@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use outboxd::config::{Check, KafkaArgs};
-use outboxd::outbox::{Database, Pooler};
+use outboxd::outbox::Database;
 use outboxd::verify::findings::{Finding, Findings};
 use outboxd::verify::{Settings, verify};
 
@@ -26,7 +26,7 @@ impl World {
             kafka_properties: Vec::new(),
         };
         let settings = Settings {
-            database: Database::parse(&self.database_url, None, Pooler::None).expect("a URL"),
+            database: Database::at(&self.database_url),
             schema: "outbox".to_owned(),
             kafka: Check::run(|check| Some(kafka.consumer(check))).expect("brokers"),
             topics: Some(vec![topic.to_owned()]),
