@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -22,7 +21,7 @@ use oauth2::{
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::token::Token;
-use crate::tls;
+use crate::tls::{self, Verify};
 
 /// Longest wait for a connection to the issuer, and for its answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -115,7 +114,7 @@ impl ClientCredentials {
             return send(tcp, request).await;
         }
         let tls = HttpsConnectorBuilder::new()
-            .with_tls_config(self.tls_config().map_err(HttpError)?)
+            .with_tls_config(self.tls().client_config().map_err(HttpError)?)
             .https_only()
             .enable_http1();
         let Some(proxy) = Matcher::from_env().intercept(request.uri()) else {
@@ -128,12 +127,13 @@ impl ClientCredentials {
         send(tls.wrap_connector(tunnel), request).await
     }
 
-    fn tls_config(&self) -> Result<rustls::ClientConfig, String> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| error.to_string())?;
-        let roots = tls::roots(self.ca.as_deref())?;
-        Ok(builder.with_root_certificates(roots).with_no_client_auth())
+    /// The files are read for each connection, so a replaced CA is used without a restart.
+    fn tls(&self) -> tls::Settings {
+        tls::Settings {
+            verify: Verify::ChainAndName,
+            ca: self.ca.clone(),
+            identity: None,
+        }
     }
 
     /// Why there is no token, without any secret.
@@ -147,7 +147,11 @@ impl ClientCredentials {
         };
         // Words of the issuer may quote what it was sent.
         let words = words.replace(self.secret.expose_secret(), "…");
-        words.chars().filter(|sign| !sign.is_control()).take(WORDS_MAX).collect()
+        words
+            .chars()
+            .filter(|sign| !sign.is_control())
+            .take(WORDS_MAX)
+            .collect()
     }
 }
 

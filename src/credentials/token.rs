@@ -272,7 +272,11 @@ impl Tokens {
                     Err(problem) => debug!(reason = problem, "cannot get a token for Kafka"),
                 }
                 failures = if self.problem().is_some() { failures + 1 } else { 0 };
-                wait = if failures > 0 { backoff(failures) } else { self.until_renewal() };
+                wait = if failures > 0 {
+                    backoff(failures)
+                } else {
+                    self.until_renewal()
+                };
             }
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -382,7 +386,11 @@ mod tests {
             (r#"{"token":"t"}"#, "unknown", 1_300),
         ] {
             let token = parse(json).expect(json);
-            assert_eq!((token.principal.as_str(), token.expires), (principal, at(expires)), "{json}");
+            assert_eq!(
+                (token.principal.as_str(), token.expires),
+                (principal, at(expires)),
+                "{json}"
+            );
             assert_eq!(token.secret.expose_secret(), "t", "{json}");
         }
     }
@@ -445,7 +453,10 @@ mod tests {
         let command = TokenSource::Command(CommandLine::parse(COMMAND_FLAG, "true").expect("a command"));
         for _ in 0..100 {
             let renewal = command.renewal(&token, at(1_000));
-            assert!(renewal >= at(1_000 + 2_592) && renewal <= at(1_000 + 2_880), "{renewal:?}");
+            assert!(
+                renewal >= at(1_000 + 2_592) && renewal <= at(1_000 + 2_880),
+                "{renewal:?}"
+            );
         }
     }
 
@@ -454,7 +465,10 @@ mod tests {
         assert!(backoff(1) < Duration::from_secs(2));
         for failures in 5..100 {
             let wait = backoff(failures);
-            assert!(wait >= Duration::from_secs(8) && wait <= BACKOFF_MAX, "{failures}: {wait:?}");
+            assert!(
+                wait >= Duration::from_secs(8) && wait <= BACKOFF_MAX,
+                "{failures}: {wait:?}"
+            );
         }
     }
 }

@@ -3,14 +3,14 @@
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use rustls::pki_types::{ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, ClientConnection};
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
 
-use crate::tls;
+use crate::tls::{self, Verify};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -18,20 +18,26 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_ALERT: u32 = 1000;
 const REASON: u32 = 0xfff;
 
-/// What is wrong with the broker's end of a TLS connection, if it is something that can be seen from here. Blocks.
-pub fn inspect(broker: &str, ca: Option<&Path>, checks_name: bool) -> Option<String> {
+/// What is wrong with the broker's end of a TLS connection, if that can be seen from here. Blocks.
+pub fn inspect(broker: &str, ca: Option<PathBuf>, checks_name: bool) -> Option<String> {
     let (host, _) = broker.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let name = ServerName::try_from(host.to_owned()).ok()?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let roots = tls::roots(ca).ok()?;
-    let config = config.ok()?.with_root_certificates(roots).with_no_client_auth();
-    let mut connection = ClientConnection::new(Arc::new(config), name).ok()?;
+    let settings = tls::Settings {
+        verify: if checks_name {
+            Verify::ChainAndName
+        } else {
+            Verify::Chain
+        },
+        ca,
+        identity: None,
+    };
+    let config = Arc::new(settings.client_config().ok()?);
+    let mut connection = ClientConnection::new(config, name).ok()?;
     let mut stream = connect(broker).ok()?;
     while connection.is_handshaking() {
         if let Err(error) = connection.complete_io(&mut stream) {
-            return describe(&error, broker, host, checks_name);
+            return describe(&error, broker);
         }
     }
     None
@@ -52,65 +58,27 @@ fn connect(broker: &str) -> io::Result<TcpStream> {
     Err(refused)
 }
 
-fn describe(error: &io::Error, broker: &str, host: &str, checks_name: bool) -> Option<String> {
-    let tls = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
-    match tls {
-        Some(rustls::Error::InvalidCertificate(problem)) => of_certificate(problem, broker, host, checks_name),
-        Some(rustls::Error::InvalidMessage(_)) => Some(format!(
-            "{broker} does not answer in TLS; see its listeners and security.protocol"
-        )),
+fn describe(error: &io::Error, broker: &str) -> Option<String> {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    let is_no_tls = match cause {
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            let problem = tls::certificate_problem(error)?;
+            return Some(format!(
+                "{broker}: {problem}. See ssl.ca.location, and the broker's advertised.listeners"
+            ));
+        }
+        Some(rustls::Error::InvalidMessage(_)) => true,
+        // An alert may be about the certificate that was not shown here.
+        Some(_) => false,
         // A broker closes a connection on which it cannot read a request.
-        None if matches!(
+        None => matches!(
             error.kind(),
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
-        ) =>
-        {
-            Some(format!(
-                "{broker} ends each connection instead of answering in TLS: TLS is switched off there, or no broker is behind \
-                 it; see its listeners and security.protocol"
-            ))
-        }
-        _ => None,
-    }
-}
-
-fn of_certificate(problem: &CertificateError, broker: &str, host: &str, checks_name: bool) -> Option<String> {
-    let words = match problem {
-        CertificateError::ExpiredContext { not_after, .. } => format!("expired on {}", date(*not_after)),
-        CertificateError::Expired => "has expired".to_owned(),
-        CertificateError::NotValidYetContext { not_before, .. } => {
-            format!("is valid from {} only", date(*not_before))
-        }
-        CertificateError::NotValidForNameContext { .. } | CertificateError::NotValidForName if !checks_name => {
-            return None;
-        }
-        CertificateError::NotValidForNameContext { presented, .. } => format!(
-            "is for {}, not for {host}; see the broker's advertised.listeners, or have a certificate made for that name",
-            names(presented)
         ),
-        CertificateError::NotValidForName => format!("is not for {host}; see the broker's advertised.listeners"),
-        CertificateError::UnknownIssuer => {
-            "is not signed by a CA that is trusted here; see ssl.ca.location".to_owned()
-        }
-        other => format!("cannot be used: {other}"),
     };
-    Some(format!("the certificate of {broker} {words}"))
-}
-
-/// The names in a certificate, which the library has as `DnsName("host")`.
-fn names(presented: &[String]) -> String {
-    let plain = |name: &String| match name.split_once('(') {
-        Some((_, name)) => name.trim_end_matches(')').trim_matches('"').to_owned(),
-        None => name.clone(),
-    };
-    let names: Vec<String> = presented.iter().map(plain).collect();
-    if names.is_empty() { "no name".to_owned() } else { names.join(" and ") }
-}
-
-fn date(time: UnixTime) -> String {
-    // Certificates end in the year 9999 at the latest, which is also the last that can be printed.
-    let time = UNIX_EPOCH + Duration::from_secs(time.as_secs().min(253_402_300_799));
-    humantime::format_rfc3339_seconds(time).to_string()
+    is_no_tls.then(|| {
+        format!("{broker} does not answer in TLS: is TLS switched off there? See its listeners and security.protocol")
+    })
 }
 
 /// The address of the broker that a reason of the client library begins with: `sasl_ssl://host:9093/1: …`.
@@ -156,36 +124,30 @@ mod tests {
         for (number, expected) in [("0A00045C", Some(116)), ("0A000412", Some(42)), ("14094418", Some(48))] {
             let reason = format!("ssl://b:1/1: Receive failed: error:{number}:SSL routines::tlsv13 alert");
             assert_eq!(alert(&reason), expected, "{number}");
-            assert!(refusal_of_ours(&reason).expect(number).contains("ssl.certificate.location"));
+            assert!(
+                refusal_of_ours(&reason)
+                    .expect(number)
+                    .contains("ssl.certificate.location")
+            );
         }
         assert_eq!(alert("error:xyz:"), None);
         assert_eq!(alert("error:0A00"), None);
     }
 
     #[test]
-    fn each_problem_of_a_certificate_has_words() {
-        let of = |problem, checks_name| of_certificate(&problem, "b:9093", "b", checks_name);
-        let expired = CertificateError::ExpiredContext {
-            time: UnixTime::since_unix_epoch(Duration::from_secs(86_400)),
-            not_after: UnixTime::since_unix_epoch(Duration::from_secs(60)),
-        };
-        let words = of(expired, true).expect("words");
-        assert_eq!(words, "the certificate of b:9093 expired on 1970-01-01T00:01:00Z");
-        let name = || CertificateError::NotValidForNameContext {
-            expected: ServerName::try_from("b").expect("a name"),
-            presented: vec![r#"DnsName("other.example")"#.to_owned()],
-        };
-        assert!(of(name(), true).expect("words").contains("is for other.example, not for b"));
-        assert_eq!(of(name(), false), None, "nobody asked");
-        assert!(of(CertificateError::UnknownIssuer, true).expect("words").contains("ssl.ca.location"));
+    fn a_server_that_hangs_up_is_said_to_speak_no_tls() {
+        let of = |kind| describe(&io::Error::from(kind), "b:9093");
+        let words = of(io::ErrorKind::UnexpectedEof).expect("words");
+        assert!(words.contains("b:9093 does not answer in TLS"), "{words}");
+        assert_eq!(of(io::ErrorKind::ConnectionRefused), None, "nobody is there");
+        assert_eq!(of(io::ErrorKind::WouldBlock), None, "no answer in time");
     }
 
     #[test]
-    fn a_server_that_hangs_up_is_said_to_speak_no_tls() {
-        let of = |kind| describe(&io::Error::from(kind), "b:9093", "b", true);
-        let words = of(io::ErrorKind::UnexpectedEof).expect("words");
-        assert!(words.contains("b:9093") && words.contains("TLS is switched off"), "{words}");
-        assert_eq!(of(io::ErrorKind::ConnectionRefused), None, "nobody is there");
-        assert_eq!(of(io::ErrorKind::WouldBlock), None, "no answer in time");
+    fn what_is_wrong_with_a_certificate_is_said_with_the_broker() {
+        let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let words = describe(&io::Error::new(io::ErrorKind::InvalidData, unknown), "b:9093").expect("words");
+        assert!(words.starts_with("b:9093: the server's certificate"), "{words}");
+        assert!(words.contains("CA") && words.contains("ssl.ca.location"), "{words}");
     }
 }

@@ -7,11 +7,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rdkafka::ClientConfig;
 use rdkafka::admin::AdminClient;
 use rdkafka::config::FromClientConfigAndContext as _;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaResult;
-use rdkafka::ClientConfig;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
@@ -67,6 +67,15 @@ impl Clients {
     /// Why a connection failed last, if that was recent.
     pub fn last_failure(&self) -> Option<String> {
         self.failures.last().map(|failure| failure.reason)
+    }
+
+    /// The same with what it means, if that is a matter of TLS or SASL.
+    pub async fn explained_failure(&self) -> Option<String> {
+        let failure = self.failures.take()?;
+        match self.words(&failure).await {
+            Some(words) => Some(format!("{words} ({})", failure.reason)),
+            None => Some(failure.reason),
+        }
     }
 
     /// What a producer is built from: the settings, with these added, and a context.
@@ -134,8 +143,14 @@ impl Clients {
         let read = tokio::task::spawn_blocking(move || settings.read_again(&current)).await;
         let read = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
         let problem = read.as_ref().err().map(|problems| problems.join("; "));
-        if let Some(problem) = problem.as_ref().filter(|problem| known_problem.as_ref() != Some(*problem)) {
-            warn!(reason = problem, "the changed settings of Kafka cannot be used; those at hand stay in use");
+        if let Some(problem) = problem
+            .as_ref()
+            .filter(|problem| known_problem.as_ref() != Some(*problem))
+        {
+            warn!(
+                reason = problem,
+                "the changed settings of Kafka cannot be used; those at hand stay in use"
+            );
         }
         *known_problem = problem;
         let Ok(Some(settings)) = read else { return false };
@@ -158,7 +173,9 @@ impl Clients {
     /// outage.
     async fn explain(&self) {
         let Some(failure) = self.failures.take() else { return };
-        let Some(words) = self.words(&failure).await else { return };
+        let Some(words) = self.words(&failure).await else {
+            return;
+        };
         if self.failures.is_news(Instant::now()) {
             warn!(reason = failure.reason, "Kafka cannot be reached securely: {words}");
         } else {
@@ -185,7 +202,11 @@ impl Clients {
             Some(broker) => inspect(broker, current).await,
             None => None,
         };
-        let unknown = || failure.is_security().then(|| "see security.protocol and its properties".to_owned());
+        let unknown = || {
+            failure
+                .is_security()
+                .then(|| "see security.protocol and its properties".to_owned())
+        };
         seen.or_else(unknown)
     }
 }
@@ -193,7 +214,7 @@ impl Clients {
 async fn inspect(broker: String, settings: Arc<Settings>) -> Option<String> {
     let looked = tokio::task::spawn_blocking(move || {
         let security = &settings.security;
-        certificate::inspect(&broker, security.ca.as_deref(), security.checks_name)
+        certificate::inspect(&broker, security.ca.clone(), security.checks_name)
     });
     looked.await.ok().flatten()
 }

@@ -47,7 +47,9 @@ impl Login {
         if self.tokens.number() == self.given.load(Ordering::Relaxed) {
             return;
         }
-        let Ok((number, token)) = self.tokens.current() else { return };
+        let Ok((number, token)) = self.tokens.current() else {
+            return;
+        };
         if set_token(client, &token) {
             self.given.store(number, Ordering::Relaxed);
         }

@@ -233,7 +233,10 @@ mod tests {
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].starts_with("--kafka-properties-file: acks"), "{problems:?}");
         assert!(problems[1].contains("line 7"), "{problems:?}");
-        assert!(!format!("{own:?}{problems:?}").contains("hunter2"), "{own:?}{problems:?}");
+        assert!(
+            !format!("{own:?}{problems:?}").contains("hunter2"),
+            "{own:?}{problems:?}"
+        );
         assert!(!format!("{own:?}").contains("a=b"), "{own:?}");
     }
 
@@ -242,7 +245,10 @@ mod tests {
         let (file, _) = of_file(&"sasl.mechanism=PLAIN\nsasl.username=a\nsasl.username=b".into());
         let (flags, _) = of_flags(&["sasl.mechanisms=SCRAM-SHA-512".into()]);
         let own = merge(file, flags);
-        assert_eq!(pairs(&own), [("sasl.username", "b"), ("sasl.mechanisms", "SCRAM-SHA-512")]);
+        assert_eq!(
+            pairs(&own),
+            [("sasl.username", "b"), ("sasl.mechanisms", "SCRAM-SHA-512")]
+        );
         assert_eq!(value(&own, "sasl.mechanisms"), Some("SCRAM-SHA-512"));
         assert_eq!(value(&own, "sasl.password"), None);
     }

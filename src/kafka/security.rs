@@ -156,7 +156,9 @@ pub fn token_source(
     by_flags: &[TokenSource],
 ) -> Result<Option<TokenSource>, Vec<String>> {
     let names = by_flags.iter().map(flag_of);
-    let names: Vec<&str> = names.chain(is_oidc(own).then_some("sasl.oauthbearer.method=oidc")).collect();
+    let names: Vec<&str> = names
+        .chain(is_oidc(own).then_some("sasl.oauthbearer.method=oidc"))
+        .collect();
     match (security.uses_tokens(), names.as_slice()) {
         (false, []) => Ok(None),
         (false, names) => Err(vec![format!(
@@ -240,16 +242,34 @@ mod tests {
     #[test]
     fn gssapi_is_refused_also_where_it_is_the_default() {
         for (pairs, begin) in [
-            (&[SASL, ("sasl.mechanism", "GSSAPI")][..], "--kafka-property sasl.mechanism=GSSAPI is"),
-            (&[SASL, ("sasl.mechanisms", "GSSAPI")], "--kafka-property sasl.mechanisms=GSSAPI is"),
-            (&[SASL], "security.protocol=sasl_ssl without sasl.mechanism means GSSAPI"),
-            (&[("security.protocol", "sasl_plaintext")], "security.protocol=sasl_plaintext without"),
+            (
+                &[SASL, ("sasl.mechanism", "GSSAPI")][..],
+                "--kafka-property sasl.mechanism=GSSAPI is",
+            ),
+            (
+                &[SASL, ("sasl.mechanisms", "GSSAPI")],
+                "--kafka-property sasl.mechanisms=GSSAPI is",
+            ),
+            (
+                &[SASL],
+                "security.protocol=sasl_ssl without sasl.mechanism means GSSAPI",
+            ),
+            (
+                &[("security.protocol", "sasl_plaintext")],
+                "security.protocol=sasl_plaintext without",
+            ),
         ] {
             let problem = Security::of(&own(pairs)).expect_err(begin);
             assert!(problem.starts_with(begin), "{problem}");
-            assert!(problem.contains("Kerberos") && problem.contains("SCRAM-SHA-512"), "{problem}");
+            assert!(
+                problem.contains("Kerberos") && problem.contains("SCRAM-SHA-512"),
+                "{problem}"
+            );
         }
-        assert!(Security::of(&own(&[("sasl.mechanism", "GSSAPI")])).is_ok(), "nobody logs in");
+        assert!(
+            Security::of(&own(&[("sasl.mechanism", "GSSAPI")])).is_ok(),
+            "nobody logs in"
+        );
     }
 
     #[test]
@@ -258,7 +278,10 @@ mod tests {
         for (pairs, principal) in [
             (&[][..], "User:ANONYMOUS"),
             (&[("security.protocol", "ssl")], "User:ANONYMOUS"),
-            (&[("security.protocol", "ssl"), CERTIFICATE], "the principal of its certificate"),
+            (
+                &[("security.protocol", "ssl"), CERTIFICATE],
+                "the principal of its certificate",
+            ),
             (&[CERTIFICATE], "User:ANONYMOUS"),
             (&user, "User:relay"),
             (&[SASL, OAUTH], "the principal of its token"),
@@ -296,7 +319,10 @@ mod tests {
         let file = TokenSource::File("token".into());
         let both = [file.clone(), TokenSource::File("other".into())];
         assert!(matches!(source(&[], &[]), Ok(None)));
-        assert!(matches!(source(&[SASL, OAUTH], &both[..1]), Ok(Some(TokenSource::File(_)))));
+        assert!(matches!(
+            source(&[SASL, OAUTH], &both[..1]),
+            Ok(Some(TokenSource::File(_)))
+        ));
         assert!(matches!(source(&ISSUER, &[]), Ok(Some(TokenSource::Issuer(_)))));
         for (pairs, by_flags, words) in [
             (&[SASL, OAUTH][..], &[][..], "needs tokens"),
@@ -316,7 +342,10 @@ mod tests {
         assert_eq!(problems.len(), 3, "{problems:?}");
         let mut pairs = ISSUER.to_vec();
         pairs[5].1 = "http://issuer.example/token";
-        pairs.push(("sasl.oauthbearer.grant.type", "urn:ietf:params:oauth:grant-type:jwt-bearer"));
+        pairs.push((
+            "sasl.oauthbearer.grant.type",
+            "urn:ietf:params:oauth:grant-type:jwt-bearer",
+        ));
         let problems = source(&pairs, &[]).map(drop).expect_err("two problems");
         assert!(problems[0].contains("client_credentials"), "{problems:?}");
         assert!(problems[1].contains("https://"), "{problems:?}");
