@@ -124,21 +124,33 @@ impl Publisher {
         }))
     }
 
-    /// Keeps tokens and settings up to date until it is told to stop. The other clients are replaced when they are used next; the
-    /// main producer is replaced at once, so that no batch waits for it.
+    /// Keeps tokens and settings up to date until it is told to stop.
     pub async fn follow_settings(&self, stop: &CancellationToken) {
-        let renew_main = async {
-            let mut generation = 0;
-            loop {
-                self.clients.changed_since(generation).await;
-                generation = self.clients.generation();
-                self.main.renew().await;
-            }
-        };
         tokio::select! {
             () = stop.cancelled() => {}
             () = self.clients.follow() => {}
-            () = renew_main => {}
+            () = self.renew_main() => {}
+            () = self.refresh_lookups() => {}
+        }
+    }
+
+    /// Replaces the main producer when the settings have changed, before a batch has to wait for it. The other clients are replaced
+    /// when they are used next.
+    async fn renew_main(&self) {
+        let mut generation = 0;
+        loop {
+            self.clients.changed_since(generation).await;
+            generation = self.clients.generation();
+            self.main.renew().await;
+        }
+    }
+
+    /// Producers ask for tokens themselves.
+    async fn refresh_lookups(&self) {
+        let mut token = 0;
+        loop {
+            token = self.clients.token_after(token).await;
+            self.topics.refresh_token();
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use super::command::CommandLine;
@@ -174,9 +174,11 @@ impl TokenSource {
 }
 
 /// The current token. It is replaced in the background, before it ends; the clients of Kafka only read it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tokens {
     state: Mutex<State>,
+    /// Rises with each token that differs from the one before; 0 while there has been none.
+    number: watch::Sender<u64>,
     /// A token is wanted before it is time for one.
     wanted: Notify,
 }
@@ -185,8 +187,6 @@ pub struct Tokens {
 struct State {
     source: Option<TokenSource>,
     token: Option<Token>,
-    /// Rises with each token that differs from the one before; 0 while there has been none.
-    number: u64,
     /// When to fetch the next token. `None`: now.
     renewal: Option<SystemTime>,
     /// When a token was last asked for.
@@ -198,9 +198,15 @@ struct State {
 impl Tokens {
     /// Tokens from this source. Without one there are none.
     pub fn new(source: Option<TokenSource>) -> Self {
-        let tokens = Tokens::default();
-        tokens.state().source = source;
-        tokens
+        let state = State {
+            source,
+            ..State::default()
+        };
+        Tokens {
+            state: Mutex::new(state),
+            number: watch::channel(0).0,
+            wanted: Notify::new(),
+        }
     }
 
     /// Changes where tokens come from. The token at hand is used until there is another.
@@ -215,7 +221,7 @@ impl Tokens {
     pub fn current(&self) -> Result<(u64, Token), String> {
         let state = self.state();
         match (&state.token, &state.problem) {
-            (Some(token), _) if token.expires > SystemTime::now() => Ok((state.number, token.clone())),
+            (Some(token), _) if token.expires > SystemTime::now() => Ok((self.number(), token.clone())),
             (_, Some(problem)) => Err(problem.clone()),
             (_, None) => Err("no token has been fetched yet".to_owned()),
         }
@@ -223,7 +229,14 @@ impl Tokens {
 
     /// The number of the token; 0 while there has been none.
     pub fn number(&self) -> u64 {
-        self.state().number
+        *self.number.borrow()
+    }
+
+    /// Waits for a token with another number than this one.
+    pub async fn changed_from(&self, number: u64) {
+        let mut numbers = self.number.subscribe();
+        // The sender lives as long as `self`.
+        let _ = numbers.wait_for(|now| *now != number).await;
     }
 
     /// Whom the token is about.
@@ -318,7 +331,10 @@ impl Tokens {
             Ok(token) => {
                 state.renewal = Some(source.renewal(&token, SystemTime::now()));
                 state.problem = None;
-                state.take(token);
+                let known = state.token.as_ref().map(|known| known.secret.expose_secret());
+                let is_new = known != Some(token.secret.expose_secret());
+                state.token = Some(token);
+                self.number.send_modify(|number| *number += u64::from(is_new));
                 Ok(())
             }
             Err(problem) => {
@@ -331,16 +347,6 @@ impl Tokens {
     /// A panic of another task ends the process, so a poisoned lock is taken like any other.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn take(&mut self, token: Token) {
-        let known = self.token.as_ref().map(|known| known.secret.expose_secret());
-        if known != Some(token.secret.expose_secret()) {
-            self.number += 1;
-        }
-        self.token = Some(token);
     }
 }
 

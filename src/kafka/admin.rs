@@ -21,9 +21,14 @@ impl Admin {
 
     /// The client. Nobody polls it, so it is given its token here.
     pub fn client(&self) -> &AdminClient<Context> {
-        let client = self.unrefreshed();
-        client.inner().context().refresh_token(client.inner().native_client());
-        client
+        self.refresh_token();
+        self.unrefreshed()
+    }
+
+    /// Gives the client the newest token, unless it has that.
+    pub fn refresh_token(&self) {
+        let client = self.unrefreshed().inner();
+        client.context().refresh_token(client.native_client());
     }
 
     /// The generation of the settings that it was built from.

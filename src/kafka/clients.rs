@@ -55,8 +55,15 @@ impl Clients {
 
     /// Waits until the settings are of a later generation.
     pub async fn changed_since(&self, generation: u64) {
+        let mut generations = self.generation.subscribe();
         // The sender lives as long as `self`.
-        let _ = self.generation.subscribe().wait_for(|now| *now > generation).await;
+        let _ = generations.wait_for(|now| *now > generation).await;
+    }
+
+    /// Waits for a token with another number than this one, and returns its number.
+    pub async fn token_after(&self, number: u64) -> u64 {
+        self.tokens.changed_from(number).await;
+        self.tokens.number()
     }
 
     /// Whom a broker must allow something, as its ACLs name it.

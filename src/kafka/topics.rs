@@ -90,6 +90,12 @@ impl Topics {
         })
     }
 
+    /// Gives the client that looks topics up its next token, so that its connections outlive the last one.
+    pub fn refresh_token(&self) {
+        let admin = lock(&self.lookup).admin.clone();
+        admin.refresh_token();
+    }
+
     /// Whom a broker must allow to write to a topic.
     pub fn principal(&self) -> String {
         self.clients.principal()
