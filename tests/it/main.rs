@@ -13,6 +13,7 @@ mod purge;
 mod row_lifecycle;
 mod scaling;
 mod schema;
+mod security;
 mod settings;
 mod unordered_rows;
 mod verify;
