@@ -185,10 +185,15 @@ where
     let client = Client::builder(TokioExecutor::new()).build::<_, Full<Bytes>>(connector);
     let request = request.map(|body| Full::new(Bytes::from(body)));
     let answer = client.request(request).await;
-    let (head, body) = answer.map_err(|error| HttpError(causes(&error)))?.into_parts();
+    let (head, body) = answer.map_err(|error| HttpError(words(&error)))?.into_parts();
     let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
     let body = body.map_err(|error| HttpError(format!("its answer cannot be read: {}", causes(&*error))))?;
     Ok(HttpResponse::from_parts(head, body.to_bytes().to_vec()))
+}
+
+/// Why there is no connection.
+fn words(error: &(dyn Error + 'static)) -> String {
+    tls::certificate_problem(error).unwrap_or_else(|| causes(error))
 }
 
 /// An error and what caused it. The client library's own words are general, and the cause comes last.

@@ -181,6 +181,8 @@ pub struct Tokens {
     number: watch::Sender<u64>,
     /// A token is wanted before it is time for one.
     wanted: Notify,
+    /// A token could not be fetched.
+    failed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -206,6 +208,7 @@ impl Tokens {
             state: Mutex::new(state),
             number: watch::channel(0).0,
             wanted: Notify::new(),
+            failed: Notify::new(),
         }
     }
 
@@ -247,6 +250,11 @@ impl Tokens {
     /// Why the last attempt to fetch a token failed, if it did.
     pub fn problem(&self) -> Option<String> {
         self.state().problem.clone()
+    }
+
+    /// Waits until a token cannot be fetched.
+    pub async fn failure(&self) {
+        self.failed.notified().await;
     }
 
     /// A broker refused the token. It may have been revoked, or its file may have a newer one, so another is fetched early.
@@ -339,6 +347,7 @@ impl Tokens {
             }
             Err(problem) => {
                 state.problem = Some(problem.clone());
+                self.failed.notify_one();
                 Err(problem)
             }
         }

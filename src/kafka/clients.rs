@@ -1,8 +1,8 @@
 //! The settings that clients are built from now, and the clients of the library themselves.
 //!
 //! Settings have a *generation*. It rises when the properties file, or a certificate or key that a property names, has changed;
-//! whoever keeps a client compares generations and builds another one. Files are read again after a connection has failed, and
-//! every minute.
+//! whoever keeps a client compares generations and builds another one. Files are read again after a connection has failed or no
+//! token could be fetched, and every minute.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -135,9 +135,14 @@ impl Clients {
         // A problem is said once.
         let mut problem = None;
         loop {
-            let failed = tokio::time::timeout(READ_EVERY, self.failures.next()).await.is_ok();
-            let changed = self.read_again(&mut problem).await;
-            if failed && !changed {
+            let has_failed = tokio::select! {
+                () = self.failures.next() => true,
+                // The issuer's own settings may be wrong.
+                () = self.tokens.failure() => false,
+                () = tokio::time::sleep(READ_EVERY) => false,
+            };
+            let has_changed = self.read_again(&mut problem).await;
+            if has_failed && !has_changed {
                 self.explain().await;
             }
             tokio::time::sleep(READ_PAUSE).await;

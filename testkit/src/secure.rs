@@ -37,11 +37,29 @@ impl SecureKafka {
         let (certificates, signer) = (Certificates::new(&folder), Signer::new());
         certificates.leaf("server", Leaf::default());
         let expired = true;
-        certificates.leaf("expired", Leaf { expired, ..Leaf::default() });
+        certificates.leaf(
+            "expired",
+            Leaf {
+                expired,
+                ..Leaf::default()
+            },
+        );
         let hosts = &["other.example"];
-        certificates.leaf("elsewhere", Leaf { hosts, ..Leaf::default() });
+        certificates.leaf(
+            "elsewhere",
+            Leaf {
+                hosts,
+                ..Leaf::default()
+            },
+        );
         let common_name = "relay";
-        certificates.leaf("relay", Leaf { common_name, ..Leaf::default() });
+        certificates.leaf(
+            "relay",
+            Leaf {
+                common_name,
+                ..Leaf::default()
+            },
+        );
         fs::write(folder.join("jwks.json"), signer.jwks()).expect("a file");
         let listeners = stack(&["secure-start", &dir.display().to_string()]);
         let listener = |line: &str| {
@@ -190,7 +208,13 @@ impl Access {
     /// Runs `outboxd verify` on this world, to its end.
     pub fn verify(&self, world: &World) -> Output {
         let mut command = outboxd();
-        command.args(["verify", "--database-url", &world.database_url, "--kafka-brokers", &self.brokers]);
+        command.args([
+            "verify",
+            "--database-url",
+            &world.database_url,
+            "--kafka-brokers",
+            &self.brokers,
+        ]);
         command.args(self.arguments()).output().expect("outboxd runs")
     }
 }

@@ -20,10 +20,10 @@ async fn a_topic_without_its_acl_is_parked_and_named_and_others_flow() {
         format!("SELECT count(*) = 100 FROM outbox.message WHERE topic = '{allowed}' AND published_at IS NOT NULL");
     world.until(&flows).await;
     let acl = format!("User:narrow needs the ACL ALLOW WRITE ON TOPIC {forbidden}");
-    assert_eq!(
-        world.text("SELECT string_agg(DISTINCT reason, '|') FROM outbox.hold").await,
-        format!("topic {forbidden}: TopicAuthorizationFailed (Broker: Topic authorization failed); {acl}")
-    );
+    let reasons = world
+        .text("SELECT string_agg(DISTINCT reason, '|') FROM outbox.hold")
+        .await;
+    assert!(reasons.ends_with(&acl) && !reasons.contains('|'), "{reasons}");
     assert!(relay.logged(&acl), "{}", relay.log());
     let status = world.outboxd("status", &[]);
     let status = String::from_utf8_lossy(&status.stdout).into_owned();

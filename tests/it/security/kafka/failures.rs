@@ -9,11 +9,7 @@ async fn is_said_once(access: &Access, words: &str) {
     let world = SecureKafka::get().world().await;
     let topic = world.topic("orders", 2, &[]).await;
     world.fill(&topic, 20, 5).await;
-    let mut relay = access
-        .relay(&world)
-        .args(&["--log-level", "debug"])
-        .start_ready()
-        .await;
+    let mut relay = access.relay(&world).args(&["--log-level", "debug"]).start_ready().await;
     warned(&relay, INSECURE).await;
     eventually(SOON, "the pause, and the same again from other clients", async || {
         let is_paused = relay.metric("outboxd_publisher_paused") == Some(1.0);
@@ -61,7 +57,10 @@ fn certificate_of_another_ca() -> Access {
     secure.certificates.leaf("relay-of-another", leaf);
     secure
         .by_certificate()
-        .with("ssl.certificate.location", &secure.certificates.path("relay-of-another.pem"))
+        .with(
+            "ssl.certificate.location",
+            &secure.certificates.path("relay-of-another.pem"),
+        )
         .with("ssl.key.location", &secure.certificates.path("relay-of-another.key"))
 }
 
@@ -98,12 +97,20 @@ async fn tls_that_is_switched_off_is_said_once() {
 
 #[tokio::test]
 async fn a_client_certificate_that_is_missing_is_said_once() {
-    is_said_once(&SecureKafka::get().over_tls("MTLS"), "certificate; see ssl.certificate.location").await;
+    is_said_once(
+        &SecureKafka::get().over_tls("MTLS"),
+        "see ssl.certificate.location and ssl.key.location",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_client_certificate_of_another_ca_is_said_once() {
-    is_said_once(&certificate_of_another_ca(), "certificate; see ssl.certificate.location").await;
+    is_said_once(
+        &certificate_of_another_ca(),
+        "see ssl.certificate.location and ssl.key.location",
+    )
+    .await;
 }
 
 /// They wait for the same answer, so side by side.
@@ -113,7 +120,9 @@ async fn the_oracle_says_why_it_cannot_tell() {
     let world = secure.world().await;
     let topic = world.topic("orders", 1, &[]).await;
     world.fill(&topic, 1, 0).await;
-    let relay = RelayBuilder::new(&world.database_url, secure.plain()).start_ready().await;
+    let relay = RelayBuilder::new(&world.database_url, secure.plain())
+        .start_ready()
+        .await;
     world.drained(SOON).await;
     drop(relay);
     let issuer = Issuer::start(&secure.signer);
@@ -123,7 +132,10 @@ async fn the_oracle_says_why_it_cannot_tell() {
         (wrong_ca(), "no trusted CA has issued it"),
         (secure.over_tls("EXPIRED"), "it expired on"),
         (tls_switched_off(), "does not answer in TLS"),
-        (secure.over_tls("MTLS"), "certificate; see ssl.certificate.location"),
+        (
+            secure.over_tls("MTLS"),
+            "see ssl.certificate.location and ssl.key.location",
+        ),
         (secure.by_issuer(&issuer), "HTTP 503"),
     ];
     std::thread::scope(|scope| {

@@ -121,11 +121,21 @@ fn sources_of_tokens_that_do_not_fit_are_settings() {
         (&[], &command, "--kafka-token-command has no effect"),
         (&oauth, &[file, command].concat(), "give one source of tokens"),
         (&oauth, &file, "--kafka-token-file /nowhere/token cannot be read"),
-        (&oauth, &["--kafka-token-command", "'echo"], "--kafka-token-command has a quote"),
+        (
+            &oauth,
+            &["--kafka-token-command", "'echo"],
+            "--kafka-token-command has a quote",
+        ),
     ];
     for (properties, flags, words) in cases {
         let refused = outboxd()
-            .args(["run", "--database-url", "postgres://u@127.0.0.1/db", "--kafka-brokers", "127.0.0.1:9"])
+            .args([
+                "run",
+                "--database-url",
+                "postgres://u@127.0.0.1/db",
+                "--kafka-brokers",
+                "127.0.0.1:9",
+            ])
             .args(properties.iter().flat_map(|property| ["--kafka-property", property]))
             .args(flags)
             .output()
