@@ -13,9 +13,7 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_t
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-};
+use rustls::{AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tracing::warn;
 
 /// What the certificate of the server must prove.
@@ -268,10 +266,7 @@ mod tests {
     use super::*;
 
     fn not_trusted(reason: CertificateError) -> String {
-        let error = io::Error::new(
-            io::ErrorKind::InvalidData,
-            rustls::Error::InvalidCertificate(reason),
-        );
+        let error = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::InvalidCertificate(reason));
         certificate_problem(&error).expect("about a certificate")
     }
 
@@ -288,7 +283,10 @@ mod tests {
             presented: presented.iter().map(|name| (*name).to_owned()).collect(),
         };
         let other = not_trusted(name(&["DnsName(\"other.example\")", "IpAddress(10.0.0.1)"]));
-        assert!(other.ends_with("it is for other.example, 10.0.0.1, not for db.example"), "{other}");
+        assert!(
+            other.ends_with("it is for other.example, 10.0.0.1, not for db.example"),
+            "{other}"
+        );
         assert!(not_trusted(name(&[])).contains("no subjectAltName"));
     }
 
@@ -305,7 +303,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let file = folder.path().join("file.pem");
         let missing = certificates(&file).expect_err("missing");
-        assert!(missing.starts_with("cannot read") && missing.contains("file.pem"), "{missing}");
+        assert!(
+            missing.starts_with("cannot read") && missing.contains("file.pem"),
+            "{missing}"
+        );
         std::fs::write(&file, "s3cret").expect("writable");
         for problem in [
             roots(Some(&file)).map(drop).expect_err("no PEM"),

@@ -108,9 +108,11 @@ impl DatabaseArgs {
             (Some(url), None) => Ok(ConnectionString::Text(url.clone())),
             (None, Some(file)) => Ok(ConnectionString::File(file.clone())),
             (Some(_), Some(_)) => Err(both("--database-url", "--database-url-file")),
-            (None, None) => Err("--database-url (OUTBOXD_DATABASE_URL) or --database-url-file is missing: where is \
+            (None, None) => Err(
+                "--database-url (OUTBOXD_DATABASE_URL) or --database-url-file is missing: where is \
                                  PostgreSQL?"
-                .to_owned()),
+                    .to_owned(),
+            ),
         }
     }
 
@@ -137,5 +139,7 @@ fn libpq_password() -> Source {
     }
     let file = variable("PGPASSFILE").map(PathBuf::from);
     let home = variable("HOME").map(|home| Path::new(&home).join(".pgpass"));
+    // Nobody has named that one, so nobody misses it.
+    let home = home.filter(|file| file.is_file());
     file.or(home).map_or(Source::Nowhere, Source::Pgpass)
 }

@@ -77,7 +77,10 @@ impl CommandLine {
     fn spawn(&self) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).kill_on_drop(true);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         for (name, _) in env::vars_os() {
             if name.to_string_lossy().starts_with("OUTBOXD_") || name == "PGPASSWORD" {
                 command.env_remove(name);
@@ -125,7 +128,10 @@ mod tests {
     async fn why_a_command_has_no_secret_is_said_without_its_words() {
         for (command, problem) in [
             ("sh -c 'echo s3cret; exit 3'", "--some-command ended with status 3"),
-            ("sh -c 'echo s3cret >&2; kill -9 $$'", "--some-command was ended by signal 9"),
+            (
+                "sh -c 'echo s3cret >&2; kill -9 $$'",
+                "--some-command was ended by signal 9",
+            ),
             ("true s3cret", "--some-command printed nothing"),
             ("head -c 1000000 /dev/zero", "--some-command printed more than 64 KiB"),
             ("yes s3cret", "--some-command printed more than 64 KiB"),
@@ -159,7 +165,10 @@ mod tests {
     fn a_command_line_names_a_program() {
         for text in ["", "  ", "''", "echo 's3cret"] {
             let problem = CommandLine::parse("--some-command", text).map(drop).expect_err(text);
-            assert!(problem.starts_with("--some-command") && !problem.contains("s3cret"), "{problem}");
+            assert!(
+                problem.starts_with("--some-command") && !problem.contains("s3cret"),
+                "{problem}"
+            );
         }
     }
 }

@@ -33,7 +33,10 @@ mod tests {
         let path = folder.path().join("secret");
         let read = || read("--some-file", &path);
         let missing = read().map(drop).expect_err("missing");
-        assert!(missing.starts_with("--some-file") && missing.contains("cannot be read"), "{missing}");
+        assert!(
+            missing.starts_with("--some-file") && missing.contains("cannot be read"),
+            "{missing}"
+        );
         std::fs::write(&path, "s3cret\n").expect("writable");
         assert_eq!(read().expect("readable").expose_secret(), "s3cret");
         std::fs::write(&path, "\n").expect("writable");

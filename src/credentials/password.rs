@@ -51,7 +51,7 @@ impl Source {
             Source::Nowhere => Ok(None),
             Source::Fixed(text) => Ok(Some(Password::lasting(text.clone()))),
             Source::File(path) => file::read(FILE_FLAG, path).map(|text| Some(Password::lasting(text))),
-            Source::Pgpass(path) => Ok(pgpass::read(path, logins)?.map(Password::lasting)),
+            Source::Pgpass(path) => Ok(pgpass::read(path, logins).map(Password::lasting)),
             Source::Command(command) => printed(command.output().await?).map(Some),
         }
     }
@@ -111,7 +111,8 @@ mod tests {
             assert_eq!(password.text.expose_secret(), bare);
             assert!(!has_expired(password.expires));
         }
-        let password = read(r#"{"password": "s3cret", "expires_at": "2001-01-31T12:00:00Z", "more": 1}"#).expect("valid");
+        let password =
+            read(r#"{"password": "s3cret", "expires_at": "2001-01-31T12:00:00Z", "more": 1}"#).expect("valid");
         assert_eq!(password.text.expose_secret(), "s3cret");
         assert!(has_expired(password.expires));
         let later = humantime::format_rfc3339(SystemTime::now() + Duration::from_secs(60));
@@ -128,7 +129,10 @@ mod tests {
             r#"{"password": "s3cret", "expires_at": "s3cret"}"#,
         ] {
             let problem = read(text).map(drop).expect_err(text);
-            assert!(problem.starts_with(COMMAND_FLAG) && !problem.contains("s3cret"), "{problem}");
+            assert!(
+                problem.starts_with(COMMAND_FLAG) && !problem.contains("s3cret"),
+                "{problem}"
+            );
         }
     }
 }

@@ -266,7 +266,10 @@ mod tests {
         let refused = connector.current().await;
         assert!(connector.renewed(&refused).await.is_none(), "the same password");
         std::fs::write(&file, "new").expect("writable");
-        assert!(connector.renewed(&refused).await.is_none(), "read again once for a refused login");
+        assert!(
+            connector.renewed(&refused).await.is_none(),
+            "read again once for a refused login"
+        );
         let refused = connector.current().await;
         let renewed = connector.renewed(&refused).await.expect("another password");
         assert_eq!(renewed.config.get_password(), Some(&b"new"[..]));
@@ -278,7 +281,10 @@ mod tests {
     #[test]
     fn a_password_file_is_asked_for_each_host() {
         let config: Config = "postgres://u@a:1,b:2/".parse().expect("valid");
-        let logins: Vec<_> = logins(&config).into_iter().map(|login| (login.host, login.port, login.database)).collect();
+        let logins: Vec<_> = logins(&config)
+            .into_iter()
+            .map(|login| (login.host, login.port, login.database))
+            .collect();
         let expected = [("a", 1), ("b", 2)].map(|(host, port)| (host.to_owned(), port, "u".to_owned()));
         assert_eq!(logins, expected);
     }

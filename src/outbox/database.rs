@@ -167,7 +167,10 @@ mod tests {
         let database = Database::at("postgres://u:s3cret@h:notaport/db");
         assert!(!format!("{database:?}").contains("s3cret"));
         let problem = database.check().expect_err("bad port");
-        assert!(problem.starts_with("--database-url") && !problem.contains("s3cret"), "{problem}");
+        assert!(
+            problem.starts_with("--database-url") && !problem.contains("s3cret"),
+            "{problem}"
+        );
     }
 
     #[test]
@@ -176,7 +179,12 @@ mod tests {
         let file = folder.path().join("url");
         let mut database = Database::at("");
         database.url = ConnectionString::File(file.clone());
-        assert!(database.check().expect_err("missing").starts_with("--database-url-file"));
+        assert!(
+            database
+                .check()
+                .expect_err("missing")
+                .starts_with("--database-url-file")
+        );
         for user in ["first", "second"] {
             std::fs::write(&file, format!("postgres://{user}@h/db\n")).expect("writable");
             let server = database.server().expect("valid");
@@ -195,7 +203,10 @@ mod tests {
         database.check().expect("one");
         database.url = ConnectionString::Text("postgres://u:other@h/db".into());
         let problem = database.check().expect_err("two");
-        assert!(problem.contains("--database-url has a password, and --database-password-file"), "{problem}");
+        assert!(
+            problem.contains("--database-url has a password, and --database-password-file"),
+            "{problem}"
+        );
         database.password = Source::Fixed("s3cret".into());
         database.check().expect("the connection string goes before PGPASSWORD");
     }

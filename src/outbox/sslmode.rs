@@ -85,12 +85,7 @@ fn identity(certificate: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option
 }
 
 /// A file that either the connection string or a flag names.
-fn one_of(
-    name: &str,
-    param: Option<String>,
-    flag: &str,
-    file: &Option<PathBuf>,
-) -> Result<Option<PathBuf>, String> {
+fn one_of(name: &str, param: Option<String>, flag: &str, file: &Option<PathBuf>) -> Result<Option<PathBuf>, String> {
     let param = param.filter(|path| !path.is_empty()).map(PathBuf::from);
     match (param, file) {
         (Some(_), Some(_)) => Err(format!("it has {name}, and {flag} is given, too; remove one")),
@@ -143,7 +138,11 @@ mod tests {
         };
         for (mode, verify) in [("", Verify::ChainAndName), ("require", Verify::Chain)] {
             let (_, settings) = read(params(mode, ""), &files).expect("valid");
-            assert_eq!((settings.verify, settings.ca), (verify, Some("ca.pem".into())), "{mode}");
+            assert_eq!(
+                (settings.verify, settings.ca),
+                (verify, Some("ca.pem".into())),
+                "{mode}"
+            );
         }
         assert!(read(params("", "other.pem"), &files).is_err(), "two CAs");
     }
@@ -176,8 +175,20 @@ mod tests {
         };
         let (_, settings) = with(Some("c"), Some("k"), "require").expect("both");
         assert!(settings.identity.is_some());
-        assert!(with(Some("c"), None, "").expect_err("no key").contains("--database-tls-key"));
-        assert!(with(None, Some("k"), "").expect_err("no certificate").contains("--database-tls-cert"));
-        assert!(with(Some("c"), Some("k"), "disable").expect_err("no TLS").contains("plain text"));
+        assert!(
+            with(Some("c"), None, "")
+                .expect_err("no key")
+                .contains("--database-tls-key")
+        );
+        assert!(
+            with(None, Some("k"), "")
+                .expect_err("no certificate")
+                .contains("--database-tls-cert")
+        );
+        assert!(
+            with(Some("c"), Some("k"), "disable")
+                .expect_err("no TLS")
+                .contains("plain text")
+        );
     }
 }

@@ -89,7 +89,9 @@ impl TlsParams {
             "sslkey" => &mut self.sslkey,
             "sslpassword" => return Err("it has sslpassword, which is not supported: decrypt the key".to_owned()),
             "sslcrl" | "sslcrldir" => {
-                return Err(format!("it has {name}, but lists of revoked certificates are not supported"));
+                return Err(format!(
+                    "it has {name}, but lists of revoked certificates are not supported"
+                ));
             }
             _ => return Ok(false),
         };
@@ -132,7 +134,11 @@ mod tests {
                 "postgres://u@h/db?application_name=sslmode=verify-full",
                 TlsParams::default(),
             ),
-            ("host=h sslmode=verify-full user=u", "host=h user=u", mode("verify-full")),
+            (
+                "host=h sslmode=verify-full user=u",
+                "host=h user=u",
+                mode("verify-full"),
+            ),
             ("host=h sslmode = 'verify-ca'", "host=h", mode("verify-ca")),
             (
                 r"host=h password='it\'s sslmode=verify-full' user=u",

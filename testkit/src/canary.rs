@@ -39,7 +39,10 @@ impl Canary {
 
     /// No secret is in anything that was noted.
     pub fn assert_unseen(&self) {
-        assert!(!self.secrets.is_empty() && !self.written.is_empty(), "nothing to look for, or nowhere");
+        assert!(
+            !self.secrets.is_empty() && !self.written.is_empty(),
+            "nothing to look for, or nowhere"
+        );
         for (who, text) in &self.written {
             let seen = self.secrets.iter().find(|secret| text.contains(*secret));
             assert!(seen.is_none(), "{who} has written {seen:?}:\n{text}");

@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
 };
 use time::{Duration, OffsetDateTime};
 
@@ -36,6 +37,33 @@ impl Default for Leaf<'_> {
             expired: false,
             ca: Ca::Trusted,
         }
+    }
+}
+
+impl<'a> Leaf<'a> {
+    /// A client certificate of this user.
+    pub fn of(user: &'a str) -> Self {
+        Leaf {
+            common_name: user,
+            ..Leaf::default()
+        }
+    }
+
+    /// It is for another host than this machine.
+    pub fn elsewhere(self) -> Self {
+        Leaf {
+            hosts: &["other.example"],
+            ..self
+        }
+    }
+
+    pub fn expired(self) -> Self {
+        Leaf { expired: true, ..self }
+    }
+
+    /// The CA that nobody trusts has issued it.
+    pub fn untrusted(self) -> Self {
+        Leaf { ca: Ca::Other, ..self }
     }
 }
 

@@ -32,7 +32,11 @@ impl SecurePostgres {
         certificates.leaf("server", Leaf::default());
         let server = OwnPostgres::start();
         let session = connect(&server.url).await;
-        let data: String = session.query_one("SHOW data_directory", &[]).await.expect("shown").get(0);
+        let data: String = session
+            .query_one("SHOW data_directory", &[])
+            .await
+            .expect("shown")
+            .get(0);
         let postgres = SecurePostgres {
             server,
             certificates,

@@ -208,6 +208,11 @@ impl OwnPostgres {
         OwnPostgres { dir, url }
     }
 
+    /// What the server itself says.
+    pub fn log_path(&self) -> PathBuf {
+        self.dir.path().join("postgres/log")
+    }
+
     /// `pg_ctl stop -m immediate`: as if the machine had lost power.
     pub fn crash(&self) {
         stack(&["postgres-stop", &self.path(), "--mode", "immediate"]);

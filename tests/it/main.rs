@@ -13,6 +13,7 @@ mod purge;
 mod row_lifecycle;
 mod scaling;
 mod schema;
+mod secrets;
 mod security;
 mod settings;
 mod unordered_rows;

@@ -1,3 +1,4 @@
-//! Secure connections: who each side is, what is said when that is not believed, and secrets that change while the relay runs.
+//! Connections that prove who is at the other end: TLS, certificates, logins. Each case right, and wrong in each way.
 
 mod kafka;
+mod postgres;
