@@ -65,16 +65,16 @@ pub enum Error {
 
 /// Compares everything; `bar` shows the progress.
 pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
+    let clients = Clients::new(settings.kafka.clone());
+    clients.first_token().await.map_err(Error::Token)?;
+    let renewed = clients.clone();
+    let _renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
     let snapshot = Snapshot::open(&settings.database, &settings.schema).await?;
     let windows = snapshot.windows(settings.topics.as_deref(), settings.since).await?;
     let names = match &settings.topics {
         Some(topics) => topics.clone(),
         None => windows.iter().map(|window| window.topic.clone()).collect(),
     };
-    let clients = Clients::new(settings.kafka.clone());
-    clients.first_token().await.map_err(Error::Token)?;
-    let renewed = clients.clone();
-    let _renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
     // A record is written before its row is marked.
     let since = settings.since.map(|since| (micros(since) - SLACK) / 1000);
     // The ends of the topics are asked for right after the snapshot, so that few records have rows that are not in it.

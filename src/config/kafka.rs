@@ -44,16 +44,18 @@ pub struct KafkaArgs {
 impl KafkaArgs {
     /// The settings of a consumer.
     pub fn consumer(&self, check: &mut Check) -> Option<ClientSettings> {
-        let (brokers, user) = (self.brokers(check), self.user_settings(check));
-        checked(check, ClientSettings::consumer(settings::of_consumer(brokers), user?))
+        let (brokers, user) = (self.brokers(check), self.user_settings(check)?);
+        let settings = ClientSettings::consumer(settings::of_consumer(brokers), user);
+        settings.map_err(|problems| check.problems(problems)).ok()
     }
 
     /// The settings of a producer for batches of this size.
     pub fn producer(&self, check: &mut Check, relay: &relay::Settings) -> Option<ClientSettings> {
-        let (brokers, user) = (self.brokers(check), self.user_settings(check));
+        let (brokers, user) = (self.brokers(check), self.user_settings(check)?);
         let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
         let ours = settings::of_producer(brokers, relay.batch_deadline, rows, bytes);
-        checked(check, ClientSettings::producer(ours, user?))
+        let settings = ClientSettings::producer(ours, user);
+        settings.map_err(|problems| check.problems(problems)).ok()
     }
 
     fn brokers(&self, check: &mut Check) -> &str {
@@ -65,20 +67,15 @@ impl KafkaArgs {
         brokers
     }
 
-    /// The user's own part of the settings. `None` if the flags have a problem.
+    /// The user's own part of the settings. `None` if a source of tokens is not valid.
     fn user_settings(&self, check: &mut Check) -> Option<UserSettings> {
         let (flags, problems) = properties::of_flags(&self.kafka_properties);
-        let (is_valid, tokens) = (problems.is_empty(), self.token.sources(check));
+        // The others are checked as well, so that all problems are listed.
         check.problems(problems);
-        let user = UserSettings {
+        Some(UserSettings {
             flags,
             file: self.kafka_properties_file.clone(),
-            tokens: tokens?,
-        };
-        is_valid.then_some(user)
+            tokens: self.token.sources(check)?,
+        })
     }
-}
-
-fn checked(check: &mut Check, settings: Result<ClientSettings, Vec<String>>) -> Option<ClientSettings> {
-    settings.map_err(|problems| check.problems(problems)).ok()
 }

@@ -13,7 +13,7 @@ use rdkafka::config::FromClientConfigAndContext as _;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaResult;
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::context::Context;
 use super::failures::{Failure, Failures};
@@ -184,14 +184,18 @@ impl Clients {
     /// Says why connections fail, if that is a matter of TLS or SASL. It does not pass without a fix, and is said once for each
     /// outage.
     async fn explain(&self) {
-        let Some(failure) = self.failures.take() else { return };
-        let Some(words) = self.words(&failure).await else {
+        let Some(failure) = self.failures.take().filter(Failure::may_be_security) else {
             return;
         };
-        if self.failures.is_news(Instant::now()) {
+        if failure.is_login() {
+            self.tokens.refused();
+        }
+        if self.failures.is_explained(Instant::now()) {
+            return;
+        }
+        if let Some(words) = self.words(&failure).await {
+            self.failures.explained(Instant::now());
             warn!(reason = failure.reason, "Kafka cannot be reached securely: {words}");
-        } else {
-            debug!(reason = failure.reason, "Kafka cannot be reached securely: {words}");
         }
     }
 
@@ -199,7 +203,6 @@ impl Clients {
     async fn words(&self, failure: &Failure) -> Option<String> {
         let current = self.current();
         if failure.is_login() {
-            self.tokens.refused();
             // Why there is no token has been said where it was to be fetched.
             let is_told = current.security.uses_tokens() && self.tokens.current().is_err();
             return (!is_told).then(|| current.security.login_advice());

@@ -159,6 +159,8 @@ impl Consumer {
                 Some(Err(KafkaError::MessageConsumption(Code::BrokerTransportFailure | Code::AllBrokersDown))) => {
                     continue;
                 }
+                // The group is never joined, so no permission for it is needed.
+                Some(Err(KafkaError::MessageConsumption(Code::GroupAuthorizationFailed))) => continue,
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok(message)) => {
                     let partition = message.partition() as usize;

@@ -27,6 +27,12 @@ impl Failure {
         matches!(self.code, Some(Code::SSL | Code::Authentication))
     }
 
+    /// May it be about TLS or SASL?
+    pub fn may_be_security(&self) -> bool {
+        let is_refusal = || certificate::refusal_of_ours(&self.reason).is_some();
+        self.is_security() || self.broker_at_fault().is_some() || is_refusal()
+    }
+
     pub fn is_login(&self) -> bool {
         self.code == Some(Code::Authentication)
     }
@@ -97,11 +103,20 @@ impl Failures {
         lock(&self.unexplained).take()
     }
 
-    /// Is this failure of TLS or SASL the first of an outage? Every client reports one for every broker, again and again.
-    pub fn is_news(&self, now: Instant) -> bool {
-        lock(&self.explained)
-            .replace(now)
-            .is_none_or(|last| now - last > OUTAGE_ENDS_AFTER)
+    /// Has a failure of TLS or SASL been explained in this outage, which this one belongs to? Every client reports one for every
+    /// broker, again and again.
+    pub fn is_explained(&self, now: Instant) -> bool {
+        let mut explained = lock(&self.explained);
+        let is_explained = explained.is_some_and(|last| now - last <= OUTAGE_ENDS_AFTER);
+        if is_explained {
+            *explained = Some(now);
+        }
+        is_explained
+    }
+
+    /// A failure is being explained now.
+    pub fn explained(&self, now: Instant) {
+        *lock(&self.explained) = Some(now);
     }
 }
 
@@ -112,10 +127,12 @@ mod tests {
     #[test]
     fn a_failure_of_security_is_told_once_for_each_outage() {
         let (failures, now) = (Failures::default(), Instant::now());
-        assert!(failures.is_news(now));
-        assert!(!failures.is_news(now + OUTAGE_ENDS_AFTER));
-        assert!(!failures.is_news(now + 2 * OUTAGE_ENDS_AFTER), "it continues");
-        assert!(failures.is_news(now + 3 * OUTAGE_ENDS_AFTER + Duration::from_millis(1)));
+        assert!(!failures.is_explained(now));
+        failures.explained(now);
+        assert!(failures.is_explained(now + OUTAGE_ENDS_AFTER));
+        assert!(failures.is_explained(now + 2 * OUTAGE_ENDS_AFTER), "it continues");
+        let next = now + 3 * OUTAGE_ENDS_AFTER + Duration::from_millis(1);
+        assert!(!failures.is_explained(next));
     }
 
     #[test]
@@ -133,12 +150,12 @@ mod tests {
     fn what_clients_of_old_settings_report_is_past() {
         let (failures, now) = (Failures::default(), Instant::now());
         failures.note(0, Some(Code::Authentication), "old password");
-        assert!(failures.is_news(now));
+        failures.explained(now);
         failures.begin(1);
         failures.note(0, Some(Code::Authentication), "old password");
         assert!(failures.last().is_none() && failures.take().is_none());
         failures.note(1, Some(Code::Authentication), "new password");
         assert_eq!(failures.take().expect("one").reason, "new password");
-        assert!(failures.is_news(now), "the new settings fail as well");
+        assert!(!failures.is_explained(now), "the new settings fail as well");
     }
 }

@@ -117,20 +117,26 @@ impl Source {
             Some(path) => properties::of_file(&file::read(FILE_FLAG, path).map_err(|problem| vec![problem])?),
             None => (Vec::new(), Vec::new()),
         };
-        if !problems.is_empty() {
-            return Err(problems);
-        }
         let own = properties::merge(in_file, self.user.flags.clone());
         let fingerprint = fingerprint(&own);
-        if let Some(known) = known.filter(|known| known.fingerprint == fingerprint) {
+        if let Some(known) = known.filter(|known| problems.is_empty() && known.fingerprint == fingerprint) {
             return Ok(known.clone());
         }
-        let security = Security::of(&own).map_err(|problem| vec![problem])?;
-        let tokens = security::token_source(&security, &own, &self.user.tokens)?;
+        match self.check(&own, fingerprint) {
+            Ok(settings) if problems.is_empty() => Ok(settings),
+            Ok(_) => Err(problems),
+            Err(more) => Err([problems, more].concat()),
+        }
+    }
+
+    /// The settings with these properties, or what is wrong with them.
+    fn check(&self, own: &[Property], fingerprint: u64) -> Result<Settings, Vec<String>> {
+        let security = Security::of(own).map_err(|problem| vec![problem])?;
+        let tokens = security::token_source(&security, own, &self.user.tokens)?;
         let mut config = self.ours.clone();
-        let pairs = security::of_client(&own).map(|property| (property.name.clone(), property.value().to_owned()));
+        let pairs = security::of_client(own).map(|property| (property.name.clone(), property.value().to_owned()));
         config.extend(pairs);
-        match refusal(self.role, &config, &own) {
+        match refusal(self.role, &config, own) {
             Some(problem) => Err(vec![problem]),
             None => Ok(Settings {
                 config,

@@ -324,6 +324,7 @@ fn is_silence(code: Code) -> bool {
             | Code::AllBrokersDown
             | Code::OperationTimedOut
             | Code::Resolve
+            | Code::SSL
             | Code::Authentication
             | Code::Unknown
     )
