@@ -141,7 +141,7 @@ pub fn of_client(own: &[Property]) -> impl Iterator<Item = &Property> {
 
 /// The files that the client library reads when a client is built.
 pub fn files(own: &[Property]) -> impl Iterator<Item = PathBuf> {
-    FILES.iter().filter_map(|name| value(own, name)).map(PathBuf::from)
+    FILES.iter().filter_map(move |name| value(own, name)).map(PathBuf::from)
 }
 
 fn is_oidc(own: &[Property]) -> bool {

@@ -17,7 +17,7 @@ use super::properties::{self, Property};
 use super::security::{self, Security};
 use super::{OVERRUN, record_lifetime};
 use crate::credentials::file;
-use crate::credentials::token::TokenSource;
+use crate::credentials::token::{self, TokenSource};
 
 /// The client accepts no larger value.
 const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
@@ -107,7 +107,7 @@ impl ClientSettings {
 /// Why the file of tokens cannot be read, if they come from one.
 fn unreadable(tokens: &TokenSource) -> Option<String> {
     let TokenSource::File(path) = tokens else { return None };
-    file::read(crate::credentials::token::FILE_FLAG, path).err()
+    file::read(token::FILE_FLAG, path).err()
 }
 
 impl Source {

@@ -23,8 +23,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::certificates::Certificates;
-
 /// The client that the issuer knows.
 pub const CLIENT_ID: &str = "relay";
 pub const CLIENT_SECRET: &str = "issuer-s3cret";
@@ -121,11 +119,11 @@ impl Issuer {
         Issuer::serve(signer, None)
     }
 
-    /// The same over TLS, with the certificate `server`.
-    pub fn start_tls(signer: &'static Signer, certificates: &Certificates) -> Self {
-        let chain = CertificateDer::pem_file_iter(certificates.path("server.pem")).expect("a certificate");
+    /// The same over TLS, with the certificate and the key of these files.
+    pub fn start_tls(signer: &'static Signer, certificate: &str, key: &str) -> Self {
+        let chain = CertificateDer::pem_file_iter(certificate).expect("a certificate");
         let chain = chain.collect::<Result<Vec<_>, _>>().expect("a certificate");
-        let key = PrivateKeyDer::from_pem_file(certificates.path("server.key")).expect("a key");
+        let key = PrivateKeyDer::from_pem_file(key).expect("a key");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

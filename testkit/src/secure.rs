@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 
 use crate::certificates::{Certificates, Leaf};
 use crate::issuer::{CLIENT_ID, CLIENT_SECRET, Issuer, Signer};
@@ -17,8 +17,8 @@ use crate::world::World;
 static SHARED: LazyLock<SecureKafka> = LazyLock::new(SecureKafka::start);
 
 pub struct SecureKafka {
-    /// The files of `ca`, `other-ca`, `relay` (the client) and the brokers.
-    pub certificates: Certificates,
+    /// Tests write there side by side.
+    certificates: Mutex<Certificates>,
     /// Signs tokens that the broker trusts.
     pub signer: Signer,
     listeners: HashMap<String, String>,
@@ -35,31 +35,16 @@ impl SecureKafka {
         let folder = dir.join("certificates");
         fs::create_dir_all(&folder).expect("a folder");
         let (certificates, signer) = (Certificates::new(&folder), Signer::new());
-        certificates.leaf("server", Leaf::default());
-        let expired = true;
-        certificates.leaf(
-            "expired",
-            Leaf {
-                expired,
-                ..Leaf::default()
-            },
-        );
-        let hosts = &["other.example"];
-        certificates.leaf(
-            "elsewhere",
-            Leaf {
-                hosts,
-                ..Leaf::default()
-            },
-        );
-        let common_name = "relay";
-        certificates.leaf(
-            "relay",
-            Leaf {
-                common_name,
-                ..Leaf::default()
-            },
-        );
+        let (expired, hosts, common_name) = (true, &["other.example"], "relay");
+        let leaf = Leaf::default;
+        for (name, leaf) in [
+            ("server", leaf()),
+            ("expired", Leaf { expired, ..leaf() }),
+            ("elsewhere", Leaf { hosts, ..leaf() }),
+            ("relay", Leaf { common_name, ..leaf() }),
+        ] {
+            certificates.leaf(name, leaf);
+        }
         fs::write(folder.join("jwks.json"), signer.jwks()).expect("a file");
         let listeners = stack(&["secure-start", &dir.display().to_string()]);
         let listener = |line: &str| {
@@ -67,7 +52,7 @@ impl SecureKafka {
             (name.to_owned(), address.to_owned())
         };
         let kafka = SecureKafka {
-            certificates,
+            certificates: Mutex::new(certificates),
             signer,
             listeners: listeners.lines().map(listener).collect(),
         };
@@ -86,6 +71,31 @@ impl SecureKafka {
 
     pub fn listener(&self, name: &str) -> &str {
         &self.listeners[name]
+    }
+
+    /// One of `ca.pem`, `other-ca.pem`, the relay's `relay.pem` and `relay.key`, `server.pem` and `server.key`, or of a test's own.
+    pub fn file(&self, name: &str) -> String {
+        self.certificates.lock().expect("no panic").path(name)
+    }
+
+    /// Issues a certificate: `<name>.pem` and `<name>.key`, in place of earlier ones of this name.
+    pub fn issue(&self, name: &str, leaf: Leaf<'_>) {
+        self.certificates.lock().expect("no panic").leaf(name, leaf);
+    }
+
+    /// Puts the content of one file into another, at once.
+    pub fn copy(&self, from: &str, to: &str) {
+        self.certificates.lock().expect("no panic").copy(from, to);
+    }
+
+    /// An issuer whose tokens the broker trusts.
+    pub fn issuer(&'static self) -> Issuer {
+        Issuer::start(&self.signer)
+    }
+
+    /// The same over TLS, with the broker's own certificate.
+    pub fn issuer_over_tls(&'static self) -> Issuer {
+        Issuer::start_tls(&self.signer, &self.file("server.pem"), &self.file("server.key"))
     }
 
     /// A world whose tests use the plain listener.
@@ -114,14 +124,14 @@ impl SecureKafka {
             flags: Vec::new(),
         }
         .with("security.protocol", "ssl")
-        .with("ssl.ca.location", &self.certificates.path("ca.pem"))
+        .with("ssl.ca.location", &self.file("ca.pem"))
     }
 
     /// By the client certificate of the relay.
     pub fn by_certificate(&self) -> Access {
         self.over_tls("MTLS")
-            .with("ssl.certificate.location", &self.certificates.path("relay.pem"))
-            .with("ssl.key.location", &self.certificates.path("relay.key"))
+            .with("ssl.certificate.location", &self.file("relay.pem"))
+            .with("ssl.key.location", &self.file("relay.key"))
     }
 
     /// By a password.

@@ -35,7 +35,7 @@ fn wrong_scram_password() -> Access {
 
 fn wrong_ca() -> Access {
     let secure = SecureKafka::get();
-    let other = secure.certificates.path("other-ca.pem");
+    let other = secure.file("other-ca.pem");
     secure
         .by_password("PLAIN", "relay", "plain-s3cret")
         .with("ssl.ca.location", &other)
@@ -54,14 +54,11 @@ fn certificate_of_another_ca() -> Access {
         common_name,
         ..Leaf::default()
     };
-    secure.certificates.leaf("relay-of-another", leaf);
+    secure.issue("relay-of-another", leaf);
     secure
         .by_certificate()
-        .with(
-            "ssl.certificate.location",
-            &secure.certificates.path("relay-of-another.pem"),
-        )
-        .with("ssl.key.location", &secure.certificates.path("relay-of-another.key"))
+        .with("ssl.certificate.location", &secure.file("relay-of-another.pem"))
+        .with("ssl.key.location", &secure.file("relay-of-another.key"))
 }
 
 #[tokio::test]
@@ -125,7 +122,7 @@ async fn the_oracle_says_why_it_cannot_tell() {
         .await;
     world.drained(SOON).await;
     drop(relay);
-    let issuer = Issuer::start(&secure.signer);
+    let issuer = secure.issuer();
     issuer.answer(IssuerAnswer::Text(503, "s3cret".to_owned()));
     let cases = [
         (wrong_password(), "the login of relay by PLAIN failed"),

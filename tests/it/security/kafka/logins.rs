@@ -43,10 +43,10 @@ async fn a_client_certificate_publishes_and_verifies() {
 #[tokio::test]
 async fn tokens_of_an_issuer_publish_and_verify() {
     let secure = SecureKafka::get();
-    let issuer = Issuer::start_tls(&secure.signer, &secure.certificates);
+    let issuer = secure.issuer_over_tls();
     let access = secure
         .by_issuer(&issuer)
-        .with("https.ca.location", &secure.certificates.path("ca.pem"))
+        .with("https.ca.location", &secure.file("ca.pem"))
         .with("sasl.oauthbearer.scope", "kafka orders");
     publishes_and_verifies(&access).await;
     assert_eq!(issuer.requests(), 2, "one of the relay and one of the oracle");

@@ -63,7 +63,6 @@ async fn is_read_again(access: &Access, replace: impl FnOnce()) {
 #[tokio::test]
 async fn a_replaced_client_certificate_needs_no_restart() {
     let secure = SecureKafka::get();
-    let certificates = &secure.certificates;
     let (ca, common_name) = (Ca::Other, "relay");
     let issued = |ca| {
         let leaf = Leaf {
@@ -71,23 +70,22 @@ async fn a_replaced_client_certificate_needs_no_restart() {
             common_name,
             ..Leaf::default()
         };
-        certificates.leaf("replaced", leaf);
+        secure.issue("replaced", leaf);
     };
     issued(ca);
     let access = secure
         .by_certificate()
-        .with("ssl.certificate.location", &certificates.path("replaced.pem"))
-        .with("ssl.key.location", &certificates.path("replaced.key"));
+        .with("ssl.certificate.location", &secure.file("replaced.pem"))
+        .with("ssl.key.location", &secure.file("replaced.key"));
     is_read_again(&access, || issued(Ca::Trusted)).await;
 }
 
 #[tokio::test]
 async fn a_replaced_ca_needs_no_restart() {
     let secure = SecureKafka::get();
-    let certificates = &secure.certificates;
-    certificates.copy("other-ca.pem", "replaced-ca.pem");
+    secure.copy("other-ca.pem", "replaced-ca.pem");
     let access = secure
         .by_password("PLAIN", "relay", "plain-s3cret")
-        .with("ssl.ca.location", &certificates.path("replaced-ca.pem"));
-    is_read_again(&access, || certificates.copy("ca.pem", "replaced-ca.pem")).await;
+        .with("ssl.ca.location", &secure.file("replaced-ca.pem"));
+    is_read_again(&access, || secure.copy("ca.pem", "replaced-ca.pem")).await;
 }

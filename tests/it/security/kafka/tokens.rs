@@ -14,7 +14,7 @@ async fn a_token_is_renewed_before_it_ends_and_an_issuer_that_is_down_costs_noth
     let secure = SecureKafka::get();
     let world = secure.world().await;
     let topic = world.topic("orders", 2, &[]).await;
-    let issuer = Issuer::start(&secure.signer);
+    let issuer = secure.issuer();
     issuer.live_for(Duration::from_secs(30));
     let relay = secure.by_issuer(&issuer).relay(&world).start_ready().await;
     let writes = BackgroundWrites::start(&world, &topic);
@@ -47,7 +47,7 @@ async fn a_token_is_renewed_before_it_ends_and_an_issuer_that_is_down_costs_noth
 async fn lookups_have_a_token() {
     let secure = SecureKafka::get();
     let world = secure.world().await;
-    let issuer = Issuer::start(&secure.signer);
+    let issuer = secure.issuer();
     issuer.live_for(Duration::from_secs(5));
     let relay = secure.by_issuer(&issuer).relay(&world).start_ready().await;
     let topic = world.topic("first", 1, &[]).await;
@@ -69,7 +69,7 @@ async fn a_token_that_brokers_refuse_is_replaced_by_the_next() {
     let secure = SecureKafka::get();
     let world = secure.world().await;
     let topic = world.topic("orders", 1, &[]).await;
-    let issuer = Issuer::start(&secure.signer);
+    let issuer = secure.issuer();
     issuer.answer(IssuerAnswer::Forged);
     let relay = secure.by_issuer(&issuer).relay(&world).start_ready().await;
     world.fill(&topic, 10, 2).await;
@@ -128,7 +128,7 @@ async fn a_file_whose_token_has_ended_is_said_once_and_waited_for() {
 #[tokio::test]
 async fn a_client_that_the_issuer_does_not_know_is_said_once() {
     let secure = SecureKafka::get();
-    let issuer = Issuer::start(&secure.signer);
+    let issuer = secure.issuer();
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("kafka.properties").display().to_string();
     let access = secure.by_issuer(&issuer);
@@ -141,12 +141,11 @@ async fn a_client_that_the_issuer_does_not_know_is_said_once() {
 #[tokio::test]
 async fn an_issuer_with_a_certificate_of_another_ca_is_said_once() {
     let secure = SecureKafka::get();
-    let certificates = &secure.certificates;
-    let issuer = Issuer::start_tls(&secure.signer, certificates);
-    certificates.copy("other-ca.pem", "issuer-ca.pem");
+    let issuer = secure.issuer_over_tls();
+    secure.copy("other-ca.pem", "issuer-ca.pem");
     let access = secure
         .by_issuer(&issuer)
-        .with("https.ca.location", &certificates.path("issuer-ca.pem"));
-    let repair = || certificates.copy("ca.pem", "issuer-ca.pem");
+        .with("https.ca.location", &secure.file("issuer-ca.pem"));
+    let repair = || secure.copy("ca.pem", "issuer-ca.pem");
     is_said_once_and_waited_for(&access, "no trusted CA has issued it", repair).await;
 }
