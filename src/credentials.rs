@@ -4,8 +4,10 @@
 
 pub mod command;
 pub mod file;
+pub mod oidc;
 pub mod password;
 pub mod pgpass;
+pub mod token;
 
 use secrecy::SecretString;
 

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::health::Health;
 use crate::http;
 use crate::jitter::jittered;
-use crate::kafka::Publisher;
+use crate::kafka::{Clients, Publisher};
 use crate::lanes::{Lanes, RecentlyPublished};
 use crate::metrics::{self, Scrape};
 use crate::outbox::{self, Outbox, connect, schema};
@@ -74,11 +74,10 @@ async fn start_and_run(
     now: &CancellationToken,
 ) -> Result<(), Error> {
     let (published, questions) = RecentlyPublished::new();
-    let relay = Arc::new(relay(config, health, scrape, published).await?);
-    tokio::select! {
-        verified = verify(config, &relay.outbox) => verified?,
+    let relay = tokio::select! {
+        relay = start(config, health, scrape, published) => relay?,
         () = stop.cancelled() => return Ok(()),
-    }
+    };
     health.verified();
     let shutdown = Shutdown::default();
     let lease = Arc::new(LeaseTask {
@@ -125,6 +124,18 @@ async fn start_and_run(
     }
 }
 
+/// Makes what the tasks share, and verifies the schema.
+async fn start(
+    config: &Config,
+    health: &Arc<Health>,
+    scrape: &Scrape,
+    published: RecentlyPublished,
+) -> Result<Arc<Relay>, Error> {
+    let relay = Arc::new(relay(config, health, scrape, published).await?);
+    verify(config, &relay.outbox).await?;
+    Ok(relay)
+}
+
 async fn relay(
     config: &Config,
     health: &Arc<Health>,
@@ -134,7 +145,10 @@ async fn relay(
     let (outbox, lanes) = (Arc::new(open(config).await?), Arc::new(Lanes::default()));
     let pool = outbox.clone();
     scrape.ask_before(move || metrics::connections(pool.connections()));
-    let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
+    let clients = Clients::new(config.kafka.clone());
+    // Why there is no token is said by the task that goes on trying.
+    let _ = clients.first_token().await;
+    let publisher = Publisher::new(clients, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
     Ok(Relay {
         outbox: outbox.clone(),
@@ -220,6 +234,8 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
     };
     let s = shutdown.clone();
     tasks.spawn(async move { maintenance.run(&s).await });
+    let (publisher, s) = (relay.publisher.clone(), shutdown.clone());
+    tasks.spawn(async move { publisher.follow_settings(&s.draining).await });
     tasks
 }
 

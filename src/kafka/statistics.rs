@@ -19,17 +19,16 @@ const DEFAULT_INTERVAL_MS: &str = "15000";
 /// A client that has reported nothing for this long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
-/// Takes the interval out of settings that all clients share, because the client that looks topics up never reads its statistics,
-/// and would collect them. Returns the interval for the others.
-pub fn take_interval(config: &mut ClientConfig) -> String {
-    let interval = config.get(INTERVAL).unwrap_or(DEFAULT_INTERVAL_MS).to_owned();
+/// The settings without the interval, because the client that looks topics up never reads its statistics, and would collect them.
+pub fn without_interval(config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
     config.remove(INTERVAL);
-    interval
+    config
 }
 
-/// Has a client report statistics this often, in milliseconds.
-pub fn set_interval(config: &mut ClientConfig, interval: &str) {
-    config.set(INTERVAL, interval);
+/// Has a client report statistics as often as the settings say.
+pub fn set_interval(config: &mut ClientConfig, settings: &ClientConfig) {
+    config.set(INTERVAL, settings.get(INTERVAL).unwrap_or(DEFAULT_INTERVAL_MS));
 }
 
 /// Records what a client reports.
@@ -230,9 +229,12 @@ mod tests {
     #[test]
     fn the_interval_is_taken_from_what_all_clients_share() {
         let mut config = ClientConfig::new();
-        assert_eq!(take_interval(&mut config), DEFAULT_INTERVAL_MS);
-        set_interval(&mut config, "500");
-        assert_eq!(take_interval(&mut config), "500");
+        set_interval(&mut config, &ClientConfig::new());
+        assert_eq!(config.get(INTERVAL), Some(DEFAULT_INTERVAL_MS));
+        let mut settings = ClientConfig::new();
+        settings.set(INTERVAL, "500");
+        set_interval(&mut config, &settings);
+        assert_eq!(config.get(INTERVAL), Some("500"));
         assert_eq!(config.get(INTERVAL), None);
     }
 }

@@ -23,12 +23,12 @@ impl World {
     pub async fn history(&self, topic: &str) -> History {
         let kafka = KafkaArgs {
             kafka_brokers: Some(self.kafka.clone()),
-            kafka_properties: Vec::new(),
+            ..KafkaArgs::default()
         };
         let settings = Settings {
             database: Database::at(&self.database_url),
             schema: "outbox".to_owned(),
-            kafka: Check::run(|check| Some(kafka.consumer(check))).expect("brokers"),
+            kafka: Check::run(|check| kafka.consumer(check)).expect("brokers"),
             topics: Some(vec![topic.to_owned()]),
             since: None,
             serialized_keys: true,

@@ -108,14 +108,8 @@ impl OwnKafka {
 
     /// Grants an operation on a topic to a principal, and so denies the topic to all who were granted nothing.
     pub fn grant(&self, principal: &str, operation: &str, topic: &str) {
-        let output = Command::new("java")
-            .args(["-cp", &format!("{}/*", Stack::get().kafka_libs)])
-            .args(["org.apache.kafka.tools.AclCommand", "--add", "--force"])
-            .args(["--bootstrap-server", &self.address, "--topic", topic])
-            .args(["--allow-principal", principal, "--operation", operation])
-            .output()
-            .expect("java runs");
-        assert!(output.status.success(), "{output:?}");
+        let allowed = ["--allow-principal", principal, "--operation", operation, "--topic", topic];
+        kafka_tool(ADD_ACL, &self.address, &allowed);
     }
 
     /// SIGSTOP: connections stay, the kernel takes what is sent, and nobody answers.
@@ -160,6 +154,22 @@ impl Drop for OwnKafka {
     fn drop(&mut self) {
         clean_up(&["kafka-stop", &self.path(), "--mode", "immediate", "--wipe"]);
     }
+}
+
+/// Adds an ACL.
+pub const ADD_ACL: &[&str] = &["org.apache.kafka.tools.AclCommand", "--add", "--force"];
+
+/// Runs one of Kafka's own tools, a class and its first arguments, against a broker; panics with its words if it fails.
+pub fn kafka_tool(tool: &[&str], broker: &str, args: &[&str]) {
+    let output = Command::new("java")
+        .args(["-XX:TieredStopAtLevel=1", "-cp", &format!("{}/*", Stack::get().kafka_libs)])
+        .args(tool)
+        .args(["--bootstrap-server", broker])
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("java runs");
+    assert!(output.status.success(), "{tool:?}: {output:?}");
 }
 
 /// A PostgreSQL server of the test's own, to be crashed.
