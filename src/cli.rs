@@ -6,8 +6,10 @@ mod healthcheck;
 mod hold;
 mod migrate;
 mod operation;
+mod pause;
 pub mod progress;
 mod purge;
+mod resume;
 mod run;
 mod signals;
 mod status;
@@ -62,6 +64,17 @@ enum Command {
     Run(Box<crate::config::RunArgs>),
     /// Create or upgrade the schema
     Migrate(migrate::MigrateArgs),
+    /// Keep back a topic, a key of it, or everything, until `outboxd resume`
+    ///
+    /// Rows are written as ever and wait, in order; nothing is lost, and no attempt is counted. It waits until every live worker
+    /// obeys: then nothing of it is sent any more. It survives restarts. Needs outbox_operator.
+    ///
+    /// Exit codes: 0 it is in effect, 69 it is stored, but some worker does not obey yet.
+    Pause(Box<pause::PauseArgs>),
+    /// End a pause: what has waited is sent, in order
+    ///
+    /// It ends the pause of exactly what is named. With --all, topics and keys that were paused by themselves stay paused.
+    Resume(Box<resume::ResumeArgs>),
     /// Show what is pending, held, parked and dead, and what to do about it
     Status(status::StatusArgs),
     /// Compare the outbox with the topics: is anything missing, duplicated, out of order?
@@ -182,6 +195,8 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(&args).await,
         Command::Migrate(args) => migrate::migrate(&args).await,
+        Command::Pause(args) => pause::pause(&args).await,
+        Command::Resume(args) => resume::resume(&args).await,
         Command::Status(args) => status::status(&args).await,
         Command::Verify(args) => verify::verify(&args).await,
         Command::Purge(args) => purge::purge(&args).await,

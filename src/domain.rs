@@ -15,6 +15,7 @@ pub mod in_flight;
 pub mod lease;
 pub mod maybe_sent;
 pub mod partition;
+pub mod pause;
 pub mod retention;
 pub mod retry;
 pub mod row;

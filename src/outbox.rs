@@ -14,6 +14,7 @@ mod maintenance;
 mod mark;
 pub mod operator;
 mod param;
+mod pause;
 mod row;
 pub mod schema;
 mod session;
@@ -33,6 +34,8 @@ pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
+pub use pause::{PauseChange, PauseScope, PauseStatus, WorkerAndPauses};
+pub use schema::known_version;
 pub use statement::MESSAGE_BYTES_MAX;
 pub use watermark::WriterIdentity;
 

@@ -1,6 +1,7 @@
 //! `outboxd status`: what is stuck, why, and what to do next.
 
 mod advice;
+mod pauses;
 mod render;
 
 use std::time::Duration;

@@ -55,9 +55,11 @@ params!(
     Vec<Uuid> => UUID_ARRAY,
     Vec<Option<Uuid>> => UUID_ARRAY,
     Vec<&str> => TEXT_ARRAY,
+    Vec<String> => TEXT_ARRAY,
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
     &[u8] => BYTEA,
+    &[&str] => TEXT_ARRAY,
 );
 
 pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {

@@ -8,6 +8,7 @@ mod idempotency;
 mod observability;
 mod order;
 mod partitions;
+mod pause;
 mod polling;
 mod purge;
 mod row_lifecycle;

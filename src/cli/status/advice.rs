@@ -1,5 +1,6 @@
 //! What `outboxd status` advises: the next step for each thing that is not as it should be.
 
+use super::pauses;
 use super::render::{age, plain};
 use crate::domain::partition::Partition;
 use crate::outbox::WriterIdentity;
@@ -14,6 +15,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     } else if status.free_lanes > 0 {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
+    advice.extend(pauses::advice(&status.pauses));
     if let Some(hold) = status.holds.iter().find(|hold| hold.unit.is_empty()) {
         advice.push(format!(
             "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",

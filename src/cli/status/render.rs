@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::advice::advice;
+use super::pauses::write_pauses;
 use crate::domain::partition::Partition;
 use crate::outbox::status::{HoldStatus, Status};
 
@@ -32,6 +33,7 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
     )?;
     writeln!(out)?;
     write_workers(out, status)?;
+    write_pauses(out, &status.pauses)?;
     write_holds(out, &status.holds)?;
     write_dead(out, status)?;
     writeln!(out, "\nWhat to do")?;
@@ -138,7 +140,7 @@ pub fn age(seconds: f64) -> String {
 pub mod tests {
     use super::*;
     use crate::domain::sample::Sample;
-    use crate::outbox::WriterIdentity;
+    use crate::outbox::{PauseStatus, WriterIdentity};
     use crate::outbox::status::{DeadStatus, OpenWriter, WorkerStatus};
     use proptest::prelude::*;
 
@@ -147,6 +149,7 @@ pub mod tests {
             backlog: Sample::default(),
             workers: Vec::new(),
             free_lanes: 0,
+            pauses: Vec::new(),
             holds: Vec::new(),
             dead: Vec::new(),
             open_writer: None,
@@ -253,6 +256,13 @@ pub mod tests {
             key: Some(text.into()),
             attempts: 1,
             reason: Some(text.into()),
+            age_seconds: 1.0,
+        });
+        status.pauses.push(PauseStatus {
+            topic: Some(text.into()),
+            key: Some(text.into()),
+            reason: text.into(),
+            login: text.into(),
             age_seconds: 1.0,
         });
         status.open_writer = Some(OpenWriter {
