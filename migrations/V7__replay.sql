@@ -80,7 +80,8 @@ CREATE FUNCTION outbox.replay_preview(
     ids int8multirange DEFAULT NULL
 ) RETURNS TABLE (topic text, messages bigint, oldest timestamptz, newest timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET enable_bitmapscan = on SET plan_cache_mode = force_custom_plan AS $$
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = on SET enable_bitmapscan = on SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     RETURN QUERY
         SELECT r.topic, count(*), min(r.published_at), max(r.published_at)
@@ -102,8 +103,7 @@ BEGIN
     WHERE w.stopped_at IS NULL AND w.lease_until > clock_timestamp() AND w.knows < 7;
     IF unaware IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
-            MESSAGE = format('nothing more is replayed: these workers do not know replays, and would send repeats without a flag: %s',
-                             unaware),
+            MESSAGE = format('nothing is replayed: these workers do not know replays, and would send repeats without a flag: %s', unaware),
             HINT = 'Finish the rollout, then replay again.';
     END IF;
 END $$;
@@ -115,7 +115,8 @@ CREATE FUNCTION outbox.replay_begin(
     ids int8multirange DEFAULT NULL, reason text DEFAULT NULL, filter jsonb DEFAULT '{}', OUT operation bigint, OUT matched bigint
 )
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET enable_bitmapscan = on SET plan_cache_mode = force_custom_plan AS $$
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = on SET enable_bitmapscan = on SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_variable
 BEGIN
     PERFORM outbox.replay_check_workers();
@@ -162,7 +163,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     part record;
-    some record;
+    outcome record;
 BEGIN
     moved := '{}';
     conflicts := '{}';
@@ -177,39 +178,40 @@ BEGIN
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = part.day);
         -- The message id proves that the place still holds the same row.
         EXECUTE format($sql$
-            WITH found AS MATERIALIZED (
+            WITH archived AS MATERIALIZED (
                 SELECT h.* FROM %1$s h WHERE h.ctid = ANY ($1) AND h.message_id = ANY ($2)
             ), inserted AS (
                 INSERT INTO outbox.message (
                     id, created_at, available_at, aggregate_version, message_id, partition, topic, key, event_type, aggregate_type,
                     aggregate_id, idempotency_scope, idempotency_key, headers, payload, payload_bytes, requeued_by, replayed_by)
                 OVERRIDING SYSTEM VALUE
-                SELECT f.id, f.created_at, $3, f.aggregate_version, f.message_id, f.partition, f.topic, f.key, f.event_type,
-                       f.aggregate_type, f.aggregate_id, f.idempotency_scope, f.idempotency_key, f.headers, f.payload,
-                       f.payload_bytes, f.requeued_by, $4
-                FROM found f ORDER BY f.id
+                SELECT a.id, a.created_at, $3, a.aggregate_version, a.message_id, a.partition, a.topic, a.key, a.event_type,
+                       a.aggregate_type, a.aggregate_id, a.idempotency_scope, a.idempotency_key, a.headers, a.payload,
+                       a.payload_bytes, a.requeued_by, $4
+                FROM archived a ORDER BY a.id
                 ON CONFLICT DO NOTHING
                 RETURNING message_id
             ), removed AS (
                 DELETE FROM %1$s h WHERE h.ctid = ANY ($1) AND h.message_id IN (SELECT i.message_id FROM inserted i)
             )
-            SELECT coalesce(array_agg(f.id) FILTER (WHERE f.message_id IN (SELECT i.message_id FROM inserted i)), '{}') AS moved,
-                   coalesce(array_agg(f.id) FILTER (WHERE f.message_id NOT IN (SELECT i.message_id FROM inserted i)), '{}') AS conflicts
-            FROM found f
+            SELECT array_agg(a.id) FILTER (WHERE i.message_id IS NOT NULL) AS moved,
+                   array_agg(a.id) FILTER (WHERE i.message_id IS NULL) AS conflicts
+            FROM archived a LEFT JOIN inserted i ON i.message_id = a.message_id
             $sql$, part.day::regclass)
-        INTO some USING part.places, part.message_ids, began_at, operation;
-        moved := moved || some.moved;
-        conflicts := conflicts || some.conflicts;
+        INTO outcome USING part.places, part.message_ids, began_at, operation;
+        -- NULL, where there are none, adds nothing.
+        moved := moved || outcome.moved;
+        conflicts := conflicts || outcome.conflicts;
     END LOOP;
 END $$;
 
--- Sends the next rows of a replay again, in the order of their ids: at most rows_max. Returns how many, how many were gone (retention
--- has removed them, or another replay has sent them meanwhile), and the ids of those in the history whose id or idempotency key
--- a newer message has, so that they cannot be moved back.
+-- Sends the next rows of a replay again, in the order of their ids: at most rows_max. Returns how many it sent, how many were gone
+-- (retention has removed them, or another replay has sent them meanwhile), and the ids of those that cannot be moved back from the
+-- history, because a newer message has their id or their idempotency key.
 --
--- A row that was published less than a minute ago is waited for: then this and all later rows are left for another call, and
--- wait says for how long. A worker that lost the answer to a mark repeats that mark, which must not find the row pending again:
--- it would be marked without having been sent. A minute is longer than a worker takes for that.
+-- A row that was published less than a minute ago is left for a later call, with all rows behind it, and wait says until when. A
+-- worker that lost the answer to a mark repeats the mark. That must not find the row pending again, or the row would be marked
+-- without being sent. A minute is longer than a worker takes for that.
 --
 -- All rows of an operation get the time when it began: see outbox.dead_requeue.
 CREATE FUNCTION outbox.replay_step(operation bigint, rows_max integer DEFAULT 1000, OUT changed integer, OUT gone integer,
@@ -219,8 +221,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fresh_since constant timestamptz := clock_timestamp() - interval '1 minute';
     begun record;
-    next record;
     archived record;
+    last_id bigint;
+    first_fresh_id bigint;
     replayed bigint[];
     replayed_topics text[];
 BEGIN
@@ -238,23 +241,20 @@ BEGIN
             MESSAGE = format('the replay with the operation %s was begun more than a day ago', operation),
             HINT = 'Begin another one.';
     END IF;
-    SELECT count(*) AS rows, max(r.id) AS last_id,
-           min(r.id) FILTER (WHERE r.published_at > fresh_since) AS fresh_id,
-           max(r.published_at) FILTER (WHERE r.published_at > fresh_since) - fresh_since AS wait
-    INTO next
+    SELECT max(r.id), min(r.id) FILTER (WHERE r.published_at > fresh_since),
+           coalesce(max(r.published_at) FILTER (WHERE r.published_at > fresh_since) - fresh_since, interval '0')
+    INTO last_id, first_fresh_id, wait
     FROM (
         SELECT p.id, p.published_at FROM outbox.replay_row p
         WHERE p.operation = operation ORDER BY p.id, p.message_id LIMIT rows_max
     ) AS r;
-    next.last_id := least(next.last_id, next.fresh_id - 1);
-    wait := coalesce(next.wait, interval '0');
-    replayed := outbox.replay_kept(operation, next.last_id, begun.at);
-    SELECT a.moved, a.conflicts INTO archived FROM outbox.replay_archived(operation, next.last_id, begun.at) AS a;
-    replayed := replayed || archived.moved;
+    last_id := least(last_id, first_fresh_id - 1);
+    SELECT a.moved, a.conflicts INTO archived FROM outbox.replay_archived(operation, last_id, begun.at) AS a;
+    replayed := outbox.replay_kept(operation, last_id, begun.at) || archived.moved;
     conflicts := archived.conflicts;
     changed := cardinality(replayed);
     WITH taken AS (
-        DELETE FROM outbox.replay_row r WHERE r.operation = operation AND r.id <= next.last_id
+        DELETE FROM outbox.replay_row r WHERE r.operation = operation AND r.id <= last_id
         RETURNING r.id, r.topic
     )
     SELECT count(*) - changed - cardinality(conflicts),
@@ -267,6 +267,6 @@ BEGIN
     END IF;
 END $$;
 
-REVOKE ALL ON FUNCTION outbox.replayable, outbox.replay_preview, outbox.replay_check_workers, outbox.replay_begin, outbox.replay_kept,
-    outbox.replay_archived, outbox.replay_step FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.replayable, outbox.replay_preview, outbox.replay_check_workers, outbox.replay_begin,
+    outbox.replay_kept, outbox.replay_archived, outbox.replay_step FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.replay_preview, outbox.replay_begin, outbox.replay_step TO outbox_operator;
