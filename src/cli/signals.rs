@@ -2,6 +2,7 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::Failure;
 
@@ -29,6 +30,7 @@ impl Signals {
                     _ = interrupt.recv() => {}
                 }
                 token.cancel();
+                debug!("told to stop");
             }
         });
         Ok(signals)

@@ -6,6 +6,7 @@ mod examples;
 mod faults;
 mod idempotency;
 mod observability;
+mod operators;
 mod order;
 mod partitions;
 mod pause;
