@@ -215,7 +215,8 @@ impl Relay {
 
     /// Arms a failpoint again that it was told to continue from: it stops at the next arrival.
     pub fn stop_again_at(&self, name: &str) {
-        for end in ["continue", "ready"] {
+        // In this order: it says that it is ready only while it may not continue.
+        for end in ["ready", "continue"] {
             fs::remove_file(self.dir.path().join(format!("{name}.{end}"))).expect("it has been there");
         }
     }

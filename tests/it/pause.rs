@@ -45,6 +45,24 @@ async fn flows(world: &World, topic: &str, rows: i64) {
     .await;
 }
 
+/// Waits until so many rows of the topic are published in all.
+async fn published(world: &World, topic: &str, rows: i64) {
+    eventually(SOON, &format!("{rows} rows of {topic}"), async || {
+        (published_of(world, topic).await == rows).then_some(())
+    })
+    .await;
+}
+
+/// Waits until the topic is held in every lane that has rows of it.
+async fn held_everywhere(world: &World, topic: &str) {
+    let condition = format!(
+        "SELECT array_agg(DISTINCT coalesce(lane, -1::smallint)) = ARRAY(
+             SELECT h.lane FROM outbox.hold h WHERE h.topic = '{topic}' AND h.unit = '' ORDER BY h.lane)
+         FROM outbox.message WHERE topic = '{topic}' AND published_at IS NULL"
+    );
+    world.until(&condition).await;
+}
+
 /// Everything has arrived once and in order, no row was blamed, and nothing was left for the safety net.
 async fn assert_nothing_happened(world: &World, topics: &[&str], relays: &[&Relay]) {
     world.drained(SOON).await;

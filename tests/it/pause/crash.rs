@@ -15,8 +15,8 @@ async fn a_pause_outlives_the_workers_that_knew_it_and_a_takeover() {
         world.fill(topic, 100, 10).await;
         world.fill(topic, 20, 0).await;
     }
-    flows(&world, &other, 0).await;
-    world.until("SELECT count(*) > 1 FROM outbox.hold").await;
+    published(&world, &other, 120).await;
+    held_everywhere(&world, &paused).await;
     let second = world.relay().start_ready().await;
     first.kill();
     eventually(SOON, "the other worker to take the lanes", async || {
@@ -27,9 +27,7 @@ async fn a_pause_outlives_the_workers_that_knew_it_and_a_takeover() {
         world.fill(topic, 100, 10).await;
         world.fill(topic, 20, 0).await;
     }
-    world
-        .until(&format!("SELECT count(*) = 240 FROM outbox.message WHERE topic = '{other}' AND published_at IS NOT NULL"))
-        .await;
+    published(&world, &other, 240).await;
     assert_eq!(world.records(&paused).await.len(), 0);
     assert_eq!(second.metric("outboxd_pauses"), Some(1.0));
     resume(&world, &["--topic", &paused]);
@@ -53,9 +51,7 @@ async fn a_worker_that_starts_obeys_from_its_first_claim_on() {
     world.fill(&other, 50, 0).await;
     let relay = world.relay().failpoint("before_renew").start_ready().await;
     relay.at_failpoint("before_renew").await;
-    world
-        .until(&format!("SELECT count(*) = 50 FROM outbox.message WHERE topic = '{other}' AND published_at IS NOT NULL"))
-        .await;
+    published(&world, &other, 50).await;
     assert_eq!(world.records(&paused).await.len(), 0);
     relay.continue_from("before_renew");
     resume(&world, &["--topic", &paused]);
@@ -85,7 +81,7 @@ async fn a_pause_takes_effect_although_who_asked_for_it_is_killed() {
         )
         .await;
     world.fill(&topic, 10, 2).await;
-    world.held(2).await;
+    held_everywhere(&world, &topic).await;
     assert_eq!(world.records(&topic).await.len(), 0);
     resume(&world, &["--topic", &topic]);
     assert_nothing_happened(&world, &[&topic], &[&relay]).await;
@@ -103,7 +99,7 @@ async fn rows_that_a_dead_worker_had_sent_wait_and_say_so_when_they_come_again()
     told(&world, "pause", &["--topic", &topic, "--reason", "poison", "--no-wait"]);
     dying.kill();
     let mut first = world.relay().start_ready().await;
-    world.held(4).await;
+    held_everywhere(&world, &topic).await;
     assert_eq!(world.records(&topic).await.len(), sent);
     // What may have been sent is handed over once more, and known all the same.
     first.stop();
