@@ -109,7 +109,8 @@ BEGIN
 END $$;
 
 -- Begins a replay: notes its rows in outbox.replay_row, and changes no message. Returns its operation in the audit, and how many
--- rows it has; if nothing matches, it begins none. An unfinished replay of the same login with the same filter ends here.
+-- rows it has; if nothing matches, it begins none. An unfinished replay of the same login with the same filter ends here, and so
+-- does one that has not gone on for a day.
 CREATE FUNCTION outbox.replay_begin(
     topics text[] DEFAULT NULL, keys text[] DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     ids int8multirange DEFAULT NULL, reason text DEFAULT NULL, filter jsonb DEFAULT '{}', OUT operation bigint, OUT matched bigint
@@ -124,9 +125,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM outbox.replayable(topics, keys, since, until, ids)) THEN
         RETURN;
     END IF;
-    DELETE FROM outbox.replay_row r USING outbox.audit a
-    WHERE a.id = r.operation
-      AND (a.at < clock_timestamp() - interval '1 day' OR (a.login = session_user AND a.filter = filter));
+    DELETE FROM outbox.replay_row r
+    WHERE r.operation IN (
+        SELECT a.operation FROM outbox.audit a WHERE a.command = 'replay' GROUP BY a.operation
+        HAVING max(a.at) < clock_timestamp() - interval '1 day' OR bool_or(a.login = session_user AND a.filter = filter));
     operation := outbox.audit_record('replay', NULL, filter, reason, 0, '{}', '{}');
     INSERT INTO outbox.replay_row (operation, id, message_id, published_at, day, place, topic)
     SELECT operation, r.id, r.message_id, r.published_at, r.day, r.place, r.topic
@@ -236,10 +238,6 @@ BEGIN
     WHERE a.id = operation AND a.operation = operation AND a.command = 'replay' FOR UPDATE;
     IF begun.at IS NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = format('there is no replay with the operation %s', operation);
-    ELSIF begun.at < clock_timestamp() - interval '1 day' THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = format('the replay with the operation %s was begun more than a day ago', operation),
-            HINT = 'Begin another one.';
     END IF;
     SELECT max(r.id), min(r.id) FILTER (WHERE r.published_at > fresh_since),
            coalesce(max(r.published_at) FILTER (WHERE r.published_at > fresh_since) - fresh_since, interval '0')
