@@ -137,8 +137,9 @@ BEGIN
     GET DIAGNOSTICS matched = ROW_COUNT;
 END $$;
 
--- Makes kept rows pending again, and returns which. They are those of an operation up to an id that are still as they were found.
-CREATE FUNCTION outbox.replay_kept(operation bigint, last_id bigint, began_at timestamptz) RETURNS bigint[]
+-- Makes kept rows pending again, and returns which. They are those of an operation in a range of ids that are still as they were
+-- found.
+CREATE FUNCTION outbox.replay_kept(operation bigint, after bigint, last_id bigint, began_at timestamptz) RETURNS bigint[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
@@ -147,7 +148,7 @@ BEGIN
     kept := ARRAY(
         SELECT m.id FROM outbox.message m
         WHERE m.id = ANY (ARRAY(SELECT r.id FROM outbox.replay_row r
-                                WHERE r.operation = operation AND r.id <= last_id AND r.day IS NULL))
+                                WHERE r.operation = operation AND r.id > after AND r.id <= last_id AND r.day IS NULL))
           AND EXISTS (SELECT FROM outbox.replay_row r
                       WHERE r.operation = operation AND r.id = m.id AND r.message_id = m.message_id
                         AND r.published_at = m.published_at)
@@ -157,9 +158,9 @@ BEGIN
     RETURN kept;
 END $$;
 
--- Moves rows of the history back as pending rows. Returns which, and which could not be inserted, because a newer message has
+-- Moves such rows of the history back as pending rows. Returns which, and which could not be inserted, because a newer message has
 -- their id or their idempotency key.
-CREATE FUNCTION outbox.replay_archived(operation bigint, last_id bigint, began_at timestamptz,
+CREATE FUNCTION outbox.replay_archived(operation bigint, after bigint, last_id bigint, began_at timestamptz,
                                        OUT moved bigint[], OUT conflicts bigint[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -172,7 +173,7 @@ BEGIN
     FOR part IN
         SELECT r.day, array_agg(r.place) AS places, array_agg(r.message_id) AS message_ids
         FROM outbox.replay_row r
-        WHERE r.operation = operation AND r.id <= last_id AND r.day IS NOT NULL
+        WHERE r.operation = operation AND r.id > after AND r.id <= last_id AND r.day IS NOT NULL
         GROUP BY r.day ORDER BY r.day
     LOOP
         -- With this lock retention drops no day in the middle.
@@ -215,16 +216,18 @@ END $$;
 -- worker that lost the answer to a mark repeats the mark. That must not find the row pending again, or the row would be marked
 -- without being sent. A minute is longer than a worker takes for that.
 --
+-- Pass what the call before returned as reached, so that this one need not search what that one deleted.
+--
 -- All rows of an operation get the time when it began: see outbox.dead_requeue.
-CREATE FUNCTION outbox.replay_step(operation bigint, rows_max integer DEFAULT 1000, OUT changed integer, OUT gone integer,
-                                   OUT conflicts bigint[], OUT wait interval, OUT finished boolean)
+CREATE FUNCTION outbox.replay_step(operation bigint, rows_max integer DEFAULT 1000, after bigint DEFAULT 0,
+                                   OUT changed integer, OUT gone integer, OUT conflicts bigint[], OUT reached bigint,
+                                   OUT wait interval, OUT finished boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     fresh_since constant timestamptz := clock_timestamp() - interval '1 minute';
     begun record;
     archived record;
-    last_id bigint;
     first_fresh_id bigint;
     replayed bigint[];
     replayed_topics text[];
@@ -241,25 +244,26 @@ BEGIN
     END IF;
     SELECT max(r.id), min(r.id) FILTER (WHERE r.published_at > fresh_since),
            coalesce(max(r.published_at) FILTER (WHERE r.published_at > fresh_since) - fresh_since, interval '0')
-    INTO last_id, first_fresh_id, wait
+    INTO reached, first_fresh_id, wait
     FROM (
         SELECT p.id, p.published_at FROM outbox.replay_row p
-        WHERE p.operation = operation ORDER BY p.id, p.message_id LIMIT rows_max
+        WHERE p.operation = operation AND p.id > after ORDER BY p.id, p.message_id LIMIT rows_max
     ) AS r;
-    last_id := least(last_id, first_fresh_id - 1);
-    SELECT a.moved, a.conflicts INTO archived FROM outbox.replay_archived(operation, last_id, begun.at) AS a;
-    replayed := outbox.replay_kept(operation, last_id, begun.at) || archived.moved;
+    -- Without a row left there is nothing above the id that the call before reached.
+    reached := coalesce(least(reached, first_fresh_id - 1), after);
+    SELECT a.moved, a.conflicts INTO archived FROM outbox.replay_archived(operation, after, reached, begun.at) AS a;
+    replayed := outbox.replay_kept(operation, after, reached, begun.at) || archived.moved;
     conflicts := archived.conflicts;
     changed := cardinality(replayed);
     WITH taken AS (
-        DELETE FROM outbox.replay_row r WHERE r.operation = operation AND r.id <= last_id
+        DELETE FROM outbox.replay_row r WHERE r.operation = operation AND r.id > after AND r.id <= reached
         RETURNING r.id, r.topic
     )
     SELECT count(*) - changed - cardinality(conflicts),
            coalesce(array_agg(DISTINCT t.topic) FILTER (WHERE t.id = ANY (replayed)), '{}')
     INTO gone, replayed_topics
     FROM taken t;
-    finished := NOT EXISTS (SELECT FROM outbox.replay_row r WHERE r.operation = operation);
+    finished := NOT EXISTS (SELECT FROM outbox.replay_row r WHERE r.operation = operation AND r.id > reached);
     IF changed > 0 THEN
         PERFORM outbox.audit_record('replay', operation, begun.filter, begun.reason, changed, replayed_topics, replayed);
     END IF;

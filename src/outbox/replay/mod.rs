@@ -37,12 +37,14 @@ pub struct ReplayStep {
     pub gone: i32,
     /// The ids of messages that stay in the history, because a newer one has their id or their idempotency key.
     pub conflicts: Vec<i64>,
+    /// All messages up to this id are taken.
+    pub reached: i64,
     /// Until the next messages have been published for long enough.
     pub wait_seconds: f64,
     pub finished: bool,
 }
 
-from_row!(ReplayStep: changed, gone, conflicts, wait_seconds, finished);
+from_row!(ReplayStep: changed, gone, conflicts, reached, wait_seconds, finished);
 
 /// The parts of a filter as the statements take them.
 struct Columns<'a> {
@@ -95,9 +97,10 @@ impl Outbox {
         self.query_one(&self.statements.replay_begin, params).await
     }
 
-    /// Sends the next messages of a replay again, at most `most`.
-    pub async fn replay_step(&self, operation: i64, most: i32) -> Result<ReplayStep> {
-        self.query_one(&self.statements.replay_step, &[&operation, &most]).await
+    /// Sends the next messages of a replay again, at most `most`, above the id that the step before reached.
+    pub async fn replay_step(&self, operation: i64, most: i32, after: i64) -> Result<ReplayStep> {
+        let params: Params<'_> = &[&operation, &most, &after];
+        self.query_one(&self.statements.replay_step, params).await
     }
 
     /// The replay with this filter that this login can continue.
