@@ -5,6 +5,7 @@ mod check;
 mod database;
 mod filter;
 mod kafka;
+mod replay;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,6 +15,7 @@ pub use check::Check;
 pub use database::DatabaseArgs;
 pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs, parse_ids};
 pub use kafka::KafkaArgs;
+pub use replay::ReplayFilterArgs;
 
 use check::parse_bytes;
 
