@@ -109,8 +109,8 @@ BEGIN
 END $$;
 
 -- Begins a replay: notes its rows in outbox.replay_row, and changes no message. Returns its operation in the audit, and how many
--- rows it has; if nothing matches, it begins none. An unfinished replay of the same login with the same filter ends here, and so
--- does one that has not gone on for a day.
+-- rows it has; if nothing matches, it begins none. An unfinished replay of the same login with the same filter ends here, unless
+-- the filter is left out, and so does one that has not gone on for a day.
 CREATE FUNCTION outbox.replay_begin(
     topics text[] DEFAULT NULL, keys text[] DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     ids int8multirange DEFAULT NULL, reason text DEFAULT NULL, filter jsonb DEFAULT '{}', OUT operation bigint, OUT matched bigint
@@ -128,7 +128,7 @@ BEGIN
     DELETE FROM outbox.replay_row r
     WHERE r.operation IN (
         SELECT a.operation FROM outbox.audit a WHERE a.command = 'replay' GROUP BY a.operation
-        HAVING max(a.at) < clock_timestamp() - interval '1 day' OR bool_or(a.login = session_user AND a.filter = filter));
+        HAVING max(a.at) < clock_timestamp() - interval '1 day' OR bool_or(a.login = session_user AND a.filter = filter AND filter <> '{}'));
     operation := outbox.audit_record('replay', NULL, filter, reason, 0, '{}', '{}');
     INSERT INTO outbox.replay_row (operation, id, message_id, published_at, day, place, topic)
     SELECT operation, r.id, r.message_id, r.published_at, r.day, r.place, r.topic

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::filter::Filter;
 use super::id_ranges::IdRanges;
@@ -27,9 +27,12 @@ pub struct ReplayFilter {
 }
 
 impl ReplayFilter {
-    /// The parts that restrict something, as the audit keeps them. Times are kept as they were written: when a command is run
+    /// The parts that restrict something, as the audit keeps them, or that all is meant. Times are kept as they were written: when a command is run
     /// again, "2h" means another time and yet the same replay.
     pub fn to_json(&self) -> Value {
+        if self.restricts_nothing() {
+            return json!({ "all": true });
+        }
         let filter = Filter {
             topics: self.topics.clone(),
             keys: self.keys.clone(),
@@ -45,7 +48,7 @@ impl ReplayFilter {
         json
     }
 
-    pub fn restricts_nothing(&self) -> bool {
+    fn restricts_nothing(&self) -> bool {
         *self == ReplayFilter::default()
     }
 }
@@ -69,11 +72,10 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn times_are_kept_as_they_were_written() {
-        assert_eq!(ReplayFilter::default().to_json(), json!({}));
+        assert_eq!(ReplayFilter::default().to_json(), json!({ "all": true }));
         let filter = ReplayFilter {
             topics: vec!["orders".to_owned()],
             ids: IdRanges::of_ids([5, 6, 7]),
@@ -85,7 +87,6 @@ mod tests {
         };
         let expected = json!({ "topics": ["orders"], "ids": "5-7", "since": "2h" });
         assert_eq!(filter.to_json(), expected);
-        assert!(!filter.restricts_nothing() && ReplayFilter::default().restricts_nothing());
     }
 
     #[test]
