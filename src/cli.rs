@@ -9,6 +9,7 @@ mod operation;
 mod pause;
 pub mod progress;
 mod purge;
+mod replay;
 mod resume;
 mod run;
 mod signals;
@@ -99,6 +100,15 @@ enum Command {
     Dead(Box<dead::DeadArgs>),
     /// List what is held back, and have it tried now
     Hold(Box<hold::HoldArgs>),
+    /// Send published messages again: rows that are kept, and rows of the history
+    ///
+    /// Messages of a key are sent in the order of their ids, each with the header possible-duplicate. Newer messages of the key may
+    /// be sent in between. Where a topic is compacted, the last record of a key is the one that stays: replay the key's newest
+    /// message, too.
+    ///
+    /// It sends at most --rate messages a second, and may be stopped: the same command again continues within a day. With
+    /// --on-published delete nothing is left to replay.
+    Replay(Box<replay::ReplayArgs>),
     /// List what operators did: who, when, what and why
     Audit(Box<audit::AuditArgs>),
     /// Ask a running outboxd whether it is alive; for container health checks
@@ -202,6 +212,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Purge(args) => purge::purge(&args).await,
         Command::Dead(args) => dead::dead(&args).await,
         Command::Hold(args) => hold::hold(&args).await,
+        Command::Replay(args) => replay::replay(&args).await,
         Command::Audit(args) => audit::audit(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }

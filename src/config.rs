@@ -5,6 +5,7 @@ mod check;
 mod database;
 mod filter;
 mod kafka;
+mod replay;
 mod token;
 
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ pub use check::Check;
 pub use database::DatabaseArgs;
 pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs, parse_ids};
 pub use kafka::KafkaArgs;
+pub use replay::ReplayFilterArgs;
 pub use token::TokenArgs;
 
 use check::parse_bytes;

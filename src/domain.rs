@@ -16,6 +16,7 @@ pub mod lease;
 pub mod maybe_sent;
 pub mod partition;
 pub mod pause;
+pub mod replay;
 pub mod retention;
 pub mod retry;
 pub mod row;

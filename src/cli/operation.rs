@@ -3,6 +3,7 @@
 //!
 //! It may be killed at any moment: each transaction is whole, and the same command again does what is left.
 
+use std::cell::RefCell;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -111,11 +112,21 @@ impl Matched {
     }
 }
 
+/// What a command has to say about its operation besides counts. It may add to this while the operation runs.
+#[derive(Debug, Default)]
+pub struct Details {
+    /// Lines for people, shown before it is asked and after a dry run.
+    pub preview: String,
+    /// Members of the JSON object.
+    pub json: Map<String, Value>,
+}
+
 /// An operation in progress.
 pub struct Operation<'a> {
     words: &'a Words,
     args: &'a OperationArgs,
     matched: Matched,
+    details: Option<&'a RefCell<Details>>,
     began: Instant,
     /// Its id in the audit, once something has been changed.
     id: Option<i64>,
@@ -129,10 +140,18 @@ impl<'a> Operation<'a> {
             words,
             args,
             matched,
+            details: None,
             began: Instant::now(),
             id: None,
             changed: 0,
             stopped: false,
+        }
+    }
+
+    pub fn with_details(self, details: &'a RefCell<Details>) -> Self {
+        Operation {
+            details: Some(details),
+            ..self
         }
     }
 
@@ -182,8 +201,15 @@ impl<'a> Operation<'a> {
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             return Err(Failure::Usage(format!("nobody can be asked: {matched}; add --yes")));
         }
-        eprint!("{}", self.matched.by_topic());
+        eprintln!("{}", self.preview());
         ask(&format!("{} {matched}?", self.words.verb))
+    }
+
+    /// What an operator should see before anything is changed.
+    fn preview(&self) -> String {
+        let details = self.details.map(|details| details.borrow().preview.clone());
+        let preview = self.matched.by_topic() + details.as_deref().unwrap_or_default();
+        preview.trim_end().to_owned()
     }
 
     /// After an error in the middle: what has been changed stays changed.
@@ -217,8 +243,7 @@ impl<'a> Operation<'a> {
             return format!("Nothing to do: no {} matches.", words.nouns.0);
         }
         if self.args.dry_run {
-            let topics = self.matched.by_topic();
-            return format!("Would {} {matched}.\n{}", words.verb.to_lowercase(), topics.trim_end());
+            return format!("Would {} {matched}.\n{}", words.verb.to_lowercase(), self.preview());
         }
         let Some(operation) = self.id else {
             return format!("Nothing was changed; {matched} matched.");
@@ -235,7 +260,7 @@ impl<'a> Operation<'a> {
     fn as_json(&self) -> Value {
         let topics = self.matched.topics.iter().cloned();
         let topics: Map<String, Value> = topics.map(|(topic, rows)| (topic, json!(rows))).collect();
-        json!({
+        let mut json = json!({
             "command": self.words.command,
             "operation": self.id,
             "matched": self.matched.rows(),
@@ -244,7 +269,13 @@ impl<'a> Operation<'a> {
             "dry_run": self.args.dry_run,
             "stopped": self.stopped,
             "seconds": self.began.elapsed().as_secs_f64(),
-        })
+        });
+        if let Some(details) = self.details {
+            for (name, value) in &details.borrow().json {
+                json[name] = value.clone();
+            }
+        }
+        json
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -96,7 +96,7 @@ impl VerifyArgs {
             let (database, kafka) = (self.database.database(check), self.kafka.consumer(check));
             Some(Settings {
                 since: match &self.since {
-                    Some(since) => Some(check.ok(parse_since(since))?),
+                    Some(since) => Some(check.moment("--since", since)?),
                     None => None,
                 },
                 database: database?,
@@ -108,14 +108,6 @@ impl VerifyArgs {
             })
         })?)
     }
-}
-
-fn parse_since(text: &str) -> Result<SystemTime, String> {
-    if let Ok(ago) = humantime::parse_duration(text) {
-        return Ok(SystemTime::now() - ago);
-    }
-    humantime::parse_rfc3339_weak(text)
-        .map_err(|_| format!("--since {text:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)"))
 }
 
 fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_is_taken_from_what_all_clients_share() {
+    fn only_clients_that_are_told_to_report_statistics() {
         let mut config = ClientConfig::new();
         set_interval(&mut config, &ClientConfig::new());
         assert_eq!(config.get(INTERVAL), Some(DEFAULT_INTERVAL_MS));
@@ -235,6 +235,6 @@ mod tests {
         settings.set(INTERVAL, "500");
         set_interval(&mut config, &settings);
         assert_eq!(config.get(INTERVAL), Some("500"));
-        assert_eq!(config.get(INTERVAL), None);
+        assert_eq!(without_interval(&config).get(INTERVAL), None);
     }
 }

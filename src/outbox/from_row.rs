@@ -45,7 +45,7 @@ macro_rules! columns {
     };
 }
 
-columns!(i16, i32, i64, Uuid, String, Option<String>, Vec<String>);
+columns!(i16, i32, i64, Option<i64>, Uuid, String, Option<String>, Vec<String>);
 
 /// A `count(*)`.
 impl FromRow for u64 {

@@ -39,6 +39,7 @@ statements! {
     pause: [list_pauses, pause, read_pauses, resume, workers_and_pauses],
     status: [sample_backlog, sample_commands, sample_counters, sample_finished, sample_inbox, status_dead, status_free_lanes, status_holds, status_open_writer, status_workers],
     operator: [audit_operations, audit_transactions, dead_correct, dead_discard, dead_ids, dead_list, dead_redrive, dead_show, hold_list, holds_release],
+    replay: [due_rows, replay_begin, replay_left, replay_preview, replay_step, replay_unfinished],
     schema: [applied_version, compatibility, permissions, schema_present, sequence_cache, timeline],
 }
 
@@ -57,7 +58,8 @@ fragments!(
     is_pending,
     lane_fence,
     message_columns,
-    not_paused
+    not_paused,
+    replayed_ids
 );
 
 /// A statement for this schema and for messages of at most this many bytes.

@@ -12,6 +12,7 @@ mod partitions;
 mod pause;
 mod polling;
 mod purge;
+mod replay;
 mod row_lifecycle;
 mod scaling;
 mod schema;
