@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::config::FromClientConfig as _;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::BaseProducer;
@@ -188,8 +187,8 @@ fn refusal(role: Role, config: &ClientConfig, own: &[Property]) -> Option<String
     let mut offline = config.clone();
     offline.remove("bootstrap.servers");
     let created = match role {
-        Role::Producer => BaseProducer::from_config(&offline).map(drop),
-        Role::Consumer => BaseConsumer::from_config(&offline).map(drop),
+        Role::Producer => offline.create::<BaseProducer>().map(drop),
+        Role::Consumer => offline.create::<BaseConsumer>().map(drop),
     };
     created.err().map(|error| problem(error, own))
 }
