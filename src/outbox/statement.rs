@@ -36,6 +36,7 @@ statements! {
     lease: [lineage, predecessors, read_in_flight, read_taken_lanes, register, renew, return_lanes, stop_predecessor, stop_worker, stop_worker_in_flight, take_lanes],
     watermark: [ended_writers, highest_id, lowest_unordered, open_writers, read_unordered, rebuild_floors, store_floors, store_unordered_floor, writer_identity],
     maintenance: [delete_stale_claims, delete_stale_in_flight, delete_stale_workers, end_orphaned, history_expire, history_prepare, lost_deleted, lost_kept, purge_idempotency, purge_inbox, purge_messages, purge_processed, purgeable, rescan],
+    doctor: [autovacuum, connections, durability, history_days, idle_sessions, login, old_snapshots, prepared_transactions, sequence, server, server_time, session_tls, slots, triggers, used_topics],
     status: [sample_backlog, sample_commands, sample_counters, sample_duplicates, sample_inbox, status_dead, status_free_lanes, status_holds, status_open_writer, status_workers],
     schema: [applied_version, compatibility, permissions, schema_present, sequence_cache, timeline],
 }
@@ -52,7 +53,8 @@ fragments!(
     claimable_unordered,
     has_session,
     lane_fence,
-    message_columns
+    message_columns,
+    message_length
 );
 
 /// A statement for this schema and for messages of at most this many bytes.

@@ -2,7 +2,7 @@
 
 mod pooler;
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use deadpool_postgres::PoolError;
 use tokio_postgres::config::Host;
@@ -286,9 +286,6 @@ impl Outbox {
         self.query(&self.statements.used_topics, params).await
     }
 }
-
-/// How long a statement of the doctor may take.
-pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 #[cfg(test)]
 mod tests {
