@@ -18,6 +18,7 @@
 mod admin;
 pub mod consumer;
 mod delivery;
+pub mod inspect;
 mod log_context;
 mod main_producer;
 mod partition_batches;

@@ -48,31 +48,47 @@ pub fn grants(missing: &[String], login: &str) -> Diagnosis {
 
 pub fn trigger(triggers: &[Trigger], schema: &str) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbTrigger;
-    let fires = |trigger: &Trigger| trigger.fires.clone().unwrap_or_default();
-    let missing = triggers.iter().find(|trigger| trigger.fires.is_none());
-    if let Some(trigger) = missing {
-        return CHECK.problem(
-            format!("the trigger {} of {schema}.message is missing", trigger.name),
-            "Messages get no lane and are not checked. The relay refuses to send those with a key, and they become dead letters.",
-            format!("CREATE TRIGGER … as migrations/V1__outbox.sql does for {}", trigger.name),
-        );
-    }
+    let fires = |trigger: &&Trigger| trigger.fires.clone().unwrap_or_default();
+    let enable = |name: &str| format!("ALTER TABLE {schema}.message ENABLE ALWAYS TRIGGER {name}");
     let silent = triggers.iter().find(|trigger| !matches!(fires(trigger).as_str(), "A" | "O"));
-    if let Some(trigger) = silent {
+    if let Some(Trigger { name, fires }) = silent {
+        let (state, create) = match fires {
+            Some(_) => ("is disabled", String::new()),
+            None => ("is missing", format!("{}; ", create_trigger(name, schema))),
+        };
         return CHECK.problem(
-            format!("the trigger {} of {schema}.message is disabled", trigger.name),
-            "Messages get no lane and are not checked. The relay refuses to send those with a key, and they become dead letters.",
-            format!("ALTER TABLE {schema}.message ENABLE ALWAYS TRIGGER {}", trigger.name),
+            format!("the trigger {name} of {schema}.message {state}"),
+            without_trigger(name),
+            format!("{create}{}", enable(name)),
         );
     }
-    if let Some(trigger) = triggers.iter().find(|trigger| fires(trigger) != "A") {
+    if let Some(Trigger { name, .. }) = triggers.iter().find(|trigger| fires(trigger) != "A") {
         return CHECK.advice(
-            format!("the trigger {} of {schema}.message does not fire in a replica", trigger.name),
-            "A tool that loads rows with session_replication_role = replica inserts messages without a lane.",
-            format!("ALTER TABLE {schema}.message ENABLE ALWAYS TRIGGER {}", trigger.name),
+            format!("the trigger {name} of {schema}.message does not fire where session_replication_role is replica"),
+            "Tools that load rows in this way insert messages that were not checked.",
+            enable(name),
         );
     }
     CHECK.ok("messages are checked, and get their lane, at INSERT")
+}
+
+const REFUSE_UPDATE: &str = "message_refuse_update";
+
+fn without_trigger(name: &str) -> &'static str {
+    if name == REFUSE_UPDATE {
+        return "Nothing refuses to change the topic or the key of a message, on which the order of its key depends.";
+    }
+    "Messages are not checked and get no lane. The relay refuses to send those with a key, and they become dead letters."
+}
+
+/// As the first migration creates it.
+fn create_trigger(name: &str, schema: &str) -> String {
+    let (event, each, function) = if name == REFUSE_UPDATE {
+        ("UPDATE OF topic, key, partition, lane", "STATEMENT", REFUSE_UPDATE)
+    } else {
+        ("INSERT", "ROW", "message_before_insert")
+    };
+    format!("CREATE TRIGGER {name} BEFORE {event} ON {schema}.message FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()")
 }
 
 pub fn sequence(ids: &IdSequence, schema: &str) -> Diagnosis {
