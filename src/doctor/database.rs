@@ -1,6 +1,6 @@
 //! Asks PostgreSQL, one check after the other, in one session. Two more sessions are open for a moment.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::timeout;
 
@@ -13,7 +13,7 @@ use crate::outbox::schema::known_version;
 use crate::outbox::{Database, Error, Kind, Outbox, Pooler, Result};
 
 /// A statement is given up, and its session closed, before its check is.
-const STATEMENT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(8);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 pub struct Examined {
     pub diagnoses: Vec<Diagnosis>,
@@ -51,6 +51,8 @@ impl Examined {
         }
     }
 }
+
+const NO_SCHEMA: &str = "the schema cannot be used; see db.schema and db.grants";
 
 fn unknown_topics(see: &str) -> Diagnosis {
     let reason = format!("which topics are in use is not known ({see}); name one with --topic");
@@ -220,26 +222,32 @@ impl<'a> Questions<'a> {
     /// Checks the schema and the privileges. Without them the tables are not asked about.
     async fn ask_about_the_outbox(&mut self) {
         let outbox = self.outbox.clone();
-        let verified = bounded(outbox.verify_schema()).await;
-        let (name, migrate) = (&self.settings.run.schema, self.settings.run.migrate);
-        self.is_silent |= verified.as_ref().is_err_and(Error::is_silence);
-        self.has_schema = verified.is_ok();
-        let diagnosis = schema::schema(&verified, name, known_version(), migrate);
-        self.diagnoses.push(diagnosis);
+        let verified = async { Ok(outbox.verify_schema().await) };
+        if let Some(verified) = self.ask(&[CheckId::DbSchema], verified).await {
+            let run = &self.settings.run;
+            self.is_silent = verified.as_ref().is_err_and(Error::is_silence);
+            self.has_schema = verified.is_ok();
+            let diagnosis = schema::schema(&verified, &run.schema, known_version(), run.migrate);
+            self.diagnoses.push(diagnosis);
+        }
         self.ask_about_grants(&outbox).await;
-        if !self.has_schema {
-            let tables = [
-                CheckId::DbTrigger,
-                CheckId::DbSequence,
-                CheckId::DbTimeline,
-                CheckId::DbHistoryDays,
-                CheckId::DbAutovacuum,
-                CheckId::DbOpenWriter,
-            ];
-            let skipped = tables.map(|check| check.skipped("the schema cannot be used; see db.schema and db.grants"));
-            self.diagnoses.extend(skipped);
+        if self.has_schema {
+            self.ask_about_tables(&outbox).await;
             return;
         }
+        let tables = [
+            CheckId::DbTrigger,
+            CheckId::DbSequence,
+            CheckId::DbTimeline,
+            CheckId::DbHistoryDays,
+            CheckId::DbAutovacuum,
+            CheckId::DbOpenWriter,
+        ];
+        let skipped = tables.map(|check| check.skipped(NO_SCHEMA));
+        self.diagnoses.extend(skipped);
+    }
+
+    async fn ask_about_tables(&mut self, outbox: &Outbox) {
         self.check(CheckId::DbTrigger, outbox.triggers(), |this, triggers| {
             schema::trigger(&triggers, &this.settings.run.schema)
         })
@@ -268,11 +276,11 @@ impl<'a> Questions<'a> {
 
     /// A login that may not even use the schema gets an error for an answer, which says so.
     async fn ask_about_grants(&mut self, outbox: &Outbox) {
-        let missing = outbox.missing_privileges();
+        let has_schema = self.has_schema;
         let missing = async {
-            match missing.await {
+            match outbox.missing_privileges().await {
                 Err(error) if error.kind() == Kind::Permission => Ok(vec![format!("the schema ({error})")]),
-                Err(error) if error.kind() == Kind::Schema => Ok(Vec::new()),
+                Err(error) if !has_schema && !error.is_silence() => Ok(Vec::new()),
                 other => other,
             }
         };
@@ -288,8 +296,7 @@ impl<'a> Questions<'a> {
     async fn ask_about_topics(&mut self) -> std::result::Result<Vec<UsedTopic>, Diagnosis> {
         let of_workers = [CheckId::RelayWorkers, CheckId::RelayVersions];
         if !self.has_schema {
-            let skipped = of_workers.map(|check| check.skipped("the schema cannot be used; see db.schema and db.grants"));
-            self.diagnoses.extend(skipped);
+            self.diagnoses.extend(of_workers.map(|check| check.skipped(NO_SCHEMA)));
             return Err(unknown_topics("see db.schema"));
         }
         let outbox = self.outbox.clone();
