@@ -70,26 +70,39 @@ impl RunArgs {
     /// The checked settings, or every problem with them.
     pub fn validate(&self) -> Result<Config, Problems> {
         Check::run(|check| {
-            let database = self.database.database(check);
-            if self.migrate {
-                self.database.check_migration(check);
-            }
             let relay = self.relay(check);
-            let kafka = self.kafka.producer(check, &relay);
-            Some(Config {
-                message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
-                poll_interval_max: self.poll_interval_max(check),
-                shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
-                maintenance: self.maintenance(check),
-                http_listen: check.address("--http-listen", &self.http_listen),
-                database: database?,
-                kafka: kafka?,
-                schema: self.database.schema.clone(),
-                migrate: self.migrate,
-                on_published: self.on_published,
-                lease: self.lease(relay.lease),
-                relay,
-            })
+            check_lease(check, relay.batch_deadline, relay.lease);
+            self.config(check, relay)
+        })
+    }
+
+    /// The same with a lease that may be too short, which `outboxd doctor` judges by itself.
+    pub fn validate_but_lease(&self) -> Result<Config, Problems> {
+        Check::run(|check| {
+            let relay = self.relay(check);
+            self.config(check, relay)
+        })
+    }
+
+    fn config(&self, check: &mut Check, relay: relay::Settings) -> Option<Config> {
+        let database = self.database.database(check);
+        if self.migrate {
+            self.database.check_migration(check);
+        }
+        let kafka = self.kafka.producer(check, &relay);
+        Some(Config {
+            message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
+            kafka: kafka?,
+            poll_interval_max: self.poll_interval_max(check),
+            shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
+            maintenance: self.maintenance(check),
+            http_listen: check.address("--http-listen", &self.http_listen),
+            database: database?,
+            schema: self.database.schema.clone(),
+            migrate: self.migrate,
+            on_published: self.on_published,
+            lease: self.lease(relay.lease),
+            relay,
         })
     }
 
@@ -102,7 +115,10 @@ impl RunArgs {
             lease: check.duration("--lease", &self.lease),
             policy: self.policy(check),
         };
-        check_lease(check, settings.batch_deadline, settings.lease);
+        check.ensure(
+            settings.batch_deadline >= Duration::from_millis(500),
+            "--batch-deadline must be at least 500ms",
+        );
         settings
     }
 
@@ -163,14 +179,21 @@ impl RunArgs {
     }
 }
 
-/// A send must be over, and its mark written, before another worker can take the lease.
+impl Config {
+    /// The shortest lease that the batch deadline permits.
+    pub fn lease_min(&self) -> Duration {
+        lease_min(self.relay.batch_deadline)
+    }
+}
+
+/// A send must be over, and its mark written, before another worker can take the lease. The lease is longer by a quarter, so that
+/// a renewal may be a fifth of it late.
+fn lease_min(deadline: Duration) -> Duration {
+    (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25)
+}
+
 fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
-    check.ensure(
-        deadline >= Duration::from_millis(500),
-        "--batch-deadline must be at least 500ms",
-    );
-    // The lease is longer by a quarter, so that a renewal may be a fifth of it late.
-    let needed = (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25);
+    let needed = lease_min(deadline);
     check.ensure(
         lease >= needed,
         format!(

@@ -22,6 +22,7 @@ pub mod consumer;
 mod context;
 mod delivery;
 mod failures;
+pub mod inspect;
 mod main_producer;
 mod oauth;
 mod partition_batches;

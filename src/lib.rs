@@ -47,6 +47,9 @@ pub mod http;
 // Checks the settings.
 pub mod config;
 
+// Judges what a relay would meet.
+pub mod doctor;
+
 // Starts the tasks and stops them.
 pub mod daemon;
 

@@ -8,6 +8,7 @@ mod claim;
 mod connect;
 mod connector;
 mod database;
+pub mod doctor;
 mod error;
 mod from_row;
 mod hold;
@@ -115,10 +116,16 @@ impl Outbox {
 
     /// Opens the outbox for a command: with one connection, and on a schema that this binary may use.
     pub async fn open(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
-        let pool = connect::pool(database, 1, timeout, None).await?;
-        let outbox = Outbox::new(pool, schema, OnPublished::Keep, MESSAGE_BYTES_MAX, timeout);
+        let outbox = Outbox::unverified(database, schema, timeout).await?;
         outbox.verify_schema().await?;
         Ok(outbox)
+    }
+
+    /// The same on whatever is there. It connects with the first statement.
+    pub async fn unverified(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
+        let pool = connect::pool(database, 1, timeout, None).await?;
+        let on_published = OnPublished::Keep;
+        Ok(Outbox::new(pool, schema, on_published, MESSAGE_BYTES_MAX, timeout))
     }
 
     /// The same for statements that keep the lease, with a shorter timeout, so that one unresponsive connection does not cost the

@@ -114,13 +114,28 @@ impl Outbox {
         let examples: Params<'_> = &[&EXAMPLES_MAX];
         Ok(Status {
             backlog: self.sample_backlog(SCAN_MAX, &[]).await?,
-            workers: self.query(&self.statements.status_workers, &[]).await?,
-            free_lanes: self.query_one(&self.statements.status_free_lanes, &[]).await?,
+            workers: self.workers().await?,
+            free_lanes: self.free_lanes().await?,
             pauses: self.list_pauses(PAUSES_MAX).await?,
             holds: self.query(&self.statements.status_holds, examples).await?,
             dead: self.query(&self.statements.status_dead, examples).await?,
-            open_writer: self.query_opt(&self.statements.status_open_writer, &[]).await?,
+            open_writer: self.open_writer().await?,
         })
+    }
+
+    /// The workers that have not stopped, expired ones included.
+    pub async fn workers(&self) -> Result<Vec<WorkerStatus>> {
+        self.query(&self.statements.status_workers, &[]).await
+    }
+
+    /// How many lanes have no live owner.
+    pub async fn free_lanes(&self) -> Result<i64> {
+        self.query_one(&self.statements.status_free_lanes, &[]).await
+    }
+
+    /// The transaction that was the first of those that have written to the outbox and are open.
+    pub async fn open_writer(&self) -> Result<Option<OpenWriter>> {
+        self.query_opt(&self.statements.status_open_writer, &[]).await
     }
 
     /// Samples the backlog. `topics` are returned by name, besides those with the most rows.
