@@ -7,7 +7,7 @@ use super::{Outbox, Params, Result, WriterIdentity};
 use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// How many rows are scanned for a count, and how many examples are shown.
-const SCAN_MAX: i64 = 100_000;
+pub const SCAN_MAX: i64 = 100_000;
 const EXAMPLES_MAX: i64 = 10;
 
 #[derive(Debug, Serialize)]
