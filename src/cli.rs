@@ -2,6 +2,7 @@
 
 mod audit;
 mod dead;
+mod doctor;
 mod healthcheck;
 mod hold;
 mod migrate;
@@ -34,9 +35,9 @@ use crate::outbox;
 /// from any number of replicas, losing none. A setting's environment variable is shown in brackets; every setting of `run` has
 /// one.
 ///
-/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be
-/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing, 130
-/// stopped by a signal with a part left to do.
+/// Exit codes: 0 fine, 1 verify, doctor or status --check found something, 2 they could not tell, 64 bad configuration, 69 a service
+/// cannot be reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission
+/// missing, 130 stopped by a signal with a part left to do.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -78,6 +79,14 @@ enum Command {
     Resume(Box<resume::ResumeArgs>),
     /// Show what is pending, held, parked and dead, and what to do about it
     Status(status::StatusArgs),
+    /// Find what is wrong with PostgreSQL, Kafka and the settings, and which command fixes it
+    ///
+    /// For before a deployment, and for trouble. Run it as the relay is run, with `doctor` in the place of `run`: it takes the same
+    /// flags and environment variables. It changes nothing and creates no topic. No check takes longer than ten seconds. Without
+    /// --kafka-brokers Kafka is not asked. Every check is explained in docs/doctor.md.
+    ///
+    /// Exit codes: 0 no problem (advice is none), 1 a problem, 2 none, but something could not be told, 64 bad usage.
+    Doctor(Box<doctor::DoctorArgs>),
     /// Compare the outbox with the topics: is anything missing, duplicated, out of order?
     ///
     /// It only reads, and may run beside the relay. Pending rows, and rows that retention has removed, are not compared; with
@@ -126,6 +135,8 @@ pub enum Failure {
     Unavailable(String),
     #[error("{0}")]
     Broken(String),
+    #[error("{0}")]
+    Found(String),
     #[error("a promise was broken: {0}")]
     PromiseBroken(String),
     #[error("undecided: {0}")]
@@ -151,7 +162,7 @@ impl From<daemon::Error> for Failure {
 impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::PromiseBroken(_) => 1,
+            Failure::Found(_) | Failure::PromiseBroken(_) => 1,
             Failure::Undecided(_) => 2,
             Failure::Config(_) | Failure::Usage(_) => 64,
             Failure::Unavailable(_) => 69,
@@ -208,6 +219,7 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Pause(args) => pause::pause(&args).await,
         Command::Resume(args) => resume::resume(&args).await,
         Command::Status(args) => status::status(&args).await,
+        Command::Doctor(args) => doctor::doctor(&args).await,
         Command::Verify(args) => verify::verify(&args).await,
         Command::Purge(args) => purge::purge(&args).await,
         Command::Dead(args) => dead::dead(&args).await,

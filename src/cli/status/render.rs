@@ -144,7 +144,7 @@ pub mod tests {
     use crate::outbox::status::{DeadStatus, OpenWriter, WorkerStatus};
     use proptest::prelude::*;
 
-    fn quiet() -> Status {
+    pub fn quiet() -> Status {
         Status {
             backlog: Sample::default(),
             workers: Vec::new(),

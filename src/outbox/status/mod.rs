@@ -12,7 +12,7 @@ use crate::domain::sample::{
 };
 
 /// How many rows are scanned for a count, and how many examples are shown.
-const SCAN_MAX: i64 = 100_000;
+pub const SCAN_MAX: i64 = 100_000;
 const EXAMPLES_MAX: i64 = 10;
 /// How many pauses are shown.
 const PAUSES_MAX: i64 = 100;
