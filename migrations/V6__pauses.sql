@@ -66,7 +66,8 @@ BEGIN
                                 array_remove(ARRAY[pause.topic], NULL), '{}'::bigint[]);
 END $$;
 
--- Ends the pause of a topic, of a key, or of everything (topic NULL), and no other pause. Returns as outbox.pause.
+-- Ends the pause of a topic, of a key, or of everything (topic NULL), and no other pause. Returns as outbox.pause. If there is
+-- none, it leaves no row in the audit.
 CREATE FUNCTION outbox.resume(topic text, key text, reason text DEFAULT NULL, OUT version bigint, OUT changed integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -74,8 +75,10 @@ BEGIN
     UPDATE outbox.pause_version v SET version = v.version + 1 RETURNING v.version INTO version;
     DELETE FROM outbox.pause p WHERE p.topic IS NOT DISTINCT FROM resume.topic AND p.key IS NOT DISTINCT FROM resume.key;
     GET DIAGNOSTICS changed = ROW_COUNT;
-    PERFORM outbox.audit_record('resume', NULL::bigint, outbox.pause_filter(resume.topic, resume.key), resume.reason, changed,
-                                array_remove(ARRAY[resume.topic], NULL), '{}'::bigint[]);
+    IF changed > 0 THEN
+        PERFORM outbox.audit_record('resume', NULL::bigint, outbox.pause_filter(resume.topic, resume.key), resume.reason, changed,
+                                    array_remove(ARRAY[resume.topic], NULL), '{}'::bigint[]);
+    END IF;
 END $$;
 
 -- What a pause is of, as the audit shows it.

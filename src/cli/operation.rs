@@ -201,7 +201,7 @@ impl<'a> Operation<'a> {
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             return Err(Failure::Usage(format!("nobody can be asked: {matched}; add --yes")));
         }
-        eprintln!("{matched}\n{}", self.preview());
+        eprintln!("{}", self.preview());
         ask(&format!("{} {matched}?", self.words.verb))
     }
 

@@ -11,7 +11,7 @@ use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
 
 pub use effect::{Effect, EffectArgs, STATEMENT_TIMEOUT};
-pub use scope::{ScopeArgs, describe};
+pub use scope::{ScopeArgs, check_reason, describe};
 
 #[derive(Args, Debug)]
 pub struct PauseArgs {
@@ -37,6 +37,7 @@ pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
             !args.reason.trim().is_empty(),
             "--reason is empty: say why, for whoever finds it paused",
         );
+        check_reason(check, &args.reason);
         Some((database?, scope, wait))
     })?;
     let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::pause::{Effect, EffectArgs, STATEMENT_TIMEOUT, ScopeArgs, describe};
+use super::pause::{Effect, EffectArgs, STATEMENT_TIMEOUT, ScopeArgs, check_reason, describe};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
 
@@ -31,6 +31,7 @@ pub async fn resume(args: &ResumeArgs) -> Result<(), Failure> {
     let (database, scope, wait) = Check::run(|check| {
         let database = args.database.database(check);
         let (scope, wait) = (args.scope.scope(check), args.effect.longest_wait(check));
+        check_reason(check, args.reason.as_deref().unwrap_or_default());
         Some((database?, scope, wait))
     })?;
     let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;

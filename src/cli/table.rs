@@ -6,7 +6,7 @@ use super::status::plain;
 
 /// Rows under a header, each column as wide as its widest cell. The last column is not padded. Every cell is made safe to show.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let header = header.iter().map(|name| (*name).to_owned()).collect();
+    let header: Vec<String> = header.iter().map(|name| (*name).to_owned()).collect();
     let shown = rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect());
     let lines: Vec<Vec<String>> = std::iter::once(header).chain(shown).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();

@@ -63,9 +63,10 @@ impl Pauses {
                 continue;
             };
             let of_topic = pauses.topics.entry(topic).or_default();
-            match key {
-                Some(key) => drop(of_topic.keys.insert(key, reason)),
-                None => of_topic.whole = Some(reason),
+            if let Some(key) = key {
+                of_topic.keys.insert(key, reason);
+            } else {
+                of_topic.whole = Some(reason);
             }
         }
         pauses

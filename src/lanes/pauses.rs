@@ -55,6 +55,13 @@ impl ObeyedPauses {
         oldest.map_or(current, |oldest| oldest.min(current - 1))
     }
 
+    /// Is anything being sent? Whatever pauses it obeys, it holds them.
+    pub fn are_held(&self) -> bool {
+        let mut earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+        earlier.retain(|pauses| pauses.strong_count() > 0);
+        !earlier.is_empty() || Arc::strong_count(&self.current.borrow()) > 1
+    }
+
     /// Resolves while not everything is paused.
     pub async fn lifted(&self) {
         let mut pauses = self.current.subscribe();
@@ -88,7 +95,9 @@ mod tests {
     fn a_version_is_in_effect_when_nothing_obeys_an_older_one() {
         let obeyed = ObeyedPauses::default();
         assert_eq!((obeyed.version(), obeyed.in_effect()), (0, 0));
+        assert!(!obeyed.are_held());
         let (one, other) = (obeyed.current(), obeyed.current());
+        assert!(obeyed.are_held());
         obeyed.replace(version(1));
         assert_eq!((obeyed.version(), obeyed.in_effect()), (1, 0));
         drop(one);
@@ -98,8 +107,9 @@ mod tests {
         assert_eq!(obeyed.in_effect(), 0);
         drop(other);
         assert_eq!(obeyed.in_effect(), 1, "the later one");
+        assert!(obeyed.are_held());
         drop(later);
-        assert_eq!(obeyed.in_effect(), 3);
+        assert_eq!((obeyed.in_effect(), obeyed.are_held()), (3, false));
     }
 
     #[test]

@@ -99,10 +99,12 @@ impl LeaseTask {
         }
     }
 
-    /// Waits until the batches of the last term have ended, or at least its lease, before a new term begins.
+    /// Waits until all that the last term has sent is answered, or at least its lease has ended, before a new term begins. Until then
+    /// this process is known as that worker, so a pause waits for it.
     async fn wait_for_batches(&self, stop: &CancellationToken) {
         let deadline = Instant::now() + self.settings.duration;
-        while self.lanes.checkouts().outstanding() > 0 && Instant::now() < deadline && !stop.is_cancelled() {
+        let is_sending = || self.lanes.checkouts().outstanding() > 0 || self.lanes.pauses.are_held();
+        while is_sending() && Instant::now() < deadline && !stop.is_cancelled() {
             stop.run_until_cancelled(sleep(Duration::from_millis(20))).await;
         }
     }
@@ -200,12 +202,12 @@ impl LeaseTask {
         }
     }
 
-    /// Stamps this worker stopped and frees all of its lanes, in one transaction. If some lanes still have a batch in flight, it
-    /// frees only the others. A successor takes those lanes when the lease ends.
+    /// Stamps this worker stopped and frees all of its lanes, in one transaction. If something may still be on its way to Kafka, it
+    /// is not stamped, and only the lanes without a batch in flight are freed. A successor takes the others when the lease ends.
     pub async fn leave(&self) -> Result<()> {
         let Some(term) = self.lanes.term() else { return Ok(()) };
         let (returned, busy) = self.lanes.ownership().remove_idle();
-        if busy == 0 {
+        if busy == 0 && !self.lanes.pauses.are_held() {
             self.outbox.stop_and_return_lanes(&term, &returned).await?;
             info!(lanes = returned.len(), "left: lanes are free for other workers");
         } else {

@@ -35,6 +35,6 @@ pub async fn discard(args: &DiscardArgs) -> Result<(), Failure> {
     let outbox = open(&database, &args.database.schema).await?;
     let dead = outbox.dead_ids(&filter).await.map_err(failure)?;
     let operation = Operation::new(&DISCARD, &args.operation, matched(&dead));
-    let change = async |ids: &[i64], operation| outbox.dead_discard(ids, &purpose, operation).await;
+    let change = async |ids: &[i64], operation: Option<i64>| outbox.dead_discard(ids, &purpose, operation).await;
     operation.run(dead.ids.chunks(CHUNK_ROWS), change).await
 }

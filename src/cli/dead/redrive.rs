@@ -56,7 +56,7 @@ pub async fn redrive(args: &RedriveArgs) -> Result<(), Failure> {
         Some(payload) => correct(&outbox, args, &dead, &purpose, &payload).await,
         None => {
             let operation = Operation::new(&REDRIVE, &args.operation, matched(&dead));
-            let change = async |ids: &[i64], operation| outbox.dead_redrive(ids, &purpose, operation).await;
+            let change = async |ids: &[i64], operation: Option<i64>| outbox.dead_redrive(ids, &purpose, operation).await;
             operation.run(dead.ids.chunks(CHUNK_ROWS), change).await
         }
     }
@@ -76,7 +76,7 @@ async fn correct(
         )));
     }
     let operation = Operation::new(&CORRECT, &args.operation, matched(dead));
-    let change = async |id: i64, _| outbox.dead_correct(id, payload, purpose).await;
+    let change = async |id: i64, _: Option<i64>| outbox.dead_correct(id, payload, purpose).await;
     operation.run(dead.ids.iter().copied(), change).await
 }
 

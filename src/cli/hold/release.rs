@@ -37,7 +37,7 @@ pub async fn release(args: &ReleaseArgs) -> Result<(), Failure> {
     let outbox = open(&database, &args.database.schema).await?;
     let held = outbox.hold_list(&filter).await.map_err(failure)?;
     let operation = Operation::new(&RELEASE, &args.operation, matched(&held));
-    let change = async |held: &[HeldUnit], operation| outbox.holds_release(held, &purpose, operation).await;
+    let change = async |held: &[HeldUnit], operation: Option<i64>| outbox.holds_release(held, &purpose, operation).await;
     operation.run(chunks(&held), change).await
 }
 

@@ -36,7 +36,6 @@ pub fn advice(pauses: &[PauseStatus]) -> Option<String> {
         1 => String::new(),
         count => format!(" ({} more are paused)", count - 1),
     };
-    let what = plain(&what);
     let flags = plain(&flags);
     Some(format!(
         "An operator has paused {what}: once the reason is gone, outboxd resume {flags}{more}."
@@ -75,7 +74,8 @@ mod tests {
         let said = advice(&pauses).expect("advice");
         assert!(said.contains("outboxd resume --all (1 more"), "{said}");
         let said = advice(&pauses[1..]).expect("advice");
-        let command = shell_words::split(said.split("outboxd resume ").nth(1).expect("a command").trim_end_matches('.'));
-        assert_eq!(command.expect("words"), ["--topic", "orders", "--key", "o'brien"]);
+        let flags = said.split("outboxd resume ").nth(1).expect("a command");
+        let flags = shell_words::split(flags.trim_end_matches('.')).expect("words");
+        assert_eq!(flags, ["--topic", "orders", "--key", "o'brien"]);
     }
 }

@@ -19,7 +19,7 @@ pub struct Step {
 from_row!(Step: operation, changed);
 
 /// What the audit keeps of an operation beside the rows it changed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Purpose {
     pub reason: Option<String>,
     /// The filter, as JSON.

@@ -66,7 +66,7 @@ async fn a_key_stops_under_load_and_the_others_of_its_lane_continue() {
     };
     let before = sent().await;
     assert!(before > 0, "some were sent before");
-    let last = world.insert(topic, &[(Some(neighbour), b"{}".to_vec())]).await;
+    let last = world.insert(topic, &[(Some(neighbour.as_str()), b"{}".to_vec())]).await;
     world.published(last[0]).await;
     flows(world, topic, 400).await;
     assert_eq!(sent().await, before);
