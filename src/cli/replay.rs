@@ -87,7 +87,7 @@ pub async fn replay(args: &ReplayArgs) -> Result<(), Failure> {
     };
     let finished = Cell::new(false);
     let steps = std::iter::from_fn(|| (!finished.get()).then_some(()));
-    let step = async |(), _| {
+    let step = async |(): (), _: Option<i64>| {
         let (step, is_last) = replay.step().await?;
         finished.set(is_last);
         Ok(step)

@@ -35,6 +35,8 @@ pub struct Expected {
     /// Topic and key, or topic and explicit partition, as a number. `None` if no order is promised. Rows that an operator had sent
     /// again are a unit of their own for each operation: they follow newer rows of their key, and each other by id.
     pub unit: Option<u64>,
+    /// The same of its repeat, with the operation that replayed it. `None` if it was not replayed. Rows without order have one, too.
+    pub repeat_unit: Option<u64>,
     /// The aggregate as a number, and its version.
     pub version: Option<(u64, i64)>,
     pub created: Micros,
@@ -58,6 +60,7 @@ impl Expected {
             topic,
             partition_choice: row.partition_choice(),
             unit: row.unit().map(|unit| number(&(&row.topic, unit, stored.requeued_by))),
+            repeat_unit: stored.replayed_by.map(|replay| number(&(&row.topic, row.unit(), replay))),
             version: version.map(|version| (aggregate, version)),
             created: micros(row.created_at),
             published: stored.published_at.map(micros),

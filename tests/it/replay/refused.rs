@@ -112,3 +112,23 @@ async fn a_replay_into_a_topic_that_is_missing_arrives_once_it_is_there() {
     world.assert_nobody_blamed().await;
     assert_eq!(relay.metric("outboxd_rescan_found_rows_total"), Some(0.0));
 }
+
+/// The repeats are the first copies that are left, and follow newer rows of their keys.
+#[tokio::test]
+async fn a_topic_that_was_made_anew_is_filled_by_a_replay_and_verifies() {
+    let (world, topic, relay) = published_world(&[], 50, 5).await;
+    delete_topic(&world.kafka, &topic).await;
+    create_topic(&world.kafka, &topic, 4, &[]).await;
+    world.fill(&topic, 10, 5).await;
+    world.drained(SOON * 2).await;
+    assert_eq!(replay(&world, &["--id", "1-50"])["changed"], 50);
+    world.drained(SOON).await;
+    let history = world.history(&topic).await;
+    history.assert_sound();
+    assert_eq!((history.duplicates, history.flagged), (0, 50));
+    assert_eq!(relay.metric("outboxd_possible_duplicates_total"), Some(50.0));
+    let lost = "UPDATE outbox.message SET replayed_by = 1, published_at = now() WHERE id = 51";
+    world.execute(lost).await;
+    let history = world.history(&topic).await;
+    assert_eq!(history.findings.missing.first[0].what, "replayed, but only the earlier copy is in the topic");
+}
