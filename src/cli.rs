@@ -26,8 +26,9 @@ use crate::outbox;
 /// from any number of replicas, losing none. A setting's environment variable is shown in brackets; every setting of `run` has
 /// one.
 ///
-/// Exit codes: 0 fine, 1 verify, doctor or status --check found something, 2 they could not tell, 64 bad configuration, 69 a service cannot be
-/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
+/// Exit codes: 0 fine, 1 verify, doctor or status --check found something, 2 they could not tell, 64 bad configuration, 69 a
+/// service cannot be reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79
+/// permission missing.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
