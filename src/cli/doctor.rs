@@ -35,7 +35,7 @@ pub async fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     let report = examine(&args.settings()?).await;
     print(&report, args.json).map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))?;
     match report.verdict {
-        Verdict::Problem => Err(Failure::Found(report.names(Verdict::Problem))),
+        Verdict::Problem => Err(Failure::Found(format!("a problem with {}", report.names(Verdict::Problem)))),
         Verdict::Unknown => Err(Failure::Undecided(report.names(Verdict::Unknown))),
         Verdict::Ok | Verdict::Skipped | Verdict::Advice => Ok(()),
     }
