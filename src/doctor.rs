@@ -40,7 +40,11 @@ pub struct Settings {
 /// Runs all checks.
 pub async fn examine(settings: &Settings) -> Report {
     let relay = &settings.run.relay;
-    let mut checks = vec![relay::lease(relay.lease, relay.batch_deadline, settings.run.lease_min())];
+    let mut checks = vec![relay::lease(
+        relay.lease,
+        relay.batch_deadline,
+        settings.run.lease_min(),
+    )];
     let (database, (inspector, brokers)) = tokio::join!(database::examine(settings), kafka::connect(settings));
     checks.extend(database.diagnoses);
     checks.extend(brokers);

@@ -94,10 +94,7 @@ async fn answer(stream: tokio::net::TcpStream, routes: Router, stop: Cancellatio
 }
 
 async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {
-    (
-        [(CONTENT_TYPE, "text/plain; version=0.0.4")],
-        shared.metrics.render(),
-    )
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], shared.metrics.render())
 }
 
 async fn alive(State(shared): State<Shared>) -> (StatusCode, &'static str) {

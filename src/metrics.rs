@@ -20,8 +20,8 @@ use metrics_process::Collector;
 pub use client::{BrokerTimes, ClientInterval, client_interval};
 pub use kit::{COMMAND_BUCKETS, INBOX_BUCKETS, OPERATIONS_MAX, commands, counted, finished, inbox};
 pub use list::*;
-use metric::{Kind, Metric};
 pub use metric::{ClientError, Stream};
+use metric::{Kind, Metric};
 pub use process::connections;
 pub use samples::{backlog, not_sampled};
 pub use topics::{end_to_end, labelled_topics, row_refused, rows_published};
@@ -48,9 +48,7 @@ pub struct Scrape {
 pub fn install() -> Result<Scrape, String> {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), BUCKETS)
-        .and_then(|builder| {
-            builder.set_buckets_for_metric(Matcher::Full(COMMAND_SECONDS.to_owned()), COMMAND_BUCKETS)
-        })
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Full(COMMAND_SECONDS.to_owned()), COMMAND_BUCKETS))
         .and_then(PrometheusBuilder::install_recorder)
         .map_err(|error| error.to_string())?;
     RECORDER.get_or_init(|| recorder);

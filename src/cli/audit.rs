@@ -57,7 +57,9 @@ pub async fn audit(args: &AuditArgs) -> Result<(), Failure> {
         Some(operation) => {
             let transactions = outbox.audit_transactions(operation).await.map_err(failure)?;
             if transactions.is_empty() {
-                return Err(Failure::Usage(format!("there is no operation {operation}; see `outboxd audit`")));
+                return Err(Failure::Usage(format!(
+                    "there is no operation {operation}; see `outboxd audit`"
+                )));
             }
             match args.json {
                 true => transactions_as_json(operation, &transactions)?,
@@ -99,7 +101,16 @@ fn operations_as_text(operations: &[AuditedOperation]) -> String {
     }
     let rows: Vec<Vec<String>> = operations.iter().map(cells).collect();
     table(
-        &["OPERATION", "WHEN", "LOGIN", "COMMAND", "CHANGED", "TOPICS", "FILTER", "REASON"],
+        &[
+            "OPERATION",
+            "WHEN",
+            "LOGIN",
+            "COMMAND",
+            "CHANGED",
+            "TOPICS",
+            "FILTER",
+            "REASON",
+        ],
         &rows,
     )
 }
@@ -164,7 +175,9 @@ fn transactions_as_text(transactions: &[AuditedTransaction]) -> String {
         let ids: Vec<String> = transaction.ids.iter().map(i64::to_string).collect();
         let before = transaction.payload_before.as_ref();
         let before = before.or(transaction.payload_bytes_before.as_ref());
-        let before = before.map_or(String::new(), |payload| format!("  payload before: {}\n", plain(payload)));
+        let before = before.map_or(String::new(), |payload| {
+            format!("  payload before: {}\n", plain(payload))
+        });
         format!(
             "{}  {} changed of {}\n  ids: {}\n{before}",
             time(transaction.at),

@@ -35,7 +35,10 @@ pub async fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     let report = examine(&args.settings()?).await;
     print(&report, args.json).map_err(|error| Failure::Unavailable(format!("cannot write to stdout: {error}")))?;
     match report.verdict {
-        Verdict::Problem => Err(Failure::Found(format!("a problem with {}", report.names(Verdict::Problem)))),
+        Verdict::Problem => Err(Failure::Found(format!(
+            "a problem with {}",
+            report.names(Verdict::Problem)
+        ))),
         Verdict::Unknown => Err(Failure::Undecided(report.names(Verdict::Unknown))),
         Verdict::Ok | Verdict::Skipped | Verdict::Advice => Ok(()),
     }
@@ -97,15 +100,18 @@ fn write_report(out: &mut impl Write, report: &Report) -> io::Result<()> {
 
 /// A line for each check, and one for all checks of a topic.
 fn write_ok(out: &mut impl Write, report: &Report) -> io::Result<()> {
-    let (of_topics, others): (Vec<_>, Vec<_>) = report
-        .of(Verdict::Ok)
-        .partition(|diagnosis| diagnosis.topic.is_some());
+    let (of_topics, others): (Vec<_>, Vec<_>) = report.of(Verdict::Ok).partition(|diagnosis| diagnosis.topic.is_some());
     for diagnosis in others {
         writeln!(out, "ok       {:<26} {}", diagnosis.id.name(), plain(&diagnosis.found))?;
     }
-    let topics: BTreeSet<&str> = of_topics.iter().filter_map(|diagnosis| diagnosis.topic.as_deref()).collect();
+    let topics: BTreeSet<&str> = of_topics
+        .iter()
+        .filter_map(|diagnosis| diagnosis.topic.as_deref())
+        .collect();
     for topic in topics {
-        let of_it = of_topics.iter().filter(|diagnosis| diagnosis.topic.as_deref() == Some(topic));
+        let of_it = of_topics
+            .iter()
+            .filter(|diagnosis| diagnosis.topic.as_deref() == Some(topic));
         let found: Vec<&str> = of_it.map(|diagnosis| diagnosis.found.as_str()).collect();
         writeln!(out, "ok       topic {}: {}", plain(topic), plain(&found.join("; ")))?;
     }
@@ -116,7 +122,10 @@ fn write_ok(out: &mut impl Write, report: &Report) -> io::Result<()> {
 fn write_skipped(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let mut by_reason: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for diagnosis in report.of(Verdict::Skipped) {
-        by_reason.entry(&diagnosis.found).or_default().insert(diagnosis.id.name());
+        by_reason
+            .entry(&diagnosis.found)
+            .or_default()
+            .insert(diagnosis.id.name());
     }
     for (reason, checks) in by_reason {
         let checks: Vec<&str> = checks.into_iter().collect();
@@ -182,7 +191,9 @@ PROBLEM  db.grants: relay lacks all
     fn no_text_of_others_reaches_the_terminal_raw() {
         let text = written(vec![
             CheckId::DbOldSnapshot.problem("pid 7 (\u{1b}[31mevil)", "why", "fix \u{7}"),
-            CheckId::KafkaTopicExists.problem("gone\r", "why", "fix").of_topic("t\u{1b}"),
+            CheckId::KafkaTopicExists
+                .problem("gone\r", "why", "fix")
+                .of_topic("t\u{1b}"),
             CheckId::DbConnect.ok("\u{9b}31m"),
         ]);
         assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");

@@ -232,7 +232,9 @@ impl<'a> Operation<'a> {
             println!("{}", self.as_text());
         }
         match self.stopped {
-            true => Err(Failure::Stopped("stopped by a signal; the same command again does the rest".to_owned())),
+            true => Err(Failure::Stopped(
+                "stopped by a signal; the same command again does the rest".to_owned(),
+            )),
             false => Ok(()),
         }
     }

@@ -246,7 +246,9 @@ impl Pace {
         self.not_before = now + at_this_rate.max(until_published.min(ASK_AFTER));
         if until_published > EXPLAINED_WAIT {
             let wait = age(until_published.as_secs_f64().ceil());
-            self.explain(&format!("waiting {wait}, until the next messages have been published for a minute"));
+            self.explain(&format!(
+                "waiting {wait}, until the next messages have been published for a minute"
+            ));
         }
     }
 
@@ -290,7 +292,9 @@ impl Stays {
     fn say(&self) {
         if self.gone > 0 {
             let gone = grouped(self.gone);
-            eprintln!("outboxd: {gone} were removed by retention, or sent again by another replay, before their turn came");
+            eprintln!(
+                "outboxd: {gone} were removed by retention, or sent again by another replay, before their turn came"
+            );
         }
         for id in self.conflicts.iter().take(NAMED_MAX) {
             eprintln!("outboxd: message {id} stays in the history: a newer message has its id or its idempotency key");
@@ -337,7 +341,11 @@ mod tests {
             began_at: SystemTime::UNIX_EPOCH,
         });
         let details = plan.details(Rate(1));
-        assert!(details.preview.contains("the rest of operation 17"), "{}", details.preview);
+        assert!(
+            details.preview.contains("the rest of operation 17"),
+            "{}",
+            details.preview
+        );
         assert_eq!(details.json["continued"], 17);
     }
 

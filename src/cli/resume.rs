@@ -92,7 +92,10 @@ mod tests {
             scope(Some("orders"), None),
             scope(Some("orders"), Some("7")),
         ] {
-            assert!([&all, &topic, &key].into_iter().all(|other| overlap(of, other)), "{of:?}");
+            assert!(
+                [&all, &topic, &key].into_iter().all(|other| overlap(of, other)),
+                "{of:?}"
+            );
         }
         assert!(overlap(scope(Some("orders"), Some("8")), &topic));
         assert!(!overlap(scope(Some("orders"), Some("8")), &key));

@@ -47,7 +47,10 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = [vec!["7".to_owned(), "a\nb".to_owned()], vec!["1234".to_owned(), String::new()]];
+        let rows = [
+            vec!["7".to_owned(), "a\nb".to_owned()],
+            vec!["1234".to_owned(), String::new()],
+        ];
         assert_eq!(table(&["ID", "KEY"], &rows), "ID    KEY\n7     a\\u{a}b\n1234\n");
     }
 

@@ -43,7 +43,8 @@ impl Check {
 
     /// A time, or how long ago it was.
     pub fn moment(&mut self, flag: &str, value: &str) -> Option<SystemTime> {
-        let neither = || format!("{flag} {value:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)");
+        let neither =
+            || format!("{flag} {value:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)");
         if humantime::parse_duration(value).is_ok() {
             return SystemTime::now().checked_sub(self.duration(flag, value));
         }

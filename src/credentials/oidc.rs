@@ -84,47 +84,15 @@ impl ClientCredentials {
             .set_token_uri(self.endpoint.clone());
         let scopes = self.scopes.iter().cloned().map(Scope::new);
         let request = client.exchange_client_credentials().add_scopes(scopes);
-        let http = |request| self.exchange(request);
+        // What the requests borrow nothing of can be sent from any thread.
+        let tls = self.tls();
+        let http = move |request| exchange(request, tls.clone());
         let answer = request.request_async(&http).await;
         let answer = answer.map_err(|error| format!("the issuer {host} gives no token: {}", self.describe(error)))?;
         let now = SystemTime::now();
         let expires = answer.expires_in().and_then(|life| now.checked_add(life));
         let token = Token::new(answer.access_token().secret(), None, expires, now);
         token.map_err(|problem| format!("the issuer {host} gives no token that can be used: {problem}"))
-    }
-
-    /// One request and its answer, within a time. Redirects are not followed: they would lead the secret elsewhere.
-    async fn exchange(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.send(request)).await;
-        let late = |_| Err(HttpError(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())));
-        let answer = answer.unwrap_or_else(late)?;
-        let status = answer.status();
-        let is_oauth = serde_json::from_slice::<serde_json::Value>(answer.body()).is_ok_and(|body| body.is_object());
-        if status.is_success() || (status.is_client_error() && is_oauth) {
-            return Ok(answer);
-        }
-        Err(HttpError(format!("it answers HTTP {status}")))
-    }
-
-    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        if request.uri().scheme_str() == Some("http") {
-            return send(tcp, request).await;
-        }
-        let tls = HttpsConnectorBuilder::new()
-            .with_tls_config(self.tls().client_config().map_err(HttpError)?)
-            .https_only()
-            .enable_http1();
-        let Some(proxy) = Matcher::from_env().intercept(request.uri()) else {
-            return send(tls.wrap_connector(tcp), request).await;
-        };
-        let mut tunnel = Tunnel::new(http_proxy(proxy.uri())?, tcp);
-        if let Some(login) = proxy.basic_auth() {
-            tunnel = tunnel.with_auth(login.clone());
-        }
-        send(tls.wrap_connector(tunnel), request).await
     }
 
     /// The files are read for each connection, so a replaced CA is used without a restart.
@@ -153,6 +121,40 @@ impl ClientCredentials {
             .take(WORDS_MAX)
             .collect()
     }
+}
+
+/// One request and its answer, within a time. Redirects are not followed: they would lead the secret elsewhere.
+async fn exchange(request: HttpRequest, tls: tls::Settings) -> Result<HttpResponse, HttpError> {
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, connect_and_send(request, &tls)).await;
+    let late = |_| Err(HttpError(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())));
+    let answer = answer.unwrap_or_else(late)?;
+    let status = answer.status();
+    let is_oauth = serde_json::from_slice::<serde_json::Value>(answer.body()).is_ok_and(|body| body.is_object());
+    if status.is_success() || (status.is_client_error() && is_oauth) {
+        return Ok(answer);
+    }
+    Err(HttpError(format!("it answers HTTP {status}")))
+}
+
+async fn connect_and_send(request: HttpRequest, tls: &tls::Settings) -> Result<HttpResponse, HttpError> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    if request.uri().scheme_str() == Some("http") {
+        return send(tcp, request).await;
+    }
+    let https = HttpsConnectorBuilder::new()
+        .with_tls_config(tls.client_config().map_err(HttpError)?)
+        .https_only()
+        .enable_http1();
+    let Some(proxy) = Matcher::from_env().intercept(request.uri()) else {
+        return send(https.wrap_connector(tcp), request).await;
+    };
+    let mut tunnel = Tunnel::new(http_proxy(proxy.uri())?, tcp);
+    if let Some(login) = proxy.basic_auth() {
+        tunnel = tunnel.with_auth(login.clone());
+    }
+    send(https.wrap_connector(tunnel), request).await
 }
 
 fn is_this_machine(url: &Url) -> bool {
@@ -198,7 +200,7 @@ fn words(error: &(dyn Error + 'static)) -> String {
 
 /// An error and what caused it. The client library's own words are general, and the cause comes last.
 fn causes(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
+    let causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
     let mut words: Vec<String> = causes.map(ToString::to_string).collect();
     words.dedup();
     words.join(": ")

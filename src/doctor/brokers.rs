@@ -13,7 +13,10 @@ pub fn settings(security: &Security) -> Vec<Diagnosis> {
 
 pub fn connected(brokers: usize, security: &Security, took: Duration) -> Diagnosis {
     let (brokers, named) = (count(brokers, "broker"), &security.brokers);
-    CheckId::KafkaConnect.ok(format!("{brokers} at {named}, the first answers in {} ms", took.as_millis()))
+    CheckId::KafkaConnect.ok(format!(
+        "{brokers} at {named}, the first answers in {} ms",
+        took.as_millis()
+    ))
 }
 
 /// No broker answers: the check that knows the cause says so, and the others of these three are skipped.
@@ -72,7 +75,7 @@ fn tls(security: &Security) -> Diagnosis {
 
 fn auth(security: &Security) -> Diagnosis {
     const CHECK: CheckId = CheckId::KafkaAuth;
-    let principal = security.principal();
+    let principal = &security.principal;
     let Some(mechanism) = &security.mechanism else {
         return CHECK.ok(if security.is_encrypted && security.has_certificate {
             "the relay shows its certificate, and is that principal to the brokers".to_owned()

@@ -149,7 +149,9 @@ mod tests {
     /// The ids that `docs/doctor.md` explains, in its order.
     fn documented() -> Vec<String> {
         let page = std::fs::read_to_string("docs/doctor.md").expect("the page is there");
-        let headings = page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`'));
+        let headings = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`'));
         headings.map(str::to_owned).collect()
     }
 

@@ -8,7 +8,7 @@ use super::check::{CheckId, Diagnosis};
 use super::kafka::TOPICS_MAX;
 use super::vacuum::IdleSessions;
 use super::{CHECK_TIMEOUT, Settings, relay, schema, server, vacuum};
-use crate::outbox::doctor::{Backends, LoginRights, Server, UsedTopic, backends};
+use crate::outbox::doctor::{Backends, LoginRights, Server, Transport, UsedTopic, backends};
 use crate::outbox::schema::known_version;
 use crate::outbox::{Database, Error, Kind, Outbox, Pooler, Result};
 
@@ -65,6 +65,7 @@ struct Questions<'a> {
     outbox: Outbox,
     /// How the server is reached: by a pooler also where that was not declared.
     database: Database,
+    transport: Transport,
     server: Server,
     /// Without it the tables cannot be asked about.
     has_schema: bool,
@@ -81,7 +82,7 @@ async fn bounded<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Opens a session and learns what it is connected to.
 async fn open(database: &Database, schema: &str) -> Result<(Outbox, Server)> {
-    let outbox = Outbox::unverified(database, schema, STATEMENT_TIMEOUT)?;
+    let outbox = Outbox::unverified(database, schema, STATEMENT_TIMEOUT).await?;
     let server = bounded(outbox.server()).await?;
     Ok((outbox, server))
 }
@@ -90,7 +91,9 @@ impl<'a> Questions<'a> {
     /// Connects. A server that is reached only without the settings of a session is behind a pooler, and is asked through it.
     async fn open(settings: &'a Settings) -> std::result::Result<Self, Diagnosis> {
         let (declared, schema) = (&settings.run.database, &settings.run.schema);
-        let (began, transport) = (Instant::now(), declared.transport());
+        let transport = declared.transport();
+        let transport = transport.map_err(|error| CheckId::DbConnect.unknown(error.to_string()))?;
+        let began = Instant::now();
         let pooled = Database {
             pooler: Pooler::Transaction,
             ..declared.clone()
@@ -114,6 +117,7 @@ impl<'a> Questions<'a> {
             settings,
             outbox,
             database,
+            transport,
             server,
             has_schema: false,
             is_silent: false,
@@ -124,7 +128,9 @@ impl<'a> Questions<'a> {
     /// Waits for an answer. Without one, the checks that need it are unknown, and once nobody answers, later ones are not asked.
     async fn ask<T>(&mut self, checks: &[CheckId], answer: impl Future<Output = Result<T>>) -> Option<T> {
         if self.is_silent {
-            let skipped = checks.iter().map(|check| check.skipped("PostgreSQL no longer answered"));
+            let skipped = checks
+                .iter()
+                .map(|check| check.skipped("PostgreSQL no longer answered"));
             self.diagnoses.extend(skipped);
             return None;
         }
@@ -155,11 +161,13 @@ impl<'a> Questions<'a> {
     async fn ask_about_the_session(&mut self) {
         let outbox = self.outbox.clone();
         self.check(CheckId::DbTls, outbox.session_tls(), |this, session| {
-            server::tls(&session, &this.database.transport())
+            server::tls(&session, &this.transport)
         })
         .await;
-        self.check(CheckId::DbClock, ahead_of_server(&outbox), |_, ahead| server::clock(ahead))
-            .await;
+        self.check(CheckId::DbClock, ahead_of_server(&outbox), |_, ahead| {
+            server::clock(ahead)
+        })
+        .await;
     }
 
     async fn ask_about_the_login(&mut self) -> Option<LoginRights> {
@@ -171,7 +179,7 @@ impl<'a> Questions<'a> {
             let row_security = server::row_security(rights, &self.server, &self.settings.run.schema);
             self.diagnoses.extend([role, row_security]);
         }
-        self.check(CheckId::DbConnections, outbox.connections(), |this, there| {
+        self.check(CheckId::DbConnections, outbox.sessions_allowed(), |this, there| {
             let needed = this.settings.connections as i64;
             server::connections(&there, needed, &this.server, this.database.pooler)
         })
@@ -203,8 +211,10 @@ impl<'a> Questions<'a> {
         })
         .await;
         let snapshots = outbox.old_snapshots();
-        self.check(CheckId::DbOldSnapshot, snapshots, |_, old| vacuum::old_snapshot(&old, limit))
-            .await;
+        self.check(CheckId::DbOldSnapshot, snapshots, |_, old| {
+            vacuum::old_snapshot(&old, limit)
+        })
+        .await;
         let prepared = outbox.prepared_transactions();
         self.check(CheckId::DbPreparedTransactions, prepared, |_, prepared| {
             vacuum::prepared_transactions(&prepared, limit)
@@ -307,7 +317,9 @@ impl<'a> Questions<'a> {
                 Err(CheckId::KafkaTopicExists.unknown(format!("which topics are in use: {error}")))
             }
         };
-        let pending = used.as_ref().map_or(0, |used| used.iter().map(|used| used.pending).sum());
+        let pending = used
+            .as_ref()
+            .map_or(0, |used| used.iter().map(|used| used.pending).sum());
         let workers = async { Ok((outbox.workers().await?, outbox.free_lanes().await?)) };
         if let Some((workers, free_lanes)) = self.ask(&of_workers, workers).await {
             let running = relay::workers(&workers, free_lanes, pending);

@@ -23,11 +23,12 @@ pub async fn connect(settings: &Settings) -> (Option<Arc<Inspector>>, Vec<Diagno
         return (None, skipped.into());
     }
     let config = &settings.run.kafka;
-    let security = Security::of(config);
-    let inspector = match Inspector::new(config) {
+    let mut security = Security::of(config);
+    let inspector = match Inspector::new(config).await {
         Ok(inspector) => inspector,
-        Err(error) => return (None, vec![CheckId::KafkaConnect.unknown(error.to_string())]),
+        Err(error) => return (None, vec![CheckId::KafkaConnect.unknown(error)]),
     };
+    security.principal.clone_from(&inspector.principal);
     let (began, asked) = (Instant::now(), inspector.clone());
     let answer = on_thread(move || asked.brokers(began + CHECK_TIMEOUT - JUDGED_WITHIN)).await;
     match answer {
@@ -53,6 +54,7 @@ pub async fn topics(
     let (chosen, mut diagnoses) = choose(&settings.topics, used);
     let names: Vec<String> = chosen.iter().map(|used| used.topic.clone()).collect();
     let until = Instant::now() + CHECK_TIMEOUT - JUDGED_WITHIN;
+    let principal = inspector.principal.clone();
     let Some(answers) = on_thread(move || inspector.topics(&names, until)).await else {
         diagnoses.push(CheckId::KafkaTopicExists.unknown(BROKE_OFF));
         return diagnoses;
@@ -60,7 +62,7 @@ pub async fn topics(
     let security = Security::of(&settings.run.kafka);
     let asker = Asker {
         brokers: &security.brokers,
-        principal: &security.principal(),
+        principal: &principal,
     };
     let judged = chosen.iter().zip(&answers);
     diagnoses.extend(judged.flat_map(|(used, answers)| topics::topic(used, answers, &asker)));
@@ -129,6 +131,10 @@ mod tests {
         assert!(chosen.is_empty() && diagnoses.iter().all(|diagnosis| diagnosis.found.contains("--topic")));
         let silence = CheckId::KafkaTopicExists.unknown("the database says nothing");
         let (chosen, diagnoses) = choose(&[], Err(silence));
-        assert_eq!((chosen.len(), diagnoses.len()), (0, 1), "nobody knows whether one is in use");
+        assert_eq!(
+            (chosen.len(), diagnoses.len()),
+            (0, 1),
+            "nobody knows whether one is in use"
+        );
     }
 }

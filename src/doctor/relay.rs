@@ -13,12 +13,16 @@ const LEASE_MAX: Duration = Duration::from_secs(120);
 /// `needed`: the shortest lease that this batch deadline permits.
 pub fn lease(lease: Duration, batch_deadline: Duration, needed: Duration) -> Diagnosis {
     const CHECK: CheckId = CheckId::RelayLease;
-    let found = format!("--lease {lease:?}, --batch-deadline {batch_deadline:?}: the lease must be at least {needed:?}");
+    let found =
+        format!("--lease {lease:?}, --batch-deadline {batch_deadline:?}: the lease must be at least {needed:?}");
     if lease < needed {
         return CHECK.problem(
             found,
             "A batch could be published after its lease has passed on. The relay refuses to start with these settings.",
-            format!("Set --lease {}s or more, or a shorter --batch-deadline", needed.as_secs_f64().ceil()),
+            format!(
+                "Set --lease {}s or more, or a shorter --batch-deadline",
+                needed.as_secs_f64().ceil()
+            ),
         );
     }
     if lease > LEASE_MAX {
@@ -37,7 +41,10 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
     let (live, dead): (Vec<_>, Vec<_>) = workers.iter().partition(|worker| is_live(worker));
     if !live.is_empty() && free_lanes > 0 {
         return CHECK.advice(
-            format!("{} run, and {free_lanes} lanes have no live owner", count(live.len(), "worker")),
+            format!(
+                "{} run, and {free_lanes} lanes have no live owner",
+                count(live.len(), "worker")
+            ),
             "Rows of these lanes wait until a worker takes them, which it does within a lease.",
             "Run doctor again after a lease. If they are still free: outboxd status, and the logs of the workers",
         );
@@ -57,7 +64,11 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
         return CHECK.problem(format!("no relay runs; these died: {names}"), WHY, FIX);
     }
     if pending > 0 {
-        return CHECK.advice(format!("no relay runs, and {pending} rows or more are pending"), WHY, FIX);
+        return CHECK.advice(
+            format!("no relay runs, and {pending} rows or more are pending"),
+            WHY,
+            FIX,
+        );
     }
     CHECK.ok("no relay runs, and nothing is pending")
 }

@@ -12,7 +12,11 @@ const IDS_LEFT_MIN: i64 = 1 << 40;
 pub fn schema(verified: &Result<(), Error>, schema: &str, known: i32, migrate: bool) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbSchema;
     let error = match verified {
-        Ok(()) => return CHECK.ok(format!("the schema {schema} is there, in a version for this outboxd (V{known})")),
+        Ok(()) => {
+            return CHECK.ok(format!(
+                "the schema {schema} is there, in a version for this outboxd (V{known})"
+            ));
+        }
         Err(error) => error,
     };
     match error.kind() {
@@ -50,7 +54,9 @@ pub fn trigger(triggers: &[Trigger], schema: &str) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbTrigger;
     let fires = |trigger: &&Trigger| trigger.fires.clone().unwrap_or_default();
     let enable = |name: &str| format!("ALTER TABLE {schema}.message ENABLE ALWAYS TRIGGER {name}");
-    let silent = triggers.iter().find(|trigger| !matches!(fires(trigger).as_str(), "A" | "O"));
+    let silent = triggers
+        .iter()
+        .find(|trigger| !matches!(fires(trigger).as_str(), "A" | "O"));
     if let Some(Trigger { name, fires }) = silent {
         let (state, create) = match fires {
             Some(_) => ("is disabled", String::new()),
@@ -88,7 +94,9 @@ fn create_trigger(name: &str, schema: &str) -> String {
     } else {
         ("INSERT", "ROW", "message_before_insert")
     };
-    format!("CREATE TRIGGER {name} BEFORE {event} ON {schema}.message FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()")
+    format!(
+        "CREATE TRIGGER {name} BEFORE {event} ON {schema}.message FOR EACH {each} EXECUTE FUNCTION {schema}.{function}()"
+    )
 }
 
 pub fn sequence(ids: &IdSequence, schema: &str) -> Diagnosis {
@@ -145,9 +153,15 @@ pub fn synchronous_commit(durability: &Durability) -> Diagnosis {
     let logins = &durability.asynchronous_logins;
     if !logins.is_empty() {
         return CHECK.advice(
-            format!("commits are asynchronous (synchronous_commit = off) for {}", logins.join(", ")),
+            format!(
+                "commits are asynchronous (synchronous_commit = off) for {}",
+                logins.join(", ")
+            ),
             "A crash of the server can lose a message that such a login has committed, after Kafka has got it.",
-            format!("ALTER ROLE {} RESET synchronous_commit, where it writes messages", ident(&logins[0])),
+            format!(
+                "ALTER ROLE {} RESET synchronous_commit, where it writes messages",
+                ident(&logins[0])
+            ),
         );
     }
     CHECK.ok(format!("a commit survives a crash (synchronous_commit = {setting})"))
@@ -155,7 +169,8 @@ pub fn synchronous_commit(durability: &Durability) -> Diagnosis {
 
 pub fn history_days(today: &HistoryToday, on_published: OnPublished, schema: &str) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbHistoryDays;
-    const WHY: &str = "Such rows stay in the default partition, and retention deletes them one by one instead of dropping a day.";
+    const WHY: &str =
+        "Such rows stay in the default partition, and retention deletes them one by one instead of dropping a day.";
     if on_published != OnPublished::Archive {
         return CHECK.skipped("published rows are not archived (--on-published)");
     }
@@ -199,7 +214,10 @@ mod tests {
     #[test]
     fn a_trigger_fires_always_or_is_named() {
         let judged = |fires: Option<&str>| {
-            let triggers = [("message_refuse_update", Some("A")), ("zz_message_before_insert", fires)];
+            let triggers = [
+                ("message_refuse_update", Some("A")),
+                ("zz_message_before_insert", fires),
+            ];
             let triggers = triggers.map(|(name, fires)| Trigger {
                 name: name.to_owned(),
                 fires: fires.map(str::to_owned),
@@ -228,7 +246,10 @@ mod tests {
             IdSequence { cache: 10, ..right },
             IdSequence { increment: -1, ..right },
             IdSequence { cycles: true, ..right },
-            IdSequence { ids_left: 1000, ..right },
+            IdSequence {
+                ids_left: 1000,
+                ..right
+            },
         ] {
             assert_eq!(sequence(&wrong, "outbox").verdict, Verdict::Problem, "{wrong:?}");
         }
@@ -245,7 +266,11 @@ mod tests {
             history_days(&today, on_published, "outbox").verdict
         };
         assert_eq!(judged(false, 0, true, OnPublished::Keep), Verdict::Skipped);
-        assert_eq!(judged(false, 0, false, OnPublished::Archive), Verdict::Ok, "before the first start");
+        assert_eq!(
+            judged(false, 0, false, OnPublished::Archive),
+            Verdict::Ok,
+            "before the first start"
+        );
         assert_eq!(judged(false, 0, true, OnPublished::Archive), Verdict::Advice);
         assert_eq!(judged(true, 8192, true, OnPublished::Archive), Verdict::Advice);
         assert_eq!(judged(true, 0, true, OnPublished::Archive), Verdict::Ok);
@@ -269,8 +294,15 @@ mod tests {
             asynchronous_logins: vec!["shop".to_owned()],
             ..durable.clone()
         };
-        assert!(synchronous_commit(&shop).fix.is_some_and(|fix| fix.starts_with("ALTER ROLE shop RESET")));
-        let unsafe_disk = Durability { fsync: false, ..durable };
+        assert!(
+            synchronous_commit(&shop)
+                .fix
+                .is_some_and(|fix| fix.starts_with("ALTER ROLE shop RESET"))
+        );
+        let unsafe_disk = Durability {
+            fsync: false,
+            ..durable
+        };
         assert_eq!(synchronous_commit(&unsafe_disk).verdict, Verdict::Problem);
     }
 }

@@ -161,7 +161,7 @@ pub fn connections(there: &Connections, needed: i64, server: &Server, pooler: Po
         ));
     }
     let (login, database) = (ident(&server.login), ident(&server.database));
-    let of = |max: Option<i64>, used| max.map_or(i64::MAX, |max| (max - used).max(0));
+    let of = |max: Option<i64>, used: i64| max.map_or(i64::MAX, |max| (max - used).max(0));
     let rooms = [
         (
             there.server_max - there.server_used,
@@ -181,7 +181,9 @@ pub fn connections(there: &Connections, needed: i64, server: &Server, pooler: Po
     ];
     let (room, limit, fix) = rooms.into_iter().min_by_key(|(room, ..)| *room).unwrap_or_default();
     if room >= needed {
-        return CheckId::DbConnections.ok(format!("room for {room} more sessions; one relay uses up to {needed} at once"));
+        return CheckId::DbConnections.ok(format!(
+            "room for {room} more sessions; one relay uses up to {needed} at once"
+        ));
     }
     CheckId::DbConnections.problem(
         format!("{limit} leaves {room} sessions, and one relay uses up to {needed} at once"),

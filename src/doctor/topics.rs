@@ -135,7 +135,9 @@ fn isr(
             format!("Start the brokers that are down: {}", describe()),
         );
     }
-    let behind = numbers(partitions, |partition| led(partition) && partition.in_sync < partition.replicas);
+    let behind = numbers(partitions, |partition| {
+        led(partition) && partition.in_sync < partition.replicas
+    });
     if !behind.is_empty() {
         return CHECK.advice(
             format!("not all replicas in sync: {behind}"),
@@ -144,7 +146,10 @@ fn isr(
         );
     }
     let replicas = partitions.iter().map(|partition| partition.replicas).min().unwrap_or(0);
-    let found = format!("{} in sync, {min} needed (min.insync.replicas)", count(replicas, "replica"));
+    let found = format!(
+        "{} in sync, {min} needed (min.insync.replicas)",
+        count(replicas, "replica")
+    );
     if replicas > 1 && known_min.is_none() {
         return CHECK.ok(format!("{} in sync", count(replicas, "replica")));
     }
@@ -186,7 +191,11 @@ fn size_limit(used: &UsedTopic, settings: &Result<TopicSettings, TopicRefusal>, 
         return CHECK.unknown("the brokers do not tell its max.message.bytes");
     };
     let largest = used.largest_bytes.unwrap_or(0);
-    let found = format!("takes {} (max.message.bytes); largest pending row: {}", size(limit), size(largest));
+    let found = format!(
+        "takes {} (max.message.bytes); largest pending row: {}",
+        size(limit),
+        size(largest)
+    );
     if largest <= limit {
         return CHECK.ok(found);
     }
@@ -217,7 +226,9 @@ fn timestamps(used: &UsedTopic, settings: Option<&TopicSettings>, asker: &Asker<
 /// The numbers of these partitions.
 fn numbers(partitions: &[PartitionState], is_one: impl Fn(&PartitionState) -> bool) -> String {
     let some = partitions.iter().filter(|partition| is_one(partition));
-    some.map(|partition| partition.number.to_string()).collect::<Vec<_>>().join(", ")
+    some.map(|partition| partition.number.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn kafka_topics(asker: &Asker<'_>, used: &UsedTopic, action: &str, more: &str) -> String {
@@ -228,7 +239,9 @@ fn kafka_topics(asker: &Asker<'_>, used: &UsedTopic, action: &str, more: &str) -
 
 fn kafka_acls(asker: &Asker<'_>, used: &UsedTopic, operations: &str) -> String {
     let (brokers, principal, topic) = (asker.brokers, asker.principal, &used.topic);
-    format!("kafka-acls.sh --bootstrap-server {brokers} --add --allow-principal {principal} {operations} --topic {topic}")
+    format!(
+        "kafka-acls.sh --bootstrap-server {brokers} --add --allow-principal {principal} {operations} --topic {topic}"
+    )
 }
 
 fn kafka_configs(asker: &Asker<'_>, used: &UsedTopic, setting: &str) -> String {
@@ -281,8 +294,12 @@ mod tests {
     fn found(used: &UsedTopic, answers: &TopicAnswers) -> Vec<(CheckId, Verdict)> {
         let diagnoses = topic(used, answers, &ASKER);
         assert_eq!(diagnoses.len(), CHECKS.len());
-        let worth_a_word = diagnoses.iter().filter(|diagnosis| diagnosis.verdict > Verdict::Skipped);
-        worth_a_word.map(|diagnosis| (diagnosis.id, diagnosis.verdict)).collect()
+        let worth_a_word = diagnoses
+            .iter()
+            .filter(|diagnosis| diagnosis.verdict > Verdict::Skipped);
+        worth_a_word
+            .map(|diagnosis| (diagnosis.id, diagnosis.verdict))
+            .collect()
     }
 
     fn with_settings(change: impl Fn(&mut TopicSettings)) -> TopicAnswers {
@@ -304,11 +321,17 @@ mod tests {
             settings: Err(refusal),
         };
         let missing = refused(TopicRefusal::Missing);
-        assert_eq!(found(&used(), &missing), [(CheckId::KafkaTopicExists, Verdict::Problem)]);
+        assert_eq!(
+            found(&used(), &missing),
+            [(CheckId::KafkaTopicExists, Verdict::Problem)]
+        );
         let said = &topic(&used(), &missing, &ASKER)[0];
         assert!(said.found.ends_with("2 pending for it"), "{}", said.found);
         let forbidden = refused(TopicRefusal::Forbidden);
-        assert_eq!(found(&used(), &forbidden), [(CheckId::KafkaTopicWrite, Verdict::Problem)]);
+        assert_eq!(
+            found(&used(), &forbidden),
+            [(CheckId::KafkaTopicWrite, Verdict::Problem)]
+        );
         let silent = refused(TopicRefusal::Other("timed out".to_owned()));
         assert_eq!(found(&used(), &silent), [(CheckId::KafkaTopicExists, Verdict::Unknown)]);
     }

@@ -18,7 +18,8 @@ const LATER_WRITERS_MAX: i64 = 100_000;
 const WAL_BYTES_MAX: i64 = 1 << 30;
 
 pub fn autovacuum(state: &Autovacuum, schema: &str) -> Diagnosis {
-    const WHY: &str = "Nothing removes the old versions of rows, so the tables grow, and claims read more and more of them.";
+    const WHY: &str =
+        "Nothing removes the old versions of rows, so the tables grow, and claims read more and more of them.";
     let Autovacuum {
         dead_rows, live_rows, ..
     } = state;
@@ -69,11 +70,19 @@ pub fn idle_in_transaction(idle: &IdleSessions<'_>, limit: Duration) -> Diagnosi
         "ALTER DATABASE {} SET idle_in_transaction_session_timeout = '5min'",
         ident(idle.database)
     );
-    let old: Vec<&IdleSession> = idle.sessions.iter().filter(|idle| is_long(idle.seconds, limit)).collect();
+    let old: Vec<&IdleSession> = idle
+        .sessions
+        .iter()
+        .filter(|idle| is_long(idle.seconds, limit))
+        .collect();
     if !old.is_empty() {
         let who = old.iter().map(|idle| {
             let (pid, seconds) = (idle.pid, span(idle.seconds));
-            format!("pid {pid} ({}, login {}) for {seconds}", named(&idle.application), idle.login)
+            format!(
+                "pid {pid} ({}, login {}) for {seconds}",
+                named(&idle.application),
+                idle.login
+            )
         });
         return CHECK.problem(
             format!("idle in a transaction: {}", who.collect::<Vec<_>>().join(", ")),
@@ -98,19 +107,29 @@ pub fn idle_in_transaction(idle: &IdleSessions<'_>, limit: Duration) -> Diagnosi
         };
         let grant = format!("GRANT pg_read_all_stats TO {}", ident(idle.login));
         let fixes = [(is_without_end, set_timeout), (!idle.sees_all, grant)];
-        let fixes = fixes.into_iter().filter_map(|(is_needed, fix)| is_needed.then_some(fix));
+        let fixes = fixes
+            .into_iter()
+            .filter_map(|(is_needed, fix)| is_needed.then_some(fix));
         return CHECK.advice(
             format!("{ends}{seen}"),
             "One forgotten transaction keeps vacuum from removing anything.",
             fixes.collect::<Vec<_>>().join("; "),
         );
     }
-    CHECK.ok(format!("no session is idle in a transaction for longer than {}", span(limit.as_secs_f64())))
+    CHECK.ok(format!(
+        "no session is idle in a transaction for longer than {}",
+        span(limit.as_secs_f64())
+    ))
 }
 
 pub fn open_writer(writer: Option<&OpenWriter>, limit: Duration) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbOpenWriter;
-    let fine = || CHECK.ok(format!("no writer is open for longer than {}", span(limit.as_secs_f64())));
+    let fine = || {
+        CHECK.ok(format!(
+            "no writer is open for longer than {}",
+            span(limit.as_secs_f64())
+        ))
+    };
     let Some(writer) = writer else {
         return fine();
     };
@@ -122,9 +141,10 @@ pub fn open_writer(writer: Option<&OpenWriter>, limit: Duration) -> Diagnosis {
         _ => return fine(),
     };
     let (who, fix) = match &writer.writer {
-        WriterIdentity::Session { pid, application } => {
-            (format!("pid {pid} ({})", named(application)), terminate([*pid].into_iter()))
-        }
+        WriterIdentity::Session { pid, application } => (
+            format!("pid {pid} ({})", named(application)),
+            terminate([*pid].into_iter()),
+        ),
         WriterIdentity::Prepared { gid } => (format!("the prepared transaction {gid}"), end_prepared(gid)),
     };
     CHECK.problem(
@@ -141,7 +161,11 @@ pub fn old_snapshot(snapshots: &[OldSnapshot], limit: Duration) -> Diagnosis {
     };
     let old: Vec<&OldSnapshot> = snapshots.iter().filter(is_old).collect();
     if old.is_empty() {
-        let oldest = snapshots.iter().map(|snapshot| snapshot.transactions).max().unwrap_or(0);
+        let oldest = snapshots
+            .iter()
+            .map(|snapshot| snapshot.transactions)
+            .max()
+            .unwrap_or(0);
         return CheckId::DbOldSnapshot.ok(format!("the oldest snapshot is {oldest} transactions old"));
     }
     let who = old.iter().map(|snapshot| {
@@ -150,7 +174,11 @@ pub fn old_snapshot(snapshots: &[OldSnapshot], limit: Duration) -> Diagnosis {
             (None, pid) => format!("pid {} ({})", pid.unwrap_or_default(), named(&snapshot.application)),
         };
         let since = snapshot.seconds.map(|seconds| format!("{}, ", span(seconds)));
-        format!("{holder}: {}{} transactions", since.unwrap_or_default(), snapshot.transactions)
+        format!(
+            "{holder}: {}{} transactions",
+            since.unwrap_or_default(),
+            snapshot.transactions
+        )
     });
     let fixes = old.iter().map(|snapshot| match &snapshot.slot {
         Some(slot) => drop_slot(slot),
@@ -159,13 +187,19 @@ pub fn old_snapshot(snapshots: &[OldSnapshot], limit: Duration) -> Diagnosis {
     CheckId::DbOldSnapshot.problem(
         format!("old snapshots: {}", who.collect::<Vec<_>>().join(", ")),
         "Vacuum removes no row that was deleted or changed since, so each claim and each mark reads more.",
-        format!("Wait for it, if it is a backup or a report. Else: {}", fixes.collect::<Vec<_>>().join("; ")),
+        format!(
+            "Wait for it, if it is a backup or a report. Else: {}",
+            fixes.collect::<Vec<_>>().join("; ")
+        ),
     )
 }
 
 pub fn prepared_transactions(prepared: &[PreparedTransaction], limit: Duration) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbPreparedTransactions;
-    let old: Vec<_> = prepared.iter().filter(|prepared| is_long(prepared.seconds, limit)).collect();
+    let old: Vec<_> = prepared
+        .iter()
+        .filter(|prepared| is_long(prepared.seconds, limit))
+        .collect();
     if old.is_empty() {
         return CHECK.ok(format!("{} prepared, none for long", prepared.len()));
     }
@@ -187,7 +221,12 @@ pub fn slots(slots: &[Slot]) -> Diagnosis {
     };
     let of = |wanted: &dyn Fn(&&Slot) -> bool| slots.iter().filter(wanted).collect::<Vec<&Slot>>();
     let list = |some: &[&Slot]| some.iter().map(described).collect::<Vec<_>>().join(", ");
-    let drops = |some: &[&Slot]| some.iter().map(|slot| drop_slot(&slot.name)).collect::<Vec<_>>().join("; ");
+    let drops = |some: &[&Slot]| {
+        some.iter()
+            .map(|slot| drop_slot(&slot.name))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
     let large = of(&|slot| slot.kept_bytes > WAL_BYTES_MAX);
     if !large.is_empty() {
         return CHECK.problem(
@@ -274,10 +313,16 @@ mod tests {
         };
         assert_eq!(slots(&[]).verdict, Verdict::Ok);
         assert_eq!(slots(&[slot(true, "reserved", 1 << 30)]).verdict, Verdict::Ok);
-        assert_eq!(slots(&[slot(true, "extended", (1 << 30) + 1)]).verdict, Verdict::Problem);
+        assert_eq!(
+            slots(&[slot(true, "extended", (1 << 30) + 1)]).verdict,
+            Verdict::Problem
+        );
         assert_eq!(slots(&[slot(false, "reserved", 16)]).verdict, Verdict::Advice);
         let lost = slots(&[slot(false, "lost", 0)]);
-        assert!(lost.fix.is_some_and(|fix| fix == "SELECT pg_drop_replication_slot('cdc')"));
+        assert!(
+            lost.fix
+                .is_some_and(|fix| fix == "SELECT pg_drop_replication_slot('cdc')")
+        );
     }
 
     #[test]
@@ -291,7 +336,10 @@ mod tests {
         };
         assert_eq!(old_snapshot(&[], LIMIT).verdict, Verdict::Ok);
         assert_eq!(old_snapshot(&[snapshot(9, Some(300.0))], LIMIT).verdict, Verdict::Ok);
-        assert_eq!(old_snapshot(&[snapshot(9, Some(301.0))], LIMIT).verdict, Verdict::Problem);
+        assert_eq!(
+            old_snapshot(&[snapshot(9, Some(301.0))], LIMIT).verdict,
+            Verdict::Problem
+        );
         assert_eq!(old_snapshot(&[snapshot(1_000_000, None)], LIMIT).verdict, Verdict::Ok);
         let hidden = old_snapshot(&[snapshot(1_000_001, None)], LIMIT);
         assert_eq!(hidden.verdict, Verdict::Problem);
@@ -301,7 +349,9 @@ mod tests {
     #[test]
     fn a_writer_of_unknown_age_is_judged_by_those_after_it() {
         let writer = |age_seconds, later_transactions| OpenWriter {
-            writer: WriterIdentity::Prepared { gid: "o'brien".to_owned() },
+            writer: WriterIdentity::Prepared {
+                gid: "o'brien".to_owned(),
+            },
             age_seconds,
             later_transactions,
         };
@@ -339,7 +389,10 @@ mod tests {
         assert_eq!(judged(true, 1, &[299.0]).0, Verdict::Ok);
         assert_eq!(judged(true, 1, &[299.0, 301.0]).0, Verdict::Problem);
         let (verdict, fix) = judged(false, 1, &[]);
-        assert_eq!((verdict, fix.as_str()), (Verdict::Advice, "GRANT pg_read_all_stats TO relay"));
+        assert_eq!(
+            (verdict, fix.as_str()),
+            (Verdict::Advice, "GRANT pg_read_all_stats TO relay")
+        );
         let (verdict, fix) = judged(true, 0, &[]);
         assert_eq!(verdict, Verdict::Advice);
         assert!(fix.starts_with("ALTER DATABASE app SET"), "{fix}");

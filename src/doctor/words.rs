@@ -61,8 +61,14 @@ mod tests {
         assert_eq!(span(7_200.4), "2h");
         assert_eq!(span(-1.0), "0s");
         assert_eq!((size(0), size(1023)), ("0 bytes".to_owned(), "1023 bytes".to_owned()));
-        assert_eq!((size(1 << 20), size(3 << 29)), ("1.0 MiB".to_owned(), "1.5 GiB".to_owned()));
-        assert_eq!((count(1, "row"), count(2, "row")), ("1 row".to_owned(), "2 rows".to_owned()));
+        assert_eq!(
+            (size(1 << 20), size(3 << 29)),
+            ("1.0 MiB".to_owned(), "1.5 GiB".to_owned())
+        );
+        assert_eq!(
+            (count(1, "row"), count(2, "row")),
+            ("1 row".to_owned(), "2 rows".to_owned())
+        );
     }
 
     #[test]

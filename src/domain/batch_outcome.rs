@@ -438,7 +438,11 @@ mod tests {
             (1, "u", "", None),
         ];
         assert_eq!(held, expected);
-        assert!(kept_back.iter().all(|row| row.lane.is_none() || outcome.holds_back(row)));
+        assert!(
+            kept_back
+                .iter()
+                .all(|row| row.lane.is_none() || outcome.holds_back(row))
+        );
         assert!(!outcome.holds_back(&row(9, Some(0), "t", Some("a"), 0)));
         let of_pauses = outcome.holds.iter().filter(|hold| hold.head_id != Some(2));
         for hold in of_pauses {

@@ -108,7 +108,8 @@ impl Clients {
         BaseConsumer::from_config_and_context(&config, context)
     }
 
-    fn parts(&self) -> (ClientConfig, Context) {
+    /// What any client is built from: the settings and a context.
+    pub fn parts(&self) -> (ClientConfig, Context) {
         // Settings and generation are replaced under this lock.
         let current = lock(&self.current);
         let login = Login::new(self.tokens.clone());

@@ -3,20 +3,24 @@
 
 mod authorized;
 
+use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rdkafka::ClientContext;
 use rdkafka::admin::{AdminOptions, ConfigResource, ResourceSpecifier};
+use rdkafka::client::OAuthToken;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
-use rdkafka::{ClientConfig, ClientContext};
 
 use super::admin::Admin;
+use super::clients::Clients;
+use super::context::Context;
 use super::lock;
-use super::log_context::LogContext;
+use super::settings::ClientSettings;
 
 /// Brokers are asked again so often, and what the client says of its connections is listened to for so long in between.
 const ASK_EVERY: Duration = Duration::from_millis(500);
@@ -90,10 +94,13 @@ pub struct Security {
     pub mechanism: Option<String>,
     pub login: Option<String>,
     pub has_certificate: bool,
+    /// Who we are in an ACL.
+    pub principal: String,
 }
 
 impl Security {
-    pub fn of(config: &ClientConfig) -> Self {
+    pub fn of(settings: &ClientSettings) -> Self {
+        let config = &settings.read.config;
         let get = |name: &str| config.get(name).map(str::to_owned);
         let protocol = get("security.protocol").unwrap_or_default().to_lowercase();
         let is_off = |name: &str, off: &str| config.get(name).is_some_and(|value| value.eq_ignore_ascii_case(off));
@@ -109,34 +116,33 @@ impl Security {
             login: get("sasl.username"),
             has_certificate: config.get("ssl.certificate.location").is_some()
                 || config.get("ssl.keystore.location").is_some(),
+            principal: settings.read.security.principal(None),
             brokers,
-        }
-    }
-
-    /// Who we are in an ACL.
-    pub fn principal(&self) -> String {
-        match (&self.mechanism, &self.login) {
-            (Some(_), Some(login)) => format!("User:{login}"),
-            (Some(_), None) => "User:…".to_owned(),
-            (None, _) if self.is_encrypted && self.has_certificate => "User:CN=…".to_owned(),
-            (None, _) => "User:ANONYMOUS".to_owned(),
         }
     }
 }
 
 fn is_local(broker: &str) -> bool {
-    ["localhost:", "127.", "[::1]:"].iter().any(|here| broker.starts_with(here))
+    ["localhost:", "127.", "[::1]:"]
+        .iter()
+        .any(|here| broker.starts_with(here))
 }
 
 /// Remembers the reason that says most about why connections fail.
-#[derive(Default)]
 struct Listener {
+    context: Context,
     reason: Mutex<Option<Unreachable>>,
 }
 
 impl ClientContext for Listener {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = Context::ENABLE_REFRESH_OAUTH_TOKEN;
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        LogContext.log(level, facility, message);
+        self.context.log(level, facility, message);
+    }
+
+    fn generate_oauth_token(&self, properties: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        self.context.generate_oauth_token(properties)
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -162,18 +168,31 @@ pub struct Inspector {
     /// group.
     client: BaseConsumer<Listener>,
     admin: Arc<Admin>,
+    /// Who we are in an ACL.
+    pub principal: String,
 }
 
 impl Inspector {
-    /// Connects lazily.
-    pub fn new(config: &ClientConfig) -> Result<Arc<Self>, KafkaError> {
-        let mut config = config.clone();
+    /// Connects lazily, but fetches the first token, if tokens are used.
+    pub async fn new(settings: &ClientSettings) -> Result<Arc<Self>, String> {
+        let clients = Clients::new(settings.clone());
+        clients.first_token().await?;
+        Self::of(&clients).map_err(|error| error.to_string())
+    }
+
+    fn of(clients: &Arc<Clients>) -> Result<Arc<Self>, KafkaError> {
+        let (mut config, context) = clients.parts();
         config.set("client.id", "outboxd-doctor");
         config.set("allow.auto.create.topics", "false");
         config.remove("group.id");
+        let listener = Listener {
+            context,
+            reason: Mutex::default(),
+        };
         Ok(Arc::new(Inspector {
-            client: BaseConsumer::from_config_and_context(&config, Listener::default())?,
-            admin: Admin::new(&config)?,
+            client: BaseConsumer::from_config_and_context(&config, listener)?,
+            admin: Admin::new(clients)?,
+            principal: clients.principal(),
         }))
     }
 
@@ -246,7 +265,10 @@ impl Inspector {
     fn may_write(&self, topics: &[&str], until: Instant) -> Vec<Result<Option<bool>, TopicRefusal>> {
         match authorized::may_write(self.client.client(), topics, left(until)) {
             Ok(answers) => answers.into_iter().map(|answer| answer.map_err(refusal)).collect(),
-            Err(error) => topics.iter().map(|_| Err(TopicRefusal::Other(error.to_string()))).collect(),
+            Err(error) => topics
+                .iter()
+                .map(|_| Err(TopicRefusal::Other(error.to_string())))
+                .collect(),
         }
     }
 
@@ -259,7 +281,10 @@ impl Inspector {
                 .into_iter()
                 .map(|answer| answer.map(|resource| topic_settings(&resource)).map_err(refusal))
                 .collect(),
-            Err(error) => topics.iter().map(|_| Err(TopicRefusal::Other(error.to_string()))).collect(),
+            Err(error) => topics
+                .iter()
+                .map(|_| Err(TopicRefusal::Other(error.to_string())))
+                .collect(),
         }
     }
 }
@@ -306,14 +331,21 @@ mod tests {
     fn security(properties: &[(&str, &str)]) -> Security {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", "kafka:9092");
-        config.extend(properties.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+        config.extend(
+            properties
+                .iter()
+                .map(|(name, value)| (name.to_string(), value.to_string())),
+        );
         Security::of(&config)
     }
 
     #[test]
     fn who_we_are_to_the_brokers_follows_from_the_settings() {
         let plain = security(&[("sasl.username", "unused")]);
-        assert_eq!((plain.principal().as_str(), plain.is_encrypted), ("User:ANONYMOUS", false));
+        assert_eq!(
+            (plain.principal().as_str(), plain.is_encrypted),
+            ("User:ANONYMOUS", false)
+        );
         let scram = security(&[
             ("security.protocol", "SASL_SSL"),
             ("sasl.mechanism", "SCRAM-SHA-512"),
@@ -323,7 +355,10 @@ mod tests {
         assert!(scram.is_verified && !scram.is_local);
         let mtls = security(&[("security.protocol", "ssl"), ("ssl.certificate.location", "c.pem")]);
         assert_eq!(mtls.principal(), "User:CN=…");
-        let lax = security(&[("security.protocol", "ssl"), ("ssl.endpoint.identification.algorithm", "none")]);
+        let lax = security(&[
+            ("security.protocol", "ssl"),
+            ("ssl.endpoint.identification.algorithm", "none"),
+        ]);
         assert!(lax.is_encrypted && !lax.is_verified);
         let local = security(&[("bootstrap.servers", "localhost:9092, 127.0.0.1:9093,[::1]:9094")]);
         assert!(local.is_local);

@@ -146,7 +146,8 @@ impl Clients {
             brokers: (client.sent > sent).then(|| slowest(brokers)),
             ..ClientInterval::default()
         };
-        self.0.retain(|other| other.name != client.name && now - other.at < GONE_AFTER);
+        self.0
+            .retain(|other| other.name != client.name && now - other.at < GONE_AFTER);
         self.0.push(client);
         interval.queue_rows = self.0.iter().map(|client| client.queue_rows).sum();
         interval.queue_bytes = self.0.iter().map(|client| client.queue_bytes).sum();
@@ -160,7 +161,9 @@ fn slowest<'a>(brokers: impl Iterator<Item = &'a Broker>) -> BrokerTimes {
     asked.fold(BrokerTimes::default(), |slowest, broker| BrokerTimes {
         round_trip_p50: slowest.round_trip_p50.max(Duration::from_micros(broker.rtt.p50())),
         round_trip_p99: slowest.round_trip_p99.max(Duration::from_micros(broker.rtt.p99())),
-        throttle: slowest.throttle.max(Duration::from_millis(broker.throttle.max.unsigned_abs())),
+        throttle: slowest
+            .throttle
+            .max(Duration::from_millis(broker.throttle.max.unsigned_abs())),
     })
 }
 
@@ -191,7 +194,10 @@ mod tests {
     #[test]
     fn the_slowest_broker_counts_and_one_that_was_not_asked_does_not() {
         let (mut clients, now) = (Clients(Vec::new()), Instant::now());
-        let interval = clients.note(statistics("p", 5, 0, &[(1, 500, 0), (2, 900, 0), (3, 0, 0), (-1, 5000, 0)]), now);
+        let interval = clients.note(
+            statistics("p", 5, 0, &[(1, 500, 0), (2, 900, 0), (3, 0, 0), (-1, 5000, 0)]),
+            now,
+        );
         let times = interval.brokers.expect("it has sent");
         assert_eq!(times.round_trip_p50, Duration::from_micros(900));
         assert_eq!(times.round_trip_p99, Duration::from_micros(2700));
@@ -208,7 +214,10 @@ mod tests {
             outofrange,
         };
         let both = |outofrange| (window(outofrange).p50(), window(outofrange).p99());
-        assert_eq!([both(0), both(10), both(11), both(501)], [(5, 400), (5, 400), (5, 9000), (9000, 9000)]);
+        assert_eq!(
+            [both(0), both(10), both(11), both(501)],
+            [(5, 400), (5, 400), (5, 9000), (9000, 9000)]
+        );
     }
 
     #[test]

@@ -50,7 +50,11 @@ impl ObeyedPauses {
         let mut earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
         earlier.retain(|pauses| pauses.strong_count() > 0);
         let current = self.version();
-        let oldest = earlier.iter().filter_map(Weak::upgrade).map(|pauses| pauses.version).min();
+        let oldest = earlier
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|pauses| pauses.version)
+            .min();
         // A failover may have lost the last pauses. Their version is then higher than the current one.
         oldest.map_or(current, |oldest| oldest.min(current - 1))
     }

@@ -81,7 +81,10 @@ pub fn counted(before: Option<&Counters>, now: &Counters) {
 
 /// Records commands that ended in this way after about this time.
 fn record_commands(duration: &DurationCount, count: u64) {
-    let Some(outcome) = COMMAND_OUTCOMES.into_iter().find(|outcome| *outcome == duration.outcome) else {
+    let Some(outcome) = COMMAND_OUTCOMES
+        .into_iter()
+        .find(|outcome| *outcome == duration.outcome)
+    else {
         return;
     };
     let middle = middle_of_bucket(duration.at_most_seconds);

@@ -1,6 +1,8 @@
 //! What a metric is: its kind, the labels with their bounds, and how it is registered.
 
-use metrics::{Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::{BUCKETS, kit};
 use crate::domain::retention::Table;
@@ -159,7 +161,8 @@ impl Metric {
         for &(label, _) in self.labels {
             let values = known_values(label);
             let longer = |labels: &Vec<Label>| -> Vec<Vec<Label>> {
-                let with = |&value: &&'static str| [labels.as_slice(), &[Label::from_static_parts(label, value)]].concat();
+                let with =
+                    |&value: &&'static str| [labels.as_slice(), &[Label::from_static_parts(label, value)]].concat();
                 values.iter().map(with).collect()
             };
             known = known.iter().flat_map(longer).collect();
@@ -196,8 +199,14 @@ mod tests {
     #[test]
     fn a_bound_counts_every_line_of_every_combination_of_labels() {
         assert_eq!(metric(Kind::Gauge, &[]).series_max(), 1);
-        assert_eq!(metric(Kind::Gauge, &[("operation", 21), ("state", 5)]).series_max(), 105);
-        assert_eq!(metric(Kind::Histogram, &[("topic", 51)]).series_max(), 51 * (BUCKETS.len() + 3));
+        assert_eq!(
+            metric(Kind::Gauge, &[("operation", 21), ("state", 5)]).series_max(),
+            105
+        );
+        assert_eq!(
+            metric(Kind::Histogram, &[("topic", 51)]).series_max(),
+            51 * (BUCKETS.len() + 3)
+        );
     }
 
     #[test]

@@ -41,11 +41,23 @@ const LABELS: [(&str, &str); 11] = [
     ),
     ("stream", "`ordered`: rows with a key. `unordered`: rows without."),
     ("table", "The table of the schema."),
-    ("state", "Of connections: `used`, `idle`, `waiting`. Of commands: `active`, `stale`, `retryable`, `expired`, `final`."),
-    ("reason", "`authentication`, `tls`, `resolve`, `connection`, `timeout`, `all_brokers_down`, `fatal`, `other`."),
+    (
+        "state",
+        "Of connections: `used`, `idle`, `waiting`. Of commands: `active`, `stale`, `retryable`, `expired`, `final`.",
+    ),
+    (
+        "reason",
+        "`authentication`, `tls`, `resolve`, `connection`, `timeout`, `all_brokers_down`, `fatal`, `other`.",
+    ),
     ("quantile", "`0.5`, `0.99`."),
-    ("operation", "The part of a command's scope behind the tenant. The first 20 keep theirs, the others are `other`."),
-    ("consumer", "The first 32 consumers (`outbox.consumer_slot`) have theirs, the others are `other`."),
+    (
+        "operation",
+        "The part of a command's scope behind the tenant. The first 20 keep theirs, the others are `other`.",
+    ),
+    (
+        "consumer",
+        "The first 32 consumers (`outbox.consumer_slot`) have theirs, the others are `other`.",
+    ),
     (
         "outcome",
         "Of commands: `succeeded`, `failed_retryable`, `failed_final`. Of inbox messages: `done`, `discarded`, `poison`.",
@@ -76,7 +88,10 @@ fn write_lists(page: &mut String) -> std::fmt::Result {
         writeln!(page, "| `{label}` | {values} |")?;
     }
     let total: usize = all().map(Metric::series_max).sum();
-    writeln!(page, "\nA scrape shows at most {total} series, whatever applications do.")
+    writeln!(
+        page,
+        "\nA scrape shows at most {total} series, whatever applications do."
+    )
 }
 
 fn write_metric(page: &mut String, metric: &Metric) -> std::fmt::Result {
@@ -104,7 +119,10 @@ fn the_page_is_current() {
         std::fs::write(PATH, &text).expect("the page can be written");
     }
     let page = std::fs::read_to_string(PATH).unwrap_or_default();
-    assert!(page == text, "{PATH} is not what the code says: run `make metrics-page`");
+    assert!(
+        page == text,
+        "{PATH} is not what the code says: run `make metrics-page`"
+    );
 }
 
 #[test]
@@ -114,7 +132,9 @@ fn every_label_is_explained_and_every_metric_that_is_named_exists() {
     }
     let named = INTRODUCTION.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     for name in named.filter(|name| name.starts_with("outboxd_")) {
-        let metric = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+        let metric = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|suffix| name.strip_suffix(suffix));
         let metric = metric.unwrap_or(name);
         assert!(all().any(|known| known.name == metric), "{name}");
     }
@@ -123,6 +143,10 @@ fn every_label_is_explained_and_every_metric_that_is_named_exists() {
 #[test]
 fn help_is_a_sentence_that_fits_into_a_table() {
     for metric in all() {
-        assert!(metric.help.ends_with('.') && !metric.help.contains(['|', '\n']), "{}", metric.name);
+        assert!(
+            metric.help.ends_with('.') && !metric.help.contains(['|', '\n']),
+            "{}",
+            metric.name
+        );
     }
 }

@@ -13,11 +13,7 @@ pub(super) const PROCESS: &[Metric] = &[
         "process_cpu_seconds_total",
         "Processor time used, in whole seconds.",
     ),
-    process(
-        Kind::Gauge,
-        "process_resident_memory_bytes",
-        "Resident memory.",
-    ),
+    process(Kind::Gauge, "process_resident_memory_bytes", "Resident memory."),
     process(Kind::Gauge, "process_virtual_memory_bytes", "Virtual memory."),
     process(
         Kind::Gauge,

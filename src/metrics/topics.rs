@@ -146,7 +146,10 @@ mod tests {
     #[test]
     fn the_values_of_each_topic_are_combined() {
         let items = [("a", 1), ("b", 5), ("a", 3), ("a", 2)];
-        assert_eq!(by_topic(items.into_iter(), i32::max), BTreeMap::from([("a", 3), ("b", 5)]));
+        assert_eq!(
+            by_topic(items.into_iter(), i32::max),
+            BTreeMap::from([("a", 3), ("b", 5)])
+        );
         assert_eq!(by_topic(items.into_iter(), |one, other| one + other)["a"], 6);
     }
 }

@@ -47,7 +47,6 @@ params!(
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
-    Option<SystemTime> => TIMESTAMPTZ,
     Vec<bool> => BOOL_ARRAY,
     Vec<i16> => INT2_ARRAY,
     Vec<i32> => INT4_ARRAY,

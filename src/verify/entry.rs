@@ -60,7 +60,9 @@ impl Expected {
             topic,
             partition_choice: row.partition_choice(),
             unit: row.unit().map(|unit| number(&(&row.topic, unit, stored.requeued_by))),
-            repeat_unit: stored.replayed_by.map(|replay| number(&(&row.topic, row.unit(), replay))),
+            repeat_unit: stored
+                .replayed_by
+                .map(|replay| number(&(&row.topic, row.unit(), replay))),
             version: version.map(|version| (aggregate, version)),
             created: micros(row.created_at),
             published: stored.published_at.map(micros),

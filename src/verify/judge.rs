@@ -134,7 +134,8 @@ impl Judge {
         if row.repeat_unit.is_some() && repeats == 0 {
             self.note_missing(row, "replayed, but only the earlier copy is in the topic");
         }
-        self.unit_of(row, first, repeats).map(|unit| first_copy(row, first, unit))
+        self.unit_of(row, first, repeats)
+            .map(|unit| first_copy(row, first, unit))
     }
 
     /// The unit among whose rows the first copy has its place. `None` if no order is promised, or if it is not certain which copy
@@ -566,7 +567,11 @@ mod tests {
         let altered = |row: &Expected, records| judged(context(), vec![row.clone()], records).altered.count;
         assert_eq!(altered(&corrected, vec![before.clone(), after.clone()]), 0);
         assert_eq!(altered(&corrected, vec![before.clone()]), 1, "only as it was");
-        assert_eq!(altered(&row(5), vec![before.clone(), after]), 1, "nobody has corrected it");
+        assert_eq!(
+            altered(&row(5), vec![before.clone(), after]),
+            1,
+            "nobody has corrected it"
+        );
         let pending = Expected {
             published: None,
             ..corrected
@@ -621,7 +626,11 @@ mod tests {
         let swapped = vec![record(9, 1), repeat(6, 2), repeat(5, 3)];
         assert_eq!(disorder(&rows, swapped), 1);
         let originals = vec![record(6, 1), record(5, 2), repeat(5, 3), repeat(6, 4), record(9, 5)];
-        assert_eq!(disorder(&rows, originals), 1, "the first copies were sent in order, too");
+        assert_eq!(
+            disorder(&rows, originals),
+            1,
+            "the first copies were sent in order, too"
+        );
         let twice = vec![repeat(6, 1), repeat(5, 2), repeat(6, 3), record(9, 4)];
         assert_eq!(disorder(&rows, twice), 0, "one of them is of another replay");
     }

@@ -108,7 +108,14 @@ impl OwnKafka {
 
     /// Grants an operation on a topic to a principal, and so denies the topic to all who were granted nothing.
     pub fn grant(&self, principal: &str, operation: &str, topic: &str) {
-        let allowed = ["--allow-principal", principal, "--operation", operation, "--topic", topic];
+        let allowed = [
+            "--allow-principal",
+            principal,
+            "--operation",
+            operation,
+            "--topic",
+            topic,
+        ];
         kafka_tool(ADD_ACL, &self.address, &allowed);
     }
 
@@ -162,7 +169,11 @@ pub const ADD_ACL: &[&str] = &["org.apache.kafka.tools.AclCommand", "--add", "--
 /// Runs one of Kafka's own tools, a class and its first arguments, against a broker; panics with its words if it fails.
 pub fn kafka_tool(tool: &[&str], broker: &str, args: &[&str]) {
     let output = Command::new("java")
-        .args(["-XX:TieredStopAtLevel=1", "-cp", &format!("{}/*", Stack::get().kafka_libs)])
+        .args([
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            &format!("{}/*", Stack::get().kafka_libs),
+        ])
         .args(tool)
         .args(["--bootstrap-server", broker])
         .args(args)

@@ -27,7 +27,11 @@ fn pause(world: &World, scope: &[&str]) -> serde_json::Value {
 /// Resumes, and waits until that is in effect.
 fn resume(world: &World, scope: &[&str]) -> serde_json::Value {
     let said = told(world, "resume", scope);
-    assert_eq!((&said["in_effect"], &said["changed"]), (&true.into(), &1.into()), "{said}");
+    assert_eq!(
+        (&said["in_effect"], &said["changed"]),
+        (&true.into(), &1.into()),
+        "{said}"
+    );
     said
 }
 

@@ -119,7 +119,9 @@ fn assert_copies(records: &[Record], rows: u64, count: impl Fn(u64) -> usize) {
 fn assert_repeats_ascend(records: &[Record]) -> usize {
     let (mut seen, mut last) = (std::collections::HashSet::new(), HashMap::new());
     for record in records.iter().filter(|record| is_flagged(record)) {
-        let Some(number) = record.json()["n"].as_u64() else { continue };
+        let Some(number) = record.json()["n"].as_u64() else {
+            continue;
+        };
         if seen.insert(number) {
             let before = last.insert(record.key_text(), number).unwrap_or(0);
             assert!(before < number, "key {}: {number} after {before}", record.key_text());

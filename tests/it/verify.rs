@@ -275,7 +275,11 @@ async fn note_redrive(plot: &Plot, operation: i64, ids: &[i64]) {
 async fn redriven_rows_are_judged_among_themselves() {
     let plot = Plot::with(1, &["a", "a", "a", "a", "b"]).await;
     plot.publish(&[3, 4, 1, 2, 5]).await;
-    assert_eq!(plot.verify(&["--serialized-keys"]).count("out_of_order"), 2, "nobody has redriven them");
+    assert_eq!(
+        plot.verify(&["--serialized-keys"]).count("out_of_order"),
+        2,
+        "nobody has redriven them"
+    );
     note_redrive(&plot, 7, &[1, 2]).await;
     plot.verify(&["--serialized-keys"]).assert_only("", None, 0);
 }
@@ -285,7 +289,8 @@ async fn redriven_rows_of_one_operation_in_the_wrong_order_are_called_so() {
     let plot = Plot::with(1, &["a", "a", "a", "a"]).await;
     plot.publish(&[3, 4, 2, 1]).await;
     note_redrive(&plot, 7, &[1, 2]).await;
-    plot.verify(&["--serialized-keys"]).assert_only("out_of_order", Some(1), 1);
+    plot.verify(&["--serialized-keys"])
+        .assert_only("out_of_order", Some(1), 1);
     plot.verify(&[]).assert_only("may_overlap", Some(1), 2);
     // The second operation was later, or a row of the first was refused once more.
     note_redrive(&plot, 8, &[1]).await;
@@ -312,7 +317,12 @@ async fn a_corrected_row_may_have_arrived_as_it_was_before() {
     corrected.payload = Some(b"corrected".to_vec());
     plot.plant(&corrected).await;
     let verified = plot.verify(&[]);
-    assert_eq!((verified.count("altered"), verified.code), (0, Some(0)), "{:#}", verified.report);
+    assert_eq!(
+        (verified.count("altered"), verified.code),
+        (0, Some(0)),
+        "{:#}",
+        verified.report
+    );
 }
 
 #[tokio::test]

@@ -56,7 +56,8 @@ pub async fn redrive(args: &RedriveArgs) -> Result<(), Failure> {
         Some(payload) => correct(&outbox, args, &dead, &purpose, &payload).await,
         None => {
             let operation = Operation::new(&REDRIVE, &args.operation, matched(&dead));
-            let change = async |ids: &[i64], operation: Option<i64>| outbox.dead_redrive(ids, &purpose, operation).await;
+            let change =
+                async |ids: &[i64], operation: Option<i64>| outbox.dead_redrive(ids, &purpose, operation).await;
             operation.run(dead.ids.chunks(CHUNK_ROWS), change).await
         }
     }

@@ -36,7 +36,12 @@ pub async fn show(args: &ShowArgs) -> Result<(), Failure> {
     let database = Check::run(|check| args.database.database(check))?;
     let outbox = open(&database, &args.database.schema).await?;
     let found = outbox.dead_message(args.id).await.map_err(failure)?;
-    let dead = found.ok_or_else(|| Failure::Usage(format!("message {} is no dead letter; see `outboxd dead list`", args.id)))?;
+    let dead = found.ok_or_else(|| {
+        Failure::Usage(format!(
+            "message {} is no dead letter; see `outboxd dead list`",
+            args.id
+        ))
+    })?;
     let output = match (args.payload, args.json) {
         (true, _) => payload(&dead)?.to_vec(),
         (_, true) => as_json(&dead)?.into_bytes(),
@@ -157,10 +162,21 @@ fn as_text(dead: &DeadMessage) -> String {
         ("attempts", Some(row.attempts.to_string())),
         ("dead for", Some(age(dead.age_seconds))),
         ("error", dead.error.clone()),
-        ("redriven by", dead.requeued_by.map(|operation| format!("operation {operation}, in vain"))),
-        ("headers", row.headers.as_ref().map(|json| String::from_utf8_lossy(json).into_owned())),
+        (
+            "redriven by",
+            dead.requeued_by
+                .map(|operation| format!("operation {operation}, in vain")),
+        ),
+        (
+            "headers",
+            row.headers
+                .as_ref()
+                .map(|json| String::from_utf8_lossy(json).into_owned()),
+        ),
         ("payload", Some(body)),
     ];
     let lines = lines.into_iter().filter_map(|(name, value)| Some((name, value?)));
-    lines.map(|(name, value)| format!("{name:<14}  {}\n", plain(&value))).collect()
+    lines
+        .map(|(name, value)| format!("{name:<14}  {}\n", plain(&value)))
+        .collect()
 }

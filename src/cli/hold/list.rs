@@ -50,7 +50,9 @@ fn as_text(held: &[HeldUnit]) -> String {
     }
     let rows: Vec<Vec<String>> = held.iter().map(cells).collect();
     table(
-        &["TOPIC", "WHAT", "HEAD", "HOLDS", "TRIED", "HELD FOR", "NEXT TRY", "ERROR"],
+        &[
+            "TOPIC", "WHAT", "HEAD", "HOLDS", "TRIED", "HELD FOR", "NEXT TRY", "ERROR",
+        ],
         &rows,
     )
 }

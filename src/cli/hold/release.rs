@@ -37,7 +37,8 @@ pub async fn release(args: &ReleaseArgs) -> Result<(), Failure> {
     let outbox = open(&database, &args.database.schema).await?;
     let held = outbox.hold_list(&filter).await.map_err(failure)?;
     let operation = Operation::new(&RELEASE, &args.operation, matched(&held));
-    let change = async |held: &[HeldUnit], operation: Option<i64>| outbox.holds_release(held, &purpose, operation).await;
+    let change =
+        async |held: &[HeldUnit], operation: Option<i64>| outbox.holds_release(held, &purpose, operation).await;
     operation.run(chunks(&held), change).await
 }
 
@@ -90,6 +91,9 @@ mod tests {
         let sizes: Vec<usize> = chunks(&all).iter().map(|chunk| chunk.len()).collect();
         assert_eq!(sizes, [15, 15, 10]);
         assert_eq!(chunks(&[held("t", 5_000), held("t", 1)]).len(), 2);
-        assert_eq!(matched(&all).topics, [("t0".to_owned(), 1_280), ("t1".to_owned(), 1_280)]);
+        assert_eq!(
+            matched(&all).topics,
+            [("t0".to_owned(), 1_280), ("t1".to_owned(), 1_280)]
+        );
     }
 }

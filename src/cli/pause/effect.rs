@@ -150,7 +150,12 @@ mod tests {
         assert!(none.summary().contains("no relay is running") && none.require("pause").is_ok());
         let json = some.as_json(json!({ "command": "pause" }));
         assert_eq!(
-            (&json["in_effect"], &json["waiting_for"], &json["workers"], &json["command"]),
+            (
+                &json["in_effect"],
+                &json["waiting_for"],
+                &json["workers"],
+                &json["command"]
+            ),
             (&json!(false), &json!(["b\u{7}"]), &json!(2), &json!("pause"))
         );
     }

@@ -76,7 +76,11 @@ fn command(subcommand: &str, arguments: &str, schema: &str) -> String {
         other => format!("--schema {other}"),
     };
     let words = ["outboxd", subcommand, &schema, arguments];
-    words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    words
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// The filter of `hold release` for a hold.

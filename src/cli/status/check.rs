@@ -68,7 +68,10 @@ impl CheckArgs {
             dead: number("--max-dead", &self.max_dead),
             held: number("--max-held", &self.max_held),
             workers: check.number("--min-workers", &self.min_workers, 0, 10_000) as i64,
-            oldest: self.max_oldest.as_ref().map(|oldest| check.duration("--max-oldest", oldest)),
+            oldest: self
+                .max_oldest
+                .as_ref()
+                .map(|oldest| check.duration("--max-oldest", oldest)),
         }
     }
 }
@@ -85,16 +88,32 @@ impl Limits {
             limits.push(Limit::new("--max-oldest", seconds <= max.as_secs_f64(), found));
         }
         if let Some(max) = self.pending {
-            limits.push(counted("--max-pending", "pending", backlog.pending, max, backlog.capped));
+            limits.push(counted(
+                "--max-pending",
+                "pending",
+                backlog.pending,
+                max,
+                backlog.estimated,
+            ));
         }
         if let Some(max) = self.dead {
-            limits.push(counted("--max-dead", "dead", backlog.dead, max, backlog.dead >= SCAN_MAX));
+            limits.push(counted(
+                "--max-dead",
+                "dead",
+                backlog.dead,
+                max,
+                backlog.dead >= SCAN_MAX,
+            ));
         }
         if let Some(max) = self.held {
             let found = format!("{held} keys, topics and partitions are held, {max} are allowed");
             limits.push(Limit::new("--max-held", held <= max, found));
         }
-        let live = status.workers.iter().filter(|worker| worker.lease_left_seconds > 0.0).count();
+        let live = status
+            .workers
+            .iter()
+            .filter(|worker| worker.lease_left_seconds > 0.0)
+            .count();
         let found = format!("{live} workers are alive, {} are needed", self.workers);
         limits.push(Limit::new("--min-workers", live as i64 >= self.workers, found));
         limits
@@ -204,7 +223,10 @@ mod tests {
             ..Limits::default()
         };
         assert_eq!(broken(&at_most(99_999), &status), [("--max-pending", Verdict::Broken)]);
-        assert_eq!(broken(&at_most(100_000), &status), [("--max-pending", Verdict::Undecided)]);
+        assert_eq!(
+            broken(&at_most(100_000), &status),
+            [("--max-pending", Verdict::Undecided)]
+        );
         status.backlog.capped = false;
         assert_eq!(broken(&at_most(100_000), &status), []);
     }

@@ -30,7 +30,11 @@ pub fn advice(pauses: &[PauseStatus]) -> Option<String> {
     let flags = match (&pause.topic, &pause.key) {
         (None, _) => "--all".to_owned(),
         (Some(topic), None) => format!("--topic {}", shell_words::quote(topic)),
-        (Some(topic), Some(key)) => format!("--topic {} --key {}", shell_words::quote(topic), shell_words::quote(key)),
+        (Some(topic), Some(key)) => format!(
+            "--topic {} --key {}",
+            shell_words::quote(topic),
+            shell_words::quote(key)
+        ),
     };
     let more = match pauses.len() {
         1 => String::new(),

@@ -140,8 +140,8 @@ pub fn age(seconds: f64) -> String {
 pub mod tests {
     use super::*;
     use crate::domain::sample::Sample;
-    use crate::outbox::{PauseStatus, WriterIdentity};
     use crate::outbox::status::{DeadStatus, OpenWriter, WorkerStatus};
+    use crate::outbox::{PauseStatus, WriterIdentity};
     use proptest::prelude::*;
 
     pub fn quiet() -> Status {

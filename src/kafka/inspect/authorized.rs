@@ -10,10 +10,11 @@ use rdkafka::bindings::{
     rd_kafka_AclOperation_t, rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new,
     rd_kafka_AdminOptions_set_include_authorized_operations, rd_kafka_AdminOptions_set_request_timeout,
     rd_kafka_AdminOptions_t, rd_kafka_DescribeTopics, rd_kafka_DescribeTopics_result_topics,
-    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names, rd_kafka_TopicDescription_authorized_operations,
-    rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_t, rd_kafka_admin_op_t, rd_kafka_error_code,
-    rd_kafka_error_destroy, rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error,
-    rd_kafka_event_t, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_resp_err_t, rd_kafka_t,
+    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
+    rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_t,
+    rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy, rd_kafka_event_DescribeTopics_result,
+    rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_queue_destroy, rd_kafka_queue_new,
+    rd_kafka_queue_poll, rd_kafka_resp_err_t, rd_kafka_t,
 };
 use rdkafka::client::Client;
 use rdkafka::error::{KafkaError, KafkaResult};
@@ -76,7 +77,10 @@ pub fn may_write<C: ClientContext>(
 
 /// Sends the request and waits for the event that answers it.
 fn describe(client: *mut rd_kafka_t, topics: &[&str], within: Duration) -> KafkaResult<Owned<rd_kafka_event_t>> {
-    let names: Vec<CString> = topics.iter().map(|topic| CString::new(*topic)).collect::<Result<_, _>>()?;
+    let names: Vec<CString> = topics
+        .iter()
+        .map(|topic| CString::new(*topic))
+        .collect::<Result<_, _>>()?;
     let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
     let refused = || KafkaError::AdminOpCreation("the client library refuses the request".to_owned());
     // SAFETY: the client outlives this call, and so do the names. The library copies the names and the options before it returns,
@@ -129,7 +133,9 @@ unsafe fn is_writable(topic: *const rd_kafka_TopicDescription_t) -> Result<Optio
             return Ok(None);
         }
         // Without a single operation the array has no elements, and is not aligned for any.
-        Ok(Some(count > 0 && slice::from_raw_parts(operations, count).contains(&WRITE)))
+        Ok(Some(
+            count > 0 && slice::from_raw_parts(operations, count).contains(&WRITE),
+        ))
     }
 }
 

@@ -10,6 +10,7 @@ use tokio_postgres::error::SqlState;
 
 use super::from_row::{FromRow, from_row};
 use super::{Database, Error, Outbox, Params, Result};
+use crate::tls::Verify;
 
 pub use pooler::{Backends, backends};
 
@@ -28,18 +29,19 @@ pub struct Transport {
 }
 
 impl Database {
-    pub fn transport(&self) -> Transport {
-        let (hosts, ports) = (self.config.get_hosts(), self.config.get_ports());
+    pub fn transport(&self) -> Result<Transport> {
+        let server = self.server().map_err(Error::Setting)?;
+        let (hosts, ports) = (server.config.get_hosts(), server.config.get_ports());
         let port = |index: usize| ports.get(index).or(ports.first()).copied().unwrap_or(5432);
         let addresses = hosts.iter().enumerate().map(|(index, host)| match host {
             Host::Tcp(name) => format!("{name}:{}", port(index)),
             Host::Unix(folder) => format!("{}:{}", folder.display(), port(index)),
         });
-        Transport {
+        Ok(Transport {
             address: addresses.collect::<Vec<_>>().join(","),
             is_local: hosts.iter().all(is_local),
-            is_verified: self.verify_server,
-        }
+            is_verified: server.tls.verify != Verify::Nothing,
+        })
     }
 }
 
@@ -235,7 +237,8 @@ impl Outbox {
         self.query(&self.statements.permissions, &[]).await
     }
 
-    pub async fn connections(&self) -> Result<Connections> {
+    /// How many sessions there may be, and are.
+    pub async fn sessions_allowed(&self) -> Result<Connections> {
         self.query_one(&self.statements.connections, &[]).await
     }
 

@@ -79,12 +79,7 @@ impl Outbox {
 
     /// Reads the head of a hold. If any row may be the head, it is none of `acknowledged`, and its key is none of `paused_keys`.
     /// Returns `None` if there is no such pending row, so that the hold has no reason any more.
-    pub async fn read_head(
-        &self,
-        hold: &Hold,
-        acknowledged: &[i64],
-        paused_keys: &[&str],
-    ) -> Result<Option<Row>> {
+    pub async fn read_head(&self, hold: &Hold, acknowledged: &[i64], paused_keys: &[&str]) -> Result<Option<Row>> {
         let Hold { lane, topic, unit, .. } = hold;
         let head: Option<Row> = match hold.head_id {
             Some(head) => self.query_opt(&self.statements.read_head, &[lane, &head]).await?,

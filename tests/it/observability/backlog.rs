@@ -22,7 +22,10 @@ struct Sampled {
 async fn session(world: &World) -> Client {
     let session = world.session().await;
     for (name, value) in PLANNER_SETTINGS {
-        session.batch_execute(&format!("SET {name} = {value}")).await.expect("a setting");
+        session
+            .batch_execute(&format!("SET {name} = {value}"))
+            .await
+            .expect("a setting");
     }
     session
 }
@@ -30,7 +33,11 @@ async fn session(world: &World) -> Client {
 /// A sample as a worker takes it, which has given labels to these topics.
 async fn sample(world: &World, labelled: &[&str]) -> Sampled {
     let sql = statement::text("sample_backlog");
-    let sample = session(world).await.query_one(&sql, &[&BOUND, &labelled]).await.expect("a sample");
+    let sample = session(world)
+        .await
+        .query_one(&sql, &[&BOUND, &labelled])
+        .await
+        .expect("a sample");
     let topics: serde_json::Value = serde_json::from_str(sample.get("topics")).expect("JSON");
     let topics = topics.as_array().expect("a list").iter().map(|topic| {
         let count = |name: &str| topic[name].as_i64().expect("a count");
@@ -75,7 +82,10 @@ async fn a_backlog_within_the_bound_is_counted() {
     assert!(!sampled.estimated, "the last id was read");
     assert_eq!(sampled.pending, BOUND - 3);
     let (a, b) = (pending_of(&world, "a").await, pending_of(&world, "b").await);
-    assert_eq!(sampled.topics, BTreeMap::from([("a".to_owned(), (a, 3)), ("b".to_owned(), (b, 0))]));
+    assert_eq!(
+        sampled.topics,
+        BTreeMap::from([("a".to_owned(), (a, 3)), ("b".to_owned(), (b, 0))])
+    );
 }
 
 #[tokio::test]
@@ -141,8 +151,16 @@ async fn a_row_whose_delay_is_over_is_pending_since_then() {
         )
         .await;
     let sampled = sample(&world, &[]).await;
-    assert_eq!((sampled.pending, sampled.estimated), (1, false), "the third lies below the floors");
-    assert!((3600.0..4000.0).contains(&sampled.oldest_seconds), "{}", sampled.oldest_seconds);
+    assert_eq!(
+        (sampled.pending, sampled.estimated),
+        (1, false),
+        "the third lies below the floors"
+    );
+    assert!(
+        (3600.0..4000.0).contains(&sampled.oldest_seconds),
+        "{}",
+        sampled.oldest_seconds
+    );
 }
 
 #[tokio::test]
@@ -157,7 +175,11 @@ async fn a_topic_with_a_label_is_named_and_so_are_the_fifty_largest_others() {
     let sampled = sample(&world, &["topic-1", "absent"]).await;
     assert_eq!(sampled.topics["topic-1"].0, 1);
     assert_eq!(sampled.topics["topic-60"].0, 60);
-    assert_eq!(sampled.topics.len(), 52, "those with a label, fifty others, and the rest");
+    assert_eq!(
+        sampled.topics.len(),
+        52,
+        "those with a label, fifty others, and the rest"
+    );
     let all: i64 = sampled.topics.values().map(|(pending, _)| pending).sum();
     assert_eq!(all, sampled.pending);
     assert_eq!(all, world.pending().await);
@@ -188,10 +210,14 @@ async fn a_worker_shows_the_backlog_by_topic_and_whether_it_is_estimated() {
     let world = World::new().await;
     fill(&world, 30_000).await;
     // No Kafka: nothing is published.
-    let relay = RelayBuilder::new(&world.database_url, "127.0.0.1:1").start_ready().await;
+    let relay = RelayBuilder::new(&world.database_url, "127.0.0.1:1")
+        .start_ready()
+        .await;
     let scrape = eventually(SOON, "a sample", async || {
         let scrape = relay.get("/metrics")?;
-        Relay::metric_in(&scrape, "outboxd_backlog_rows").is_some().then_some(scrape)
+        Relay::metric_in(&scrape, "outboxd_backlog_rows")
+            .is_some()
+            .then_some(scrape)
     })
     .await;
     assert_eq!(Relay::metric_in(&scrape, "outboxd_backlog_estimated"), Some(1.0));
@@ -201,12 +227,16 @@ async fn a_worker_shows_the_backlog_by_topic_and_whether_it_is_estimated() {
     assert_about("a", backlog["{topic=\"a\"}"] as i64, 18_000);
     assert_about("b", backlog["{topic=\"b\"}"] as i64, 12_000);
     let oldest = Relay::series_in(&scrape, "outboxd_oldest_pending_seconds");
-    assert!(oldest["{topic=\"a\"}"] > 0.0 && oldest["{topic=\"other\"}"] == 0.0, "{oldest:?}");
+    assert!(
+        oldest["{topic=\"a\"}"] > 0.0 && oldest["{topic=\"other\"}"] == 0.0,
+        "{oldest:?}"
+    );
     world.execute("DELETE FROM outbox.message WHERE id > 10").await;
     eventually(SOON, "the next sample", async || {
         let scrape = relay.get("/metrics")?;
         let backlog = Relay::series_in(&scrape, "outboxd_backlog_rows");
-        (backlog["{topic=\"a\"}"] == 6.0 && Relay::metric_in(&scrape, "outboxd_backlog_estimated") == Some(0.0)).then_some(())
+        (backlog["{topic=\"a\"}"] == 6.0 && Relay::metric_in(&scrape, "outboxd_backlog_estimated") == Some(0.0))
+            .then_some(())
     })
     .await;
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 
-const DURATIONS: &str = "SELECT coalesce(string_agg(concat_ws(' ', outcome, coalesce(at_most_seconds::text, 'more'), attempts), ', '
+const DURATIONS: &str =
+    "SELECT coalesce(string_agg(concat_ws(' ', outcome, coalesce(at_most_seconds::text, 'more'), attempts), ', '
                                                     ORDER BY outcome, at_most_seconds), '')
                          FROM outbox.idempotency_durations WHERE attempts > 0";
 
@@ -29,12 +30,19 @@ async fn attempts_are_counted_by_outcome_and_duration() {
         claimed(&world, key, ago).await;
         // The second call is a repeat, which is not counted.
         for is_new in [true, false] {
-            assert_eq!(world.is_true(&format!("outbox.idempotency_{ended}")).await, is_new, "{ended}");
+            assert_eq!(
+                world.is_true(&format!("outbox.idempotency_{ended}")).await,
+                is_new,
+                "{ended}"
+            );
         }
     }
     let counted = "failed_final 60 1, failed_retryable 10 1, succeeded 10 1, succeeded more 1";
     assert_eq!(world.text(DURATIONS).await, counted);
-    let refused = world.db.batch_execute("SELECT outbox.idempotency_succeed('pay', 'd', 1)").await;
+    let refused = world
+        .db
+        .batch_execute("SELECT outbox.idempotency_succeed('pay', 'd', 1)")
+        .await;
     assert!(refused.is_err(), "it has failed for good");
     assert_eq!(world.text(DURATIONS).await, counted);
 }

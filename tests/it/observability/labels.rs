@@ -37,10 +37,16 @@ async fn many_consumers_and_operations(world: &World) {
 /// How many series of a metric a scrape shows, those of its buckets included.
 fn count(scrape: &str, name: &str) -> usize {
     let is_series = |rest: &str| {
-        let rest = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| rest.strip_prefix(suffix)).unwrap_or(rest);
+        let rest = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|suffix| rest.strip_prefix(suffix))
+            .unwrap_or(rest);
         rest.starts_with([' ', '{'])
     };
-    scrape.lines().filter(|line| line.strip_prefix(name).is_some_and(is_series)).count()
+    scrape
+        .lines()
+        .filter(|line| line.strip_prefix(name).is_some_and(is_series))
+        .count()
 }
 
 #[tokio::test]
@@ -59,24 +65,43 @@ async fn labels_are_bounded_whatever_applications_do() {
     .await;
     for (name, bound) in outboxd::metrics::bounds() {
         let count = count(&scrape, name);
-        assert!((1..=bound).contains(&count), "{count} series of {name}, not 1 to {bound}, in\n{scrape}");
+        assert!(
+            (1..=bound).contains(&count),
+            "{count} series of {name}, not 1 to {bound}, in\n{scrape}"
+        );
     }
 
     let published = Relay::series_in(&scrape, "outboxd_rows_published_total");
-    assert_eq!((published.len(), published["{topic=\"other\"}"]), (51, TOPICS as f64 - 50.0));
+    assert_eq!(
+        (published.len(), published["{topic=\"other\"}"]),
+        (51, TOPICS as f64 - 50.0)
+    );
     assert_eq!(published.values().sum::<f64>(), TOPICS as f64);
-    for name in ["outboxd_rows_retried_total", "outboxd_backlog_rows", "outboxd_dead_rows"] {
+    for name in [
+        "outboxd_rows_retried_total",
+        "outboxd_backlog_rows",
+        "outboxd_dead_rows",
+    ] {
         assert!(Relay::series_in(&scrape, name).len() <= 51, "{name} in\n{scrape}");
     }
     assert_eq!(Relay::series_in(&scrape, "outboxd_end_to_end_seconds_count").len(), 51);
 
     let duplicates = Relay::series_in(&scrape, "outboxd_consumer_duplicates_total");
-    assert_eq!((duplicates.len(), duplicates["{consumer=\"other\"}"]), (33, CONSUMERS as f64 - 32.0));
+    assert_eq!(
+        (duplicates.len(), duplicates["{consumer=\"other\"}"]),
+        (33, CONSUMERS as f64 - 32.0)
+    );
     let finished = Relay::series_in(&scrape, "outboxd_inbox_seconds_count");
     for outcome in ["done", "poison"] {
-        let of_outcome = finished.iter().filter(|(labels, _)| labels.contains(&format!("outcome=\"{outcome}\"")));
+        let of_outcome = finished
+            .iter()
+            .filter(|(labels, _)| labels.contains(&format!("outcome=\"{outcome}\"")));
         assert_eq!(of_outcome.clone().count(), 33, "{finished:?}");
-        assert_eq!(of_outcome.map(|(_, count)| count).sum::<f64>(), CONSUMERS as f64, "{finished:?}");
+        assert_eq!(
+            of_outcome.map(|(_, count)| count).sum::<f64>(),
+            CONSUMERS as f64,
+            "{finished:?}"
+        );
     }
 
     let failed = "outboxd_command_seconds_count{outcome=\"failed_retryable\"}";

@@ -7,7 +7,10 @@ async fn world_with_operations() -> World {
     let mut world = World::new().await;
     fill_with_dead_letters(&world, "orders", 3, 1).await;
     fill_with_dead_letters(&world, "payments", 1, 1).await;
-    json_of(&world.outboxd("dead redrive", &["--topic", "orders", "--yes", "--json", "--reason", "limit raised"]));
+    json_of(&world.outboxd(
+        "dead redrive",
+        &["--topic", "orders", "--yes", "--json", "--reason", "limit raised"],
+    ));
     let other = world.login("other", &["outbox_operator"]).await;
     let own = std::mem::replace(&mut world.database_url, other);
     json_of(&world.outboxd("dead discard", &["--id", "4", "--yes", "--json"]));
@@ -26,11 +29,20 @@ async fn the_audit_says_who_did_what_to_which_topics_and_why() {
     let all = operations(&world.outboxd("audit", &["--json"]));
     assert_eq!(all.len(), 2);
     let other = format!("{}_other", world.name);
-    assert_eq!((&all[0]["command"], &all[0]["login"]), (&"dead discard".into(), &other.as_str().into()));
+    assert_eq!(
+        (&all[0]["command"], &all[0]["login"]),
+        (&"dead discard".into(), &other.as_str().into())
+    );
     assert_eq!((&all[0]["changed"], &all[0]["filter"]["ids"]), (&1.into(), &"4".into()));
     assert_eq!(all[0]["reason"], Value::Null);
-    assert_eq!((&all[1]["command"], &all[1]["login"]), (&"dead redrive".into(), &"postgres".into()));
-    assert_eq!((&all[1]["changed"], &all[1]["reason"]), (&3.into(), &"limit raised".into()));
+    assert_eq!(
+        (&all[1]["command"], &all[1]["login"]),
+        (&"dead redrive".into(), &"postgres".into())
+    );
+    assert_eq!(
+        (&all[1]["changed"], &all[1]["reason"]),
+        (&3.into(), &"limit raised".into())
+    );
     assert_eq!(all[1]["topics"], serde_json::json!(["orders"]));
     assert_eq!(all[1]["filter"], serde_json::json!({ "topics": ["orders"] }));
     for (filter, expected) in [
@@ -62,8 +74,15 @@ async fn an_operation_is_shown_transaction_by_transaction() {
     assert_eq!(changed, [1_000, 1]);
     assert_eq!(transactions[1]["ids"], serde_json::json!([1_001]));
     let text = stdout_of(&world.outboxd("audit", &["--operation", &operation]));
-    assert!(text.contains("1,000 changed of orders") && text.contains("ids: 1001\n"), "{text}");
+    assert!(
+        text.contains("1,000 changed of orders") && text.contains("ids: 1001\n"),
+        "{text}"
+    );
     let unknown = world.outboxd("audit", &["--operation", "999999"]);
     assert_eq!(unknown.status.code(), Some(64), "{}", stderr_of(&unknown));
-    assert!(stderr_of(&unknown).contains("there is no operation 999999"), "{}", stderr_of(&unknown));
+    assert!(
+        stderr_of(&unknown).contains("there is no operation 999999"),
+        "{}",
+        stderr_of(&unknown)
+    );
 }

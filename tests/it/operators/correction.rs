@@ -7,7 +7,9 @@ async fn a_message_that_was_too_large_arrives_corrected_and_its_old_payload_is_i
     let world = World::new().await;
     let topic = world.topic("small", 1, &[SMALL]).await;
     world
-        .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', payload_bytes => {TOO_LARGE})"))
+        .execute(&format!(
+            "SELECT outbox.enqueue('{topic}', 'k', payload_bytes => {TOO_LARGE})"
+        ))
         .await;
     let _relay = world.relay().args(&["--max-attempts", "1"]).start_ready().await;
     world.dead(1).await;
@@ -16,9 +18,21 @@ async fn a_message_that_was_too_large_arrives_corrected_and_its_old_payload_is_i
     let dir = tempfile::tempdir().expect("a temporary directory");
     let file = dir.path().join("payload").display().to_string();
     std::fs::write(&file, b"smaller").expect("a file");
-    let args = ["--id", "1", "--payload-file", &file, "--yes", "--json", "--reason", "cut"];
+    let args = [
+        "--id",
+        "1",
+        "--payload-file",
+        &file,
+        "--yes",
+        "--json",
+        "--reason",
+        "cut",
+    ];
     let corrected = json_of(&world.outboxd("dead redrive", &args));
-    assert_eq!((&corrected["command"], &corrected["changed"]), (&"dead correct".into(), &1.into()));
+    assert_eq!(
+        (&corrected["command"], &corrected["changed"]),
+        (&"dead correct".into(), &1.into())
+    );
     world.drained(SOON).await;
     let records = read_until(&world.kafka, &topic, 1, SOON).await;
     assert_eq!(records[0].payload.as_deref(), Some(&b"smaller"[..]));
@@ -55,7 +69,8 @@ async fn a_payload_stays_what_it_was_json_or_bytes() {
         let output = correct(id, content);
         assert!(output.status.success(), "{}", stderr_of(&output));
     }
-    let payloads = "SELECT string_agg(concat_ws(' ', id, payload, payload_bytes), '; ' ORDER BY id) FROM outbox.message";
+    let payloads =
+        "SELECT string_agg(concat_ws(' ', id, payload, payload_bytes), '; ' ORDER BY id) FROM outbox.message";
     assert_eq!(world.text(payloads).await, "1 {\"n\": 2}; 2 \\xff; 3 \\x7b7d");
 }
 
@@ -68,6 +83,10 @@ async fn one_message_is_corrected_at_a_time() {
     std::fs::write(&file, b"{}").expect("a file");
     let output = world.outboxd("dead redrive", &["--topic", "t", "--payload-file", &file, "--yes"]);
     assert_eq!(output.status.code(), Some(64), "{}", stderr_of(&output));
-    assert!(stderr_of(&output).contains("2 match: name it with --id"), "{}", stderr_of(&output));
+    assert!(
+        stderr_of(&output).contains("2 match: name it with --id"),
+        "{}",
+        stderr_of(&output)
+    );
     assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2]);
 }

@@ -75,13 +75,25 @@ async fn dead_letters_are_redriven_by_each_filter() {
         let redriven = json_of(&world.outboxd("dead redrive", &[filter, &["--yes", "--json"]].concat()));
         assert_eq!(redriven["changed"], ids.len(), "{filter:?}: {redriven}");
         assert_eq!(redriven["matched"], ids.len(), "{filter:?}: {redriven}");
-        let pending = ids_where(&world, "requeued_by IS NOT NULL AND dead_at IS NULL AND available_at IS NOT NULL").await;
+        let pending = ids_where(
+            &world,
+            "requeued_by IS NOT NULL AND dead_at IS NULL AND available_at IS NOT NULL",
+        )
+        .await;
         assert_eq!(pending, ids, "{filter:?}");
-        assert_eq!(redriven["operation"].is_null(), ids.is_empty(), "{filter:?}: {redriven}");
+        assert_eq!(
+            redriven["operation"].is_null(),
+            ids.is_empty(),
+            "{filter:?}: {redriven}"
+        );
     }
     world.execute(ROWS).await;
     world.outboxd("dead redrive", &["--limit", "2", "--yes"]);
-    assert_eq!(ids_where(&world, "requeued_by IS NOT NULL").await, [1, 2], "those with the lowest ids");
+    assert_eq!(
+        ids_where(&world, "requeued_by IS NOT NULL").await,
+        [1, 2],
+        "those with the lowest ids"
+    );
 }
 
 #[tokio::test]
@@ -110,7 +122,12 @@ async fn a_dry_run_changes_nothing_and_says_what_would_be_changed() {
         assert_eq!(said, format!("{words}\n          2  a\n          2  b\n"));
         let json = json_of(&world.outboxd(command, &["--dry-run", "--yes", "--json", "--topic", "b"]));
         assert_eq!(
-            (&json["matched"], &json["changed"], &json["dry_run"], &json["topics"]["b"]),
+            (
+                &json["matched"],
+                &json["changed"],
+                &json["dry_run"],
+                &json["topics"]["b"]
+            ),
             (&2.into(), &0.into(), &true.into(), &2.into())
         );
     }
@@ -127,7 +144,12 @@ async fn without_a_terminal_and_without_yes_nothing_is_changed() {
         let words = "nobody can be asked: 4 dead letters of 2 topics; add --yes";
         assert!(stderr_of(&output).contains(words), "{}", stderr_of(&output));
         let nothing = world.outboxd(command, &["--topic", "none"]);
-        assert_eq!(nothing.status.code(), Some(0), "nothing to ask: {}", stderr_of(&nothing));
+        assert_eq!(
+            nothing.status.code(),
+            Some(0),
+            "nothing to ask: {}",
+            stderr_of(&nothing)
+        );
         assert_eq!(stdout_of(&nothing), "Nothing to do: no dead letter matches.\n");
     }
     assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2, 3, 4]);
@@ -159,16 +181,29 @@ async fn a_dead_letter_is_shown_with_its_content() {
     let payload = stdout_of(&world.outboxd("dead show", &["1", "--payload"]));
     assert_eq!(payload, "{\"price\": 12345678901234567890.123}");
     let json = stdout_of(&world.outboxd("dead show", &["1", "--json"]));
-    assert!(json.contains("\"payload\":{\"price\": 12345678901234567890.123}"), "every digit: {json}");
+    assert!(
+        json.contains("\"payload\":{\"price\": 12345678901234567890.123}"),
+        "every digit: {json}"
+    );
     let bytes = json_of(&world.outboxd("dead show", &["2", "--json"]));
-    assert_eq!((&bytes["payload"], &bytes["payload_bytes"]), (&Value::Null, &"\\x00ff".into()));
+    assert_eq!(
+        (&bytes["payload"], &bytes["payload_bytes"]),
+        (&Value::Null, &"\\x00ff".into())
+    );
     assert_eq!(world.outboxd("dead show", &["2", "--payload"]).stdout, [0, 255]);
     let tombstone = stdout_of(&world.outboxd("dead show", &["3"]));
-    assert!(tombstone.contains("a tombstone") && tombstone.contains("a\\u{a}b"), "{tombstone}");
+    assert!(
+        tombstone.contains("a tombstone") && tombstone.contains("a\\u{a}b"),
+        "{tombstone}"
+    );
     for other in ["4", "5"] {
         let output = world.outboxd("dead show", &[other]);
         assert_eq!(output.status.code(), Some(64), "{other}");
-        assert!(stderr_of(&output).contains("is no dead letter"), "{}", stderr_of(&output));
+        assert!(
+            stderr_of(&output).contains("is no dead letter"),
+            "{}",
+            stderr_of(&output)
+        );
     }
 }
 
@@ -177,7 +212,17 @@ async fn wrong_filters_are_listed_all_at_once() {
     let world = World::new().await;
     let output = world.outboxd(
         "dead redrive",
-        &["--id", "x", "--older-than", "soon", "--message-id", "y", "--payload-file", "/nowhere", "--yes"],
+        &[
+            "--id",
+            "x",
+            "--older-than",
+            "soon",
+            "--message-id",
+            "y",
+            "--payload-file",
+            "/nowhere",
+            "--yes",
+        ],
     );
     assert_eq!(output.status.code(), Some(64), "{}", stderr_of(&output));
     for flag in ["--id", "--older-than", "--message-id", "--payload-file"] {
@@ -200,7 +245,11 @@ async fn a_login_without_the_role_is_told_which_one_it_needs() {
         let output = world.outboxd(command, yes);
         world.database_url = own;
         assert_eq!(output.status.code(), Some(79), "{login}: {}", stderr_of(&output));
-        assert!(stderr_of(&output).contains("need the role outbox_operator"), "{}", stderr_of(&output));
+        assert!(
+            stderr_of(&output).contains("need the role outbox_operator"),
+            "{}",
+            stderr_of(&output)
+        );
     }
     assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2, 3, 4]);
 }

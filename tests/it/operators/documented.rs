@@ -7,7 +7,9 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(repository().join(page)).expect("a page");
     let fence = format!("```{language}\n");
     let blocks = text.split(&fence).skip(1);
-    blocks.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
+    blocks
+        .map(|block| block.split("```").next().unwrap_or_default().to_owned())
+        .collect()
 }
 
 /// Each line that runs outboxd, up to what the shell does with it.
@@ -28,7 +30,11 @@ fn each_command_in_the_pages_for_operators_is_one_of_this_binary() {
             let line = command.split(" #").next().unwrap_or_default();
             let words = shell_words::split(line).expect("words");
             // Help is printed once the words before it are understood.
-            let output = outboxd().args(&words[1..]).arg("--help").output().expect("outboxd runs");
+            let output = outboxd()
+                .args(&words[1..])
+                .arg("--help")
+                .output()
+                .expect("outboxd runs");
             assert!(output.status.success(), "{page}: {line}: {}", stderr_of(&output));
         }
     }
@@ -41,7 +47,10 @@ fn the_operators_page_has_no_sql_to_paste_but_for_reading() {
         let code = code.collect::<Vec<_>>().join(" ");
         let reads = code.trim().is_empty() || code.trim().starts_with("SELECT ");
         let functions = ["redrive", "discard", "release", "correct", "terminate"];
-        assert!(reads && !functions.iter().any(|function| code.contains(function)), "{statement}");
+        assert!(
+            reads && !functions.iter().any(|function| code.contains(function)),
+            "{statement}"
+        );
     }
 }
 
@@ -49,7 +58,9 @@ fn the_operators_page_has_no_sql_to_paste_but_for_reading() {
 fn the_readme_shows_the_operators_five_commands() {
     let commands = commands("README.md");
     for command in ["dead list", "dead show", "dead redrive", "hold release", "audit"] {
-        let shown = commands.iter().any(|line| line.starts_with(&format!("outboxd {command}")));
+        let shown = commands
+            .iter()
+            .any(|line| line.starts_with(&format!("outboxd {command}")));
         assert!(shown, "{command}: {commands:?}");
     }
 }

@@ -32,7 +32,13 @@ async fn holds_are_listed_and_released_by_each_filter() {
         world.execute(HOLDS).await;
         let listed = json_of(&world.outboxd("hold list", &[filter, &["--json"]].concat()));
         let held = listed["held"].as_array().expect("a list");
-        let text = |held: &Value| format!("{}/{}", held["topic"].as_str().expect("text"), held["unit"].as_str().expect("text"));
+        let text = |held: &Value| {
+            format!(
+                "{}/{}",
+                held["topic"].as_str().expect("text"),
+                held["unit"].as_str().expect("text")
+            )
+        };
         let mut found: Vec<String> = held.iter().map(text).collect();
         found.sort();
         assert_eq!(found.join(" "), units, "{filter:?}");
@@ -43,7 +49,8 @@ async fn holds_are_listed_and_released_by_each_filter() {
         let released = json_of(&world.outboxd("hold release", &[filter, &["--yes", "--json"]].concat()));
         assert_eq!(released["changed"], dry["matched"], "{filter:?}: {released}");
         assert_eq!(released["changed"], world.count(due).await, "{filter:?}");
-        let units_due = "SELECT coalesce(string_agg(DISTINCT topic || '/' || unit, ' ' ORDER BY topic || '/' || unit), '')
+        let units_due =
+            "SELECT coalesce(string_agg(DISTINCT topic || '/' || unit, ' ' ORDER BY topic || '/' || unit), '')
                          FROM outbox.hold WHERE retry_at <= now()";
         assert_eq!(world.text(units_due).await, units, "{filter:?}");
     }
@@ -55,7 +62,14 @@ async fn people_read_what_is_held_and_for_how_long() {
     assert_eq!(stdout_of(&world.outboxd("hold list", &[])), "Nothing is held back.\n");
     world.execute(HOLDS).await;
     let text = stdout_of(&world.outboxd("hold list", &[]));
-    for words in ["key k1", "partition 3, paused", "the topic", "waits for you", "3h", "no leader"] {
+    for words in [
+        "key k1",
+        "partition 3, paused",
+        "the topic",
+        "waits for you",
+        "3h",
+        "no leader",
+    ] {
         assert!(text.contains(words), "{words}:\n{text}");
     }
     let unasked = world.outboxd("hold release", &["--topic", "b"]);
@@ -65,7 +79,10 @@ async fn people_read_what_is_held_and_for_how_long() {
     let released = stdout_of(&world.outboxd("hold release", &["--topic", "b", "--yes", "--reason", "created it"]));
     assert!(released.starts_with("Released 2 of 2 holds ("), "{released}");
     let audit = "SELECT concat_ws(' ', command, reason, changed, topics, filter) FROM outbox.audit";
-    assert_eq!(world.text(audit).await, "hold release created it 2 {b} {\"topics\": [\"b\"]}");
+    assert_eq!(
+        world.text(audit).await,
+        "hold release created it 2 {b} {\"topics\": [\"b\"]}"
+    );
 }
 
 #[tokio::test]

@@ -39,7 +39,11 @@ async fn killed_and_run_again(command: &str, left: &str) {
     let mut child = stopped_before_the_third_chunk(&world, command, dir.path()).await;
     child.kill().expect("killed");
     child.wait().expect("gone");
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await.len(), 500, "two transactions are whole");
+    assert_eq!(
+        ids_where(&world, "dead_at IS NOT NULL").await.len(),
+        500,
+        "two transactions are whole"
+    );
     let again = json_of(&world.outboxd(command, &["--yes", "--json"]));
     assert_eq!((&again["matched"], &again["changed"]), (&500.into(), &500.into()));
     assert_eq!(world.count(left).await, 0);
@@ -54,7 +58,11 @@ async fn killed_and_run_again(command: &str, left: &str) {
 
 #[tokio::test]
 async fn a_redrive_that_is_killed_in_the_middle_is_run_again() {
-    killed_and_run_again("dead redrive", "SELECT count(*) FROM outbox.message WHERE requeued_by IS NULL").await;
+    killed_and_run_again(
+        "dead redrive",
+        "SELECT count(*) FROM outbox.message WHERE requeued_by IS NULL",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -95,7 +103,10 @@ async fn rows_that_somebody_else_changed_meanwhile_are_left_alone() {
     world.execute("SELECT outbox.discard('{2400,2401}')").await;
     let (output, _) = finished(child, dir.path());
     let redriven = json_of(&output);
-    assert_eq!((&redriven["changed"], &redriven["matched"]), (&2_498.into(), &2_500.into()));
+    assert_eq!(
+        (&redriven["changed"], &redriven["matched"]),
+        (&2_498.into(), &2_500.into())
+    );
 }
 
 #[tokio::test]
@@ -109,7 +120,10 @@ async fn an_error_in_the_middle_says_how_far_it_came() {
     let (output, said) = finished(child, dir.path());
     world.execute("COMMIT").await;
     assert_eq!(output.status.code(), Some(69), "{said}");
-    assert!(said.contains("Sent again 2,000 of 2,500 dead letters as operation"), "{said}");
+    assert!(
+        said.contains("Sent again 2,000 of 2,500 dead letters as operation"),
+        "{said}"
+    );
     let again = json_of(&world.outboxd("dead redrive", &["--yes", "--json"]));
     assert_eq!(again["changed"], 500);
 }

@@ -50,7 +50,11 @@ async fn redriving_keeps_key_order(rows: usize, within: Duration) {
     let history = world.history(&topic).await;
     history.assert_sound();
     assert_eq!(history.unflagged_duplicates, 0, "a duplicate is flagged");
-    assert_eq!(survivor.metric("outboxd_rescan_found_rows_total"), Some(0.0), "not by the safety net");
+    assert_eq!(
+        survivor.metric("outboxd_rescan_found_rows_total"),
+        Some(0.0),
+        "not by the safety net"
+    );
     assert_ascending(&world.records(&topic).await, rows);
 }
 
@@ -110,12 +114,17 @@ async fn an_archived_row_keeps_the_record_of_its_redrive() {
     let topic = world.topic("orders", 1, &[]).await;
     fill_with_dead_letters(&world, &topic, 4, 2).await;
     world
-        .execute(&format!("SELECT outbox.enqueue('{topic}', payload => '5'); UPDATE outbox.message SET dead_at = now()"))
+        .execute(&format!(
+            "SELECT outbox.enqueue('{topic}', payload => '5'); UPDATE outbox.message SET dead_at = now()"
+        ))
         .await;
     let _relay = world.relay().args(&["--on-published", "archive"]).start_ready().await;
     let redriven = json_of(&world.outboxd("dead redrive", &["--yes", "--json"]));
     world.until("SELECT count(*) = 5 FROM outbox.history").await;
-    let kept = format!("SELECT count(*) FROM outbox.history WHERE requeued_by = {}", redriven["operation"]);
+    let kept = format!(
+        "SELECT count(*) FROM outbox.history WHERE requeued_by = {}",
+        redriven["operation"]
+    );
     assert_eq!(world.count(&kept).await, 5, "ordered and unordered rows");
     world.history(&topic).await.assert_exact();
 }

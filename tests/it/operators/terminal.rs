@@ -34,7 +34,10 @@ async fn the_operator_is_asked_with_the_count_and_only_yes_means_yes() {
     fill_with_dead_letters(&world, "orders", 1_200, 10).await;
     for no in ["n", "", "yess"] {
         let shown = in_a_terminal(&world, "dead redrive", no);
-        assert!(shown.contains("Send again 1,200 dead letters of 1 topic? [y/N]"), "{shown}");
+        assert!(
+            shown.contains("Send again 1,200 dead letters of 1 topic? [y/N]"),
+            "{shown}"
+        );
         assert!(shown.contains("1,200  orders"), "{shown}");
         assert!(shown.contains("Nothing was changed"), "{shown}");
         assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await.len(), 1_200);

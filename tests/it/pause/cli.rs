@@ -14,11 +14,20 @@ async fn a_pause_is_seen_in_status_and_as_a_gauge_and_is_no_trouble_of_kafka() {
     held_everywhere(&world, &topic).await;
     let json = world.status_to_an_operator().await;
     let first = &json["pauses"][0];
-    assert_eq!((&first["topic"], &first["key"]), (&topic.as_str().into(), &serde_json::Value::Null));
-    assert_eq!((&first["reason"], &first["login"]), (&"broken consumer".into(), &"postgres".into()));
+    assert_eq!(
+        (&first["topic"], &first["key"]),
+        (&topic.as_str().into(), &serde_json::Value::Null)
+    );
+    assert_eq!(
+        (&first["reason"], &first["login"]),
+        (&"broken consumer".into(), &"postgres".into())
+    );
     assert!(first["age_seconds"].as_f64().expect("a number") < 60.0, "{json:#}");
     assert_eq!(json["pauses"][1]["key"], "k");
-    assert_eq!((&json["backlog"]["parked_topics"], &json["backlog"]["held_keys"]), (&0.into(), &0.into()));
+    assert_eq!(
+        (&json["backlog"]["parked_topics"], &json["backlog"]["held_keys"]),
+        (&0.into(), &0.into())
+    );
     assert_eq!(json["holds"], serde_json::json!([]), "the pauses say it");
     assert_eq!(json["backlog"]["pending"], 10);
     let text = String::from_utf8_lossy(&world.outboxd("status", &[]).stdout).into_owned();
@@ -49,7 +58,10 @@ async fn an_operator_may_pause_and_the_audit_names_the_login() {
     };
     let key = ["--topic", "orders", "--key", "7"];
     let said = run("pause", &[&key[..], &["--reason", "poison"]].concat());
-    assert!(said.starts_with("Paused key \"7\" of topic orders; no relay is running"), "{said}");
+    assert!(
+        said.starts_with("Paused key \"7\" of topic orders; no relay is running"),
+        "{said}"
+    );
     let said = run("pause", &[&key[..], &["--reason", "still poison"]].concat());
     assert!(said.starts_with("Paused already: key \"7\" of topic orders"), "{said}");
     assert_eq!(world.text("SELECT reason FROM outbox.pause").await, "still poison");
@@ -85,7 +97,11 @@ async fn nobody_but_an_operator_may_pause() {
             "INSERT INTO outbox.pause (reason) VALUES ('why')",
             "UPDATE outbox.pause_version SET version = 7",
         ] {
-            assert_eq!(refusal_of(&login, statement).await.code().code(), "42501", "{role}: {statement}");
+            assert_eq!(
+                refusal_of(&login, statement).await.code().code(),
+                "42501",
+                "{role}: {statement}"
+            );
         }
     }
     let operator = connect(&world.login("operator", &["outbox_operator"]).await).await;
@@ -95,12 +111,19 @@ async fn nobody_but_an_operator_may_pause() {
         "UPDATE outbox.pause_version SET version = 7",
         "UPDATE outbox.worker SET pauses_seen = 7",
     ] {
-        assert_eq!(refusal_of(&operator, statement).await.code().code(), "42501", "{statement}");
+        assert_eq!(
+            refusal_of(&operator, statement).await.code().code(),
+            "42501",
+            "{statement}"
+        );
     }
     for (call, constraint) in [
         ("pause('no topic', NULL, 'why')", "pause_topic_is_a_legal_kafka_name"),
         ("pause(NULL, 'k', 'why')", "pause_of_a_key_names_its_topic"),
-        ("pause('orders', repeat('k', 1025), 'why')", "pause_key_is_at_most_1024_bytes"),
+        (
+            "pause('orders', repeat('k', 1025), 'why')",
+            "pause_key_is_at_most_1024_bytes",
+        ),
         ("pause('orders', NULL, ' ')", "pause_has_a_reason"),
     ] {
         let refusal = refusal_of(&operator, &format!("SELECT outbox.{call}")).await;

@@ -95,7 +95,10 @@ async fn rows_that_a_dead_worker_had_sent_wait_and_say_so_when_they_come_again()
     let mut dying = world.relay().failpoint("after_publish").start();
     dying.at_failpoint("after_publish").await;
     let sent = world.records(&topic).await.len();
-    assert!(sent > 0 && world.pending().await == 40, "{sent} were sent, none is marked");
+    assert!(
+        sent > 0 && world.pending().await == 40,
+        "{sent} were sent, none is marked"
+    );
     told(&world, "pause", &["--topic", &topic, "--reason", "poison", "--no-wait"]);
     dying.kill();
     let mut first = world.relay().start_ready().await;
@@ -137,7 +140,9 @@ async fn a_relay_that_has_not_heard_of_a_resume_strands_nothing() {
     world.until(resumed).await;
     world.fill(&topic, 400, 100).await;
     world.fill(&topic, 50, 0).await;
-    world.until("SELECT count(*) > 0 FROM outbox.hold WHERE lane >= 0").await;
+    world
+        .until("SELECT count(*) > 0 FROM outbox.hold WHERE lane >= 0")
+        .await;
     assert!(world.pending().await > 0, "it holds what it has");
     stale.continue_from("before_renew");
     assert_nothing_happened(&world, &[&topic], &[&stale, &fresh]).await;

@@ -7,7 +7,14 @@ use super::*;
 /// Pauses in the background.
 fn pausing(world: &World, args: &[&str]) -> Child {
     outboxd()
-        .args(["pause", "--database-url", &world.database_url, "--reason", "poison", "--json"])
+        .args([
+            "pause",
+            "--database-url",
+            &world.database_url,
+            "--reason",
+            "poison",
+            "--json",
+        ])
         .args(args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -29,7 +36,10 @@ async fn stops_at(failpoint: &str, key: Option<&str>) {
     })
     .await;
     world.lease_is_renewed_twice().await;
-    assert!(pausing.try_wait().expect("asked").is_none(), "a batch is in flight that does not obey");
+    assert!(
+        pausing.try_wait().expect("asked").is_none(),
+        "a batch is in flight that does not obey"
+    );
     relay.continue_from(failpoint);
     let said = pausing.wait_with_output().expect("it ends");
     assert!(said.status.success(), "{}", stderr_of(&said));
@@ -83,7 +93,11 @@ async fn a_worker_that_does_not_answer_is_named_and_then_waited_for_no_longer_th
     let output = world.outboxd("pause", &impatient);
     assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
     assert!(stderr_of(&output).contains("relay-2"), "{}", stderr_of(&output));
-    assert_eq!(world.count("SELECT count(*) FROM outbox.pause").await, 1, "it is stored");
+    assert_eq!(
+        world.count("SELECT count(*) FROM outbox.pause").await,
+        1,
+        "it is stored"
+    );
     let said = pause(&world, &["--topic", &topic]);
     assert_eq!((&said["workers"], &said["changed"]), (&0.into(), &0.into()), "{said}");
     world.fill(&topic, 10, 2).await;

@@ -102,7 +102,9 @@ async fn a_dead_letter_that_is_redriven_into_a_paused_topic_waits_there() {
     let world = World::new().await;
     let topic = world.topic("small", 1, &[SMALL]).await;
     let relay = world.relay().args(&["--max-attempts", "1"]).start_ready().await;
-    let ids = world.insert(&topic, &[(Some("k"), noise(5_000)), (None, noise(5_000))]).await;
+    let ids = world
+        .insert(&topic, &[(Some("k"), noise(5_000)), (None, noise(5_000))])
+        .await;
     for id in &ids {
         world.dead(*id).await;
     }

@@ -44,9 +44,17 @@ async fn a_topic_stops_under_load_and_continues_in_order() {
     let said = pause(world, &["--topic", topic]);
     assert_eq!(said["workers"], 2, "{said}");
     let sent = world.records(topic).await.len();
-    assert_eq!(published_of(world, topic).await, sent as i64, "all that was sent is marked");
+    assert_eq!(
+        published_of(world, topic).await,
+        sent as i64,
+        "all that was sent is marked"
+    );
     flows(world, &load.other, 400).await;
-    assert_eq!(world.records(topic).await.len(), sent, "nothing is sent while it is paused");
+    assert_eq!(
+        world.records(topic).await.len(),
+        sent,
+        "nothing is sent while it is paused"
+    );
     let keys_held = "SELECT count(*) FROM outbox.hold WHERE unit <> ''";
     assert_eq!(world.count(keys_held).await, 0, "the topic is held, not its keys");
     resume(world, &["--topic", topic]);

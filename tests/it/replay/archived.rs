@@ -20,7 +20,9 @@ async fn a_message_has_one_row_before_during_and_after_its_replay() {
     assert_eq!(world.text(rows).await, "0 23");
     let columns = "id, created_at, aggregate_version, message_id, partition, topic, key, event_type, aggregate_type, aggregate_id,
                    idempotency_scope, idempotency_key, headers, payload, payload_bytes, requeued_by";
-    let content = |table: &str| format!("SELECT md5(string_agg(m::text, ',' ORDER BY id)) FROM (SELECT {columns} FROM outbox.{table}) m");
+    let content = |table: &str| {
+        format!("SELECT md5(string_agg(m::text, ',' ORDER BY id)) FROM (SELECT {columns} FROM outbox.{table}) m")
+    };
     let before = world.text(&content("history")).await;
     let said = replay(&world, &["--topic", &topic]);
     assert_eq!(world.text(rows).await, "23 0");
@@ -33,7 +35,10 @@ async fn a_message_has_one_row_before_during_and_after_its_replay() {
     world.drained(SOON).await;
     assert_eq!(world.text(rows).await, "0 23");
     assert_eq!(world.text(&content("history")).await, before);
-    let recorded = format!("SELECT count(*) FROM outbox.history WHERE replayed_by = {}", said["operation"]);
+    let recorded = format!(
+        "SELECT count(*) FROM outbox.history WHERE replayed_by = {}",
+        said["operation"]
+    );
     assert_eq!(world.count(&recorded).await, 23, "ordered and unordered rows");
     let history = world.history(&topic).await;
     history.assert_sound();
@@ -46,10 +51,14 @@ async fn a_message_whose_key_is_in_use_again_stays_in_the_history_and_is_named()
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let enqueue = |number: u8| {
-        format!("SELECT outbox.enqueue('{topic}', 'k', '{number}', event_type => 'E', idempotency_scope => 's', idempotency_key => 'i')")
+        format!(
+            "SELECT outbox.enqueue('{topic}', 'k', '{number}', event_type => 'E', idempotency_scope => 's', idempotency_key => 'i')"
+        )
     };
     world.execute(&enqueue(1)).await;
-    world.execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '2')")).await;
+    world
+        .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '2')"))
+        .await;
     let relay = world.relay().args(&["--on-published", "archive"]).start_ready().await;
     world.drained(SOON).await;
     drop(relay);
@@ -57,8 +66,15 @@ async fn a_message_whose_key_is_in_use_again_stays_in_the_history_and_is_named()
     world.execute(&enqueue(3)).await;
     let output = world.outboxd("replay", &["--topic", &topic, "--yes", "--json"]);
     let said = json_of(&output);
-    assert_eq!((&said["changed"], &said["conflicts"], &said["gone"]), (&1.into(), &serde_json::json!([1]), &0.into()));
-    assert!(stderr_of(&output).contains("message 1 stays in the history"), "{}", stderr_of(&output));
+    assert_eq!(
+        (&said["changed"], &said["conflicts"], &said["gone"]),
+        (&1.into(), &serde_json::json!([1]), &0.into())
+    );
+    assert!(
+        stderr_of(&output).contains("message 1 stays in the history"),
+        "{}",
+        stderr_of(&output)
+    );
     assert_eq!(world.count("SELECT count(*) FROM outbox.history").await, 1);
     assert_eq!(ids_where(&world, "replayed_by IS NOT NULL").await, [2]);
 }
@@ -100,5 +116,8 @@ async fn kept_rows_that_are_purged_or_replayed_by_somebody_else_are_left_alone()
         .await;
     let step = format!("SELECT changed || ' ' || gone || ' ' || finished FROM outbox.replay_step({operation})");
     assert_eq!(world.text(&step).await, "20 10 true");
-    assert_eq!(ids_where(&world, &format!("replayed_by = {operation}")).await, (11..=30).collect::<Vec<_>>());
+    assert_eq!(
+        ids_where(&world, &format!("replayed_by = {operation}")).await,
+        (11..=30).collect::<Vec<_>>()
+    );
 }

@@ -21,7 +21,11 @@ async fn assert_one_operation(world: &World, rows: usize) {
          FROM outbox.audit a, unnest(a.ids) AS id"
     );
     assert!(world.is_true(&audited).await);
-    assert_eq!(world.count("SELECT count(*) FROM outbox.replay_row").await, 0, "nothing is left");
+    assert_eq!(
+        world.count("SELECT count(*) FROM outbox.replay_row").await,
+        0,
+        "nothing is left"
+    );
 }
 
 async fn a_killed_replay_continues(on_published: &str) {
@@ -35,7 +39,10 @@ async fn a_killed_replay_continues(on_published: &str) {
     assert_eq!(dry["matched"], 500, "{dry}");
     let said = replay(&world, &args);
     assert_eq!((&said["changed"], &said["matched"]), (&500.into(), &500.into()));
-    assert_eq!((&said["continued"], said["operation"].is_i64()), (&said["operation"], true));
+    assert_eq!(
+        (&said["continued"], said["operation"].is_i64()),
+        (&said["operation"], true)
+    );
     assert_one_operation(&world, ROWS).await;
     world.drained(SOON).await;
     let records = world.records(&topic).await;
@@ -120,10 +127,19 @@ async fn another_replay_with_the_same_filter_ends_the_one_that_was_stopped() {
     let said = replay(&world, &args);
     assert_eq!((&said["changed"], &said["continued"]), (&ROWS.into(), &Value::Null));
     world.drained(SOON).await;
-    assert_copies(&world.records(&topic).await, ROWS as u64, |number| if number <= 2_000 { 3 } else { 2 });
+    assert_copies(&world.records(&topic).await, ROWS as u64, |number| {
+        if number <= 2_000 { 3 } else { 2 }
+    });
     publish_an_hour_ago(&world).await;
-    let later = replay(&world, &[&["--topic", topic.as_str(), "--dry-run"], &AT_ONCE[..]].concat());
-    assert_eq!((&later["matched"], &later["continued"]), (&ROWS.into(), &Value::Null), "both are over");
+    let later = replay(
+        &world,
+        &[&["--topic", topic.as_str(), "--dry-run"], &AT_ONCE[..]].concat(),
+    );
+    assert_eq!(
+        (&later["matched"], &later["continued"]),
+        (&ROWS.into(), &Value::Null),
+        "both are over"
+    );
 }
 
 #[tokio::test]
@@ -136,13 +152,21 @@ async fn a_replay_belongs_to_the_login_that_began_it() {
     let step = format!("SELECT changed FROM outbox.replay_step({operation}, 7)");
     let refused = refusal_of(&bob, &step).await;
     assert_eq!(refused.code().code(), "42501", "{refused}");
-    assert_eq!(world.count("SELECT count(*) FROM outbox.replay_row").await, 20, "and it changes nothing");
+    assert_eq!(
+        world.count("SELECT count(*) FROM outbox.replay_row").await,
+        20,
+        "and it changes nothing"
+    );
     let changed: i32 = alice.query_one(&step, &[]).await.expect("a step").get(0);
     assert_eq!(changed, 7);
     for wrong in ["replay_step(4711)", "replay_step(1, 0)", "replay_step(1, NULL)"] {
         refusal_of(&alice, &format!("SELECT outbox.{wrong}")).await;
     }
-    for hidden in ["replay_kept(1, 0, 9, now())", "replay_archived(1, 0, 9, now())", "replayable(NULL, NULL, NULL, NULL, NULL)"] {
+    for hidden in [
+        "replay_kept(1, 0, 9, now())",
+        "replay_archived(1, 0, 9, now())",
+        "replayable(NULL, NULL, NULL, NULL, NULL)",
+    ] {
         let refused = refusal_of(&alice, &format!("SELECT outbox.{hidden}")).await;
         assert_eq!(refused.code().code(), "42501", "{hidden}");
     }

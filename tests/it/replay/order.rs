@@ -13,7 +13,9 @@ async fn replaying_keeps_key_order(on_published: &str) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let rows = format!("1-{ROWS}");
     let command = start_replay(&world, &["--id", &rows, "--rate", "4000"], dir.path(), None);
-    world.until("SELECT count(*) BETWEEN 1 AND 4000 FROM outbox.replay_row").await;
+    world
+        .until("SELECT count(*) BETWEEN 1 AND 4000 FROM outbox.replay_row")
+        .await;
     killed.kill();
     let _successor = world.relay().args(&args).start_ready().await;
     let said = finished(command, dir.path());
@@ -24,8 +26,16 @@ async fn replaying_keeps_key_order(on_published: &str) {
     let history = world.history(&topic).await;
     history.assert_sound();
     assert_eq!(history.unflagged_duplicates, 0, "each repeat says so");
-    assert_eq!(survivor.metric("outboxd_rescan_found_rows_total"), Some(0.0), "not by the safety net");
-    assert_eq!(assert_repeats_ascend(&world.records(&topic).await), ROWS, "each arrived again");
+    assert_eq!(
+        survivor.metric("outboxd_rescan_found_rows_total"),
+        Some(0.0),
+        "not by the safety net"
+    );
+    assert_eq!(
+        assert_repeats_ascend(&world.records(&topic).await),
+        ROWS,
+        "each arrived again"
+    );
 }
 
 #[tokio::test]
@@ -69,7 +79,10 @@ async fn rows_of_the_history_are_replayed_in_the_order_of_their_ids() {
 async fn no_more_messages_are_sent_in_a_second_than_the_rate() {
     let (world, topic, _relay) = published_world(&[], 600, 10).await;
     let said = replay(&world, &["--topic", &topic, "--rate", "200"]);
-    assert_eq!((&said["changed"], &said["estimated_seconds"]), (&600.into(), &3.0.into()));
+    assert_eq!(
+        (&said["changed"], &said["estimated_seconds"]),
+        (&600.into(), &3.0.into())
+    );
     // The last of six steps is sent after two and a half seconds.
     let between = "SELECT (extract(epoch FROM max(at) - min(at)) * 1000)::bigint FROM outbox.audit WHERE changed > 0";
     let between = world.count(between).await;
@@ -88,7 +101,12 @@ async fn a_replay_waits_for_the_relay_while_ten_thousand_rows_are_due() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     // Twelve steps are enough for all rows, so a thirteenth arrival would not come if nothing were waited for.
     let point = "before_chunk:13";
-    let command = start_replay(&world, &["--topic", &topic, "--rate", "100000"], dir.path(), Some(point));
+    let command = start_replay(
+        &world,
+        &["--topic", &topic, "--rate", "100000"],
+        dir.path(),
+        Some(point),
+    );
     at_failpoint(dir.path(), point).await;
     assert_eq!(world.pending().await, 10_000);
     assert_eq!(world.count("SELECT count(*) FROM outbox.replay_row").await, 2_000);

@@ -3,7 +3,14 @@
 use super::*;
 
 /// Retries soon, and often enough for any test.
-const PATIENT: [&str; 6] = ["--max-attempts", "1000", "--retry-backoff-min", "50ms", "--retry-backoff-max", "200ms"];
+const PATIENT: [&str; 6] = [
+    "--max-attempts",
+    "1000",
+    "--retry-backoff-min",
+    "50ms",
+    "--retry-backoff-max",
+    "200ms",
+];
 
 /// Five rows of the key 'k' that were published an hour ago, the second of them too large for the topic as it is now; and one of
 /// another key.
@@ -32,11 +39,17 @@ async fn a_repeat_that_is_refused_keeps_back_the_repeats_of_its_key_and_no_other
     let said = replay(&world, &["--topic", &topic]);
     assert_eq!(said["changed"], 6);
     world.held(1).await;
-    world.until("SELECT attempts > 1 FROM outbox.message WHERE id = 2").await;
+    world
+        .until("SELECT attempts > 1 FROM outbox.message WHERE id = 2")
+        .await;
     for done in [1, 6] {
         world.published(done).await;
     }
-    assert_eq!(ids_where(&world, "published_at IS NULL").await, [2, 3, 4, 5], "they wait behind it");
+    assert_eq!(
+        ids_where(&world, "published_at IS NULL").await,
+        [2, 3, 4, 5],
+        "they wait behind it"
+    );
     assert_eq!(ids_where(&world, "available_at IS NOT NULL").await, [2, 3, 4, 5]);
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '{{\"fresh\": true}}')"))
@@ -130,5 +143,8 @@ async fn a_topic_that_was_made_anew_is_filled_by_a_replay_and_verifies() {
     let lost = "UPDATE outbox.message SET replayed_by = 1, published_at = now() WHERE id = 51";
     world.execute(lost).await;
     let history = world.history(&topic).await;
-    assert_eq!(history.findings.missing.first[0].what, "replayed, but only the earlier copy is in the topic");
+    assert_eq!(
+        history.findings.missing.first[0].what,
+        "replayed, but only the earlier copy is in the topic"
+    );
 }

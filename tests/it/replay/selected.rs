@@ -9,7 +9,11 @@ async fn two_topics(on_published: &str) -> (World, [String; 2], Relay) {
     for topic in &topics {
         world.fill(topic, 20, 5).await;
     }
-    let relay = world.relay().args(&["--on-published", on_published]).start_ready().await;
+    let relay = world
+        .relay()
+        .args(&["--on-published", on_published])
+        .start_ready()
+        .await;
     world.drained(SOON).await;
     publish_hours_ago(&world).await;
     (world, topics, relay)
@@ -23,11 +27,20 @@ async fn each_filter_takes_its_rows(on_published: &str) {
         (vec!["--topic", &a], rows(&|id| id <= 20)),
         (vec!["--topic", &a, "--topic", &b], rows(&|_| true)),
         (vec!["--topic", &b, "--key", "k1"], rows(&|id| id > 20 && id % 5 == 1)),
-        (vec!["--key", "k1", "--key", "k2"], rows(&|id| id % 5 == 1 || id % 5 == 2)),
-        (vec!["--id", "3,5-9", "--id", "40"], rows(&|id| id == 3 || (5..=9).contains(&id) || id == 40)),
+        (
+            vec!["--key", "k1", "--key", "k2"],
+            rows(&|id| id % 5 == 1 || id % 5 == 2),
+        ),
+        (
+            vec!["--id", "3,5-9", "--id", "40"],
+            rows(&|id| id == 3 || (5..=9).contains(&id) || id == 40),
+        ),
         (vec!["--since", "10h 30m"], rows(&|id| id <= 10)),
         (vec!["--until", "30h 30m", "--topic", &b], rows(&|id| id > 30)),
-        (vec!["--since", "25h 30m", "--until", "15h 30m", "--key", "k0"], rows(&|id| id == 20 || id == 25)),
+        (
+            vec!["--since", "25h 30m", "--until", "15h 30m", "--key", "k0"],
+            rows(&|id| id == 20 || id == 25),
+        ),
     ];
     let mut times = [1usize; 41];
     for (args, expected) in &cases {
@@ -68,13 +81,20 @@ async fn a_dry_run_says_what_a_replay_would_take_and_changes_nothing() {
     let rows = "SELECT string_agg(m::text, ',' ORDER BY id) FROM outbox.message m";
     let before = world.text(rows).await;
     let said = json_of(&world.outboxd("replay", &["--all", "--rate", "10", "--dry-run", "--json"]));
-    assert_eq!((&said["matched"], &said["changed"], &said["dry_run"]), (&40.into(), &0.into(), &true.into()));
+    assert_eq!(
+        (&said["matched"], &said["changed"], &said["dry_run"]),
+        (&40.into(), &0.into(), &true.into())
+    );
     assert_eq!((&said["topics"][&a], &said["topics"][&b]), (&20.into(), &20.into()));
     assert_eq!((&said["estimated_seconds"], &said["rate"]), (&4.0.into(), &10.into()));
     assert!(said["oldest"].as_str() < said["newest"].as_str(), "{said}");
     let text = world.outboxd("replay", &["--topic", &a, "--dry-run"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for words in ["Would replay 20 messages of 1 topic.", "published from", "at 1,000 messages a second"] {
+    for words in [
+        "Would replay 20 messages of 1 topic.",
+        "published from",
+        "at 1,000 messages a second",
+    ] {
         assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
     assert_eq!(world.text(rows).await, before);
@@ -90,7 +110,10 @@ async fn what_to_replay_must_be_said() {
         (&["--yes", "--id", "9-3"], "names no ids"),
         (&["--yes", "--since", "1h", "--until", "2h"], "is not before"),
         (&["--yes", "--since", "yesterday"], "neither a duration"),
-        (&["--topic", &a], "nobody can be asked: 20 messages of 1 topic; add --yes"),
+        (
+            &["--topic", &a],
+            "nobody can be asked: 20 messages of 1 topic; add --yes",
+        ),
     ];
     for (args, words) in cases {
         let output = world.outboxd("replay", args);
@@ -136,7 +159,11 @@ async fn an_operator_may_replay_and_the_audit_says_who_did_and_why() {
         world.database_url = world.login(role, &[role]).await;
         let refused = world.outboxd("replay", &["--topic", &a, "--yes"]);
         assert_eq!(refused.status.code(), Some(79), "{role}: {}", stderr_of(&refused));
-        assert!(stderr_of(&refused).contains("outbox_operator"), "{}", stderr_of(&refused));
+        assert!(
+            stderr_of(&refused).contains("outbox_operator"),
+            "{}",
+            stderr_of(&refused)
+        );
     }
     world.database_url = direct;
     world.database_url = world.login("alice", &["outbox_operator"]).await;
@@ -144,8 +171,14 @@ async fn an_operator_may_replay_and_the_audit_says_who_did_and_why() {
     assert_eq!(said["changed"], 20, "{said}");
     let audit = json_of(&world.outboxd("audit", &["--json"]));
     let operation = &audit["operations"][0];
-    assert_eq!((&operation["command"], &operation["changed"]), (&"replay".into(), &20.into()));
-    assert_eq!((&operation["reason"], &operation["topics"][0]), (&"the consumer lost them".into(), &a.as_str().into()));
+    assert_eq!(
+        (&operation["command"], &operation["changed"]),
+        (&"replay".into(), &20.into())
+    );
+    assert_eq!(
+        (&operation["reason"], &operation["topics"][0]),
+        (&"the consumer lost them".into(), &a.as_str().into())
+    );
     assert_eq!(operation["filter"], serde_json::json!({ "topics": [a] }));
     assert_eq!(operation["login"], format!("{}_alice", world.name));
 }
@@ -161,8 +194,14 @@ async fn nothing_is_replayed_while_a_worker_lives_that_would_not_flag_it() {
         .await;
     let refused = world.outboxd("replay", &["--topic", &a, "--yes"]);
     assert_eq!(refused.status.code(), Some(69), "{}", stderr_of(&refused));
-    assert!(stderr_of(&refused).contains("relay-3 (outboxd 0.0.9)"), "{}", stderr_of(&refused));
+    assert!(
+        stderr_of(&refused).contains("relay-3 (outboxd 0.0.9)"),
+        "{}",
+        stderr_of(&refused)
+    );
     assert_eq!(ids_where(&world, "replayed_by IS NOT NULL").await, [0i64; 0]);
-    world.execute("UPDATE outbox.worker SET stopped_at = now() WHERE name = 'relay-3'").await;
+    world
+        .execute("UPDATE outbox.worker SET stopped_at = now() WHERE name = 'relay-3'")
+        .await;
     assert_eq!(replay(&world, &["--topic", &a])["changed"], 20);
 }

@@ -72,8 +72,18 @@ async fn an_operation_is_continued_only_by_its_login_and_with_its_command() {
     let (operation, _) = call(&operator, "dead_redrive('{1}')").await;
     let operation = operation.expect("an operation");
     let other = connect(&world.login("other", &["outbox_operator"]).await).await;
-    assert_refused(&other, &format!("dead_redrive('{{2}}', operation => {operation})"), "42501").await;
-    assert_refused(&operator, &format!("dead_discard('{{2}}', operation => {operation})"), "22023").await;
+    assert_refused(
+        &other,
+        &format!("dead_redrive('{{2}}', operation => {operation})"),
+        "42501",
+    )
+    .await;
+    assert_refused(
+        &operator,
+        &format!("dead_discard('{{2}}', operation => {operation})"),
+        "22023",
+    )
+    .await;
     assert_refused(&operator, "dead_redrive('{2}', operation => 12345)", "22023").await;
     let dead = "SELECT count(*) FROM outbox.message WHERE dead_at IS NOT NULL";
     assert_eq!(world.count(dead).await, 4, "what was refused changed nothing");
@@ -82,7 +92,10 @@ async fn an_operation_is_continued_only_by_its_login_and_with_its_command() {
 #[tokio::test]
 async fn the_audit_names_who_logged_in_whatever_role_was_set() {
     let (world, operator) = world_with_dead_letters().await;
-    operator.batch_execute("SET ROLE outbox_operator").await.expect("a role");
+    operator
+        .batch_execute("SET ROLE outbox_operator")
+        .await
+        .expect("a role");
     call(&operator, "dead_redrive('{1}')").await;
     let login = "SELECT string_agg(login, ',') FROM outbox.audit WHERE at BETWEEN now() - interval '1 minute' AND clock_timestamp()";
     assert_eq!(world.text(login).await, format!("{}_operator", world.name));
@@ -149,7 +162,10 @@ async fn wrong_arguments_are_refused() {
         ("dead_redrive('{1}', repeat('x', 1001))".to_owned(), "P4004"),
         ("dead_redrive('{1}', filter => '[]')".to_owned(), "P4004"),
         ("dead_redrive('{1}', filter => NULL)".to_owned(), "P4004"),
-        ("dead_redrive('{1}', filter => jsonb_build_object('x', repeat('x', 65536)))".to_owned(), "P4004"),
+        (
+            "dead_redrive('{1}', filter => jsonb_build_object('x', repeat('x', 65536)))".to_owned(),
+            "P4004",
+        ),
         ("dead_correct(1)".to_owned(), "P4000"),
         ("holds_release('{t}', '{}')".to_owned(), "P4004"),
         ("hold_release('t', 'k', 1)".to_owned(), "P4004"),
@@ -167,7 +183,10 @@ async fn wrong_arguments_are_refused() {
 async fn a_correction_replaces_the_payload_and_the_audit_keeps_the_old_one() {
     let (world, operator) = world_with_dead_letters().await;
     let pending = world.insert("t", &[(Some("k"), b"pending".to_vec())]).await[0];
-    assert_eq!(call(&operator, &format!("dead_correct({pending}, '{{}}')")).await, (None, 0));
+    assert_eq!(
+        call(&operator, &format!("dead_correct({pending}, '{{}}')")).await,
+        (None, 0)
+    );
     let (operation, changed) = call(&operator, "dead_correct(1, '{\"n\": 10}', reason => 'a typo')").await;
     assert_eq!(changed, 1);
     let corrected = format!(

@@ -202,7 +202,8 @@ async fn another_schema_name_works_from_migrate_to_status() {
     let text = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(text.contains("Dead      1"), "{text}{}", stderr_of(&status));
     assert!(
-        text.contains("outboxd dead redrive --schema other --id 3") && text.contains("outboxd hold release --schema other --topic"),
+        text.contains("outboxd dead redrive --schema other --id 3")
+            && text.contains("outboxd hold release --schema other --topic"),
         "{text}"
     );
     assert!(!text.contains("outbox."), "{text}");
