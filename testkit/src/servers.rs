@@ -86,6 +86,11 @@ impl OwnKafka {
         ])
     }
 
+    /// One that creates topics that are asked for.
+    pub fn creating_topics() -> Self {
+        OwnKafka::with_properties(&["auto.create.topics.enable=true"])
+    }
+
     /// One that tells its clients to come to this port: a proxy's.
     pub fn advertising(port: u16) -> Self {
         OwnKafka::with_properties(&[&format!("advertised.listeners=BROKER://127.0.0.1:{port}")])
