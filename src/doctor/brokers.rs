@@ -107,6 +107,7 @@ mod tests {
             is_verified: true,
             mechanism: Some("PLAIN".to_owned()),
             login: Some("relay".to_owned()),
+            principal: "User:relay".to_owned(),
             has_certificate: false,
         }
     }

@@ -10,7 +10,7 @@ use super::vacuum::IdleSessions;
 use super::{CHECK_TIMEOUT, Settings, relay, schema, server, vacuum};
 use crate::outbox::doctor::{Backends, LoginRights, Server, Transport, UsedTopic, backends};
 use crate::outbox::schema::known_version;
-use crate::outbox::{Database, Error, Kind, Outbox, Pooler, Result};
+use crate::outbox::{Database, Error, Kind, OnPublished, Outbox, Pooler, Result};
 
 /// A statement is given up, and its session closed, before its check is.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
@@ -270,10 +270,15 @@ impl<'a> Questions<'a> {
             schema::timeline(timeline.as_deref())
         })
         .await;
-        self.check(CheckId::DbHistoryDays, outbox.history_today(), |this, today| {
-            schema::history_days(&today, this.settings.run.on_published, &this.settings.run.schema)
-        })
-        .await;
+        if self.settings.run.on_published == OnPublished::Archive {
+            self.check(CheckId::DbHistoryDays, outbox.history_today(), |this, today| {
+                schema::history_days(&today, &this.settings.run.schema)
+            })
+            .await;
+        } else {
+            let skipped = CheckId::DbHistoryDays.skipped("published rows are not archived (--on-published)");
+            self.diagnoses.push(skipped);
+        }
         self.check(CheckId::DbAutovacuum, outbox.autovacuum(), |this, state| {
             vacuum::autovacuum(&state, &this.settings.run.schema)
         })

@@ -3,7 +3,7 @@
 use super::check::{CheckId, Diagnosis};
 use super::words::{ident, size};
 use crate::outbox::doctor::{Durability, HistoryToday, IdSequence, Trigger};
-use crate::outbox::{Error, Kind, OnPublished};
+use crate::outbox::{Error, Kind};
 
 /// So many ids last for years at any rate that one table takes.
 const IDS_LEFT_MIN: i64 = 1 << 40;
@@ -167,13 +167,10 @@ pub fn synchronous_commit(durability: &Durability) -> Diagnosis {
     CHECK.ok(format!("a commit survives a crash (synchronous_commit = {setting})"))
 }
 
-pub fn history_days(today: &HistoryToday, on_published: OnPublished, schema: &str) -> Diagnosis {
+pub fn history_days(today: &HistoryToday, schema: &str) -> Diagnosis {
     const CHECK: CheckId = CheckId::DbHistoryDays;
     const WHY: &str =
         "Such rows stay in the default partition, and retention deletes them one by one instead of dropping a day.";
-    if on_published != OnPublished::Archive {
-        return CHECK.skipped("published rows are not archived (--on-published)");
-    }
     if !today.has_today && today.is_running {
         return CHECK.advice(
             format!("{schema}.history has no partition for today, though a relay runs"),
@@ -256,24 +253,19 @@ mod tests {
     }
 
     #[test]
-    fn a_history_is_judged_only_where_rows_are_archived() {
-        let judged = |has_today, default_bytes, is_running, on_published| {
+    fn a_day_without_a_partition_is_worth_a_word_once_a_relay_runs() {
+        let judged = |has_today, default_bytes, is_running| {
             let today = HistoryToday {
                 has_today,
                 default_bytes,
                 is_running,
             };
-            history_days(&today, on_published, "outbox").verdict
+            history_days(&today, "outbox").verdict
         };
-        assert_eq!(judged(false, 0, true, OnPublished::Keep), Verdict::Skipped);
-        assert_eq!(
-            judged(false, 0, false, OnPublished::Archive),
-            Verdict::Ok,
-            "before the first start"
-        );
-        assert_eq!(judged(false, 0, true, OnPublished::Archive), Verdict::Advice);
-        assert_eq!(judged(true, 8192, true, OnPublished::Archive), Verdict::Advice);
-        assert_eq!(judged(true, 0, true, OnPublished::Archive), Verdict::Ok);
+        assert_eq!(judged(false, 0, false), Verdict::Ok, "before the first start");
+        assert_eq!(judged(false, 0, true), Verdict::Advice);
+        assert_eq!(judged(true, 8192, true), Verdict::Advice);
+        assert_eq!(judged(true, 0, true), Verdict::Ok);
     }
 
     #[test]

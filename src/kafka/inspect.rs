@@ -7,7 +7,6 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdkafka::ClientContext;
 use rdkafka::admin::{AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::client::OAuthToken;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
@@ -15,6 +14,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
+use rdkafka::{ClientConfig, ClientContext};
 
 use super::admin::Admin;
 use super::clients::Clients;
@@ -100,7 +100,10 @@ pub struct Security {
 
 impl Security {
     pub fn of(settings: &ClientSettings) -> Self {
-        let config = &settings.read.config;
+        Self::read(&settings.read.config, settings.read.security.principal(None))
+    }
+
+    fn read(config: &ClientConfig, principal: String) -> Self {
         let get = |name: &str| config.get(name).map(str::to_owned);
         let protocol = get("security.protocol").unwrap_or_default().to_lowercase();
         let is_off = |name: &str, off: &str| config.get(name).is_some_and(|value| value.eq_ignore_ascii_case(off));
@@ -116,7 +119,7 @@ impl Security {
             login: get("sasl.username"),
             has_certificate: config.get("ssl.certificate.location").is_some()
                 || config.get("ssl.keystore.location").is_some(),
-            principal: settings.read.security.principal(None),
+            principal,
             brokers,
         }
     }
@@ -326,6 +329,7 @@ fn topic_settings(resource: &ConfigResource) -> TopicSettings {
 
 #[cfg(test)]
 mod tests {
+    use super::super::settings::UserSettings;
     use super::*;
 
     fn security(properties: &[(&str, &str)]) -> Security {
@@ -336,25 +340,21 @@ mod tests {
                 .iter()
                 .map(|(name, value)| (name.to_string(), value.to_string())),
         );
-        Security::of(&config)
+        Security::read(&config, "User:relay".to_owned())
     }
 
     #[test]
-    fn who_we_are_to_the_brokers_follows_from_the_settings() {
-        let plain = security(&[("sasl.username", "unused")]);
-        assert_eq!(
-            (plain.principal().as_str(), plain.is_encrypted),
-            ("User:ANONYMOUS", false)
-        );
+    fn how_connections_are_protected_follows_from_the_settings() {
+        assert!(!security(&[("sasl.username", "unused")]).is_encrypted);
         let scram = security(&[
             ("security.protocol", "SASL_SSL"),
             ("sasl.mechanism", "SCRAM-SHA-512"),
             ("sasl.username", "relay"),
         ]);
-        assert_eq!((scram.principal().as_str(), scram.is_encrypted), ("User:relay", true));
-        assert!(scram.is_verified && !scram.is_local);
+        assert_eq!(scram.login.as_deref(), Some("relay"));
+        assert!(scram.is_encrypted && scram.is_verified && !scram.is_local);
         let mtls = security(&[("security.protocol", "ssl"), ("ssl.certificate.location", "c.pem")]);
-        assert_eq!(mtls.principal(), "User:CN=…");
+        assert!(mtls.has_certificate);
         let lax = security(&[
             ("security.protocol", "ssl"),
             ("ssl.endpoint.identification.algorithm", "none"),
@@ -366,7 +366,11 @@ mod tests {
 
     #[test]
     fn the_reason_that_says_most_is_kept() {
-        let listener = Listener::default();
+        let settings = ClientSettings::consumer(ClientConfig::new(), UserSettings::default()).expect("settings");
+        let listener = Listener {
+            context: Clients::new(settings).parts().1,
+            reason: Mutex::default(),
+        };
         let heard = |code, reason: &str| {
             listener.error(KafkaError::Global(code), reason);
             lock(&listener.reason).clone().map(|known| (known.cause, known.reason))

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn what_was_not_counted_to_its_end_may_break_a_limit_and_cannot_keep_it() {
         let mut status = quiet();
-        (status.backlog.pending, status.backlog.capped) = (100_000, true);
+        (status.backlog.pending, status.backlog.estimated) = (100_000, true);
         let at_most = |pending| Limits {
             pending: Some(pending),
             ..Limits::default()
@@ -227,7 +227,7 @@ mod tests {
             broken(&at_most(100_000), &status),
             [("--max-pending", Verdict::Undecided)]
         );
-        status.backlog.capped = false;
+        status.backlog.estimated = false;
         assert_eq!(broken(&at_most(100_000), &status), []);
     }
 }

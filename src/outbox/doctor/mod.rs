@@ -292,14 +292,12 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Pooler;
     use super::*;
 
     #[test]
     fn an_address_has_no_secret_and_says_whether_it_is_this_machine() {
         let transport = |url: &str| {
-            let database = Database::parse(url, None, Pooler::None).expect(url);
-            let transport = database.transport();
+            let transport = Database::at(url).transport().expect(url);
             (transport.address, transport.is_local)
         };
         assert_eq!(

@@ -88,7 +88,12 @@ impl Report {
     /// That check has advice, and nothing is worse.
     fn only_advice(&self, id: &str) -> (String, String) {
         assert_eq!(self.verdict(id), "advice", "{:#}", self.json);
-        assert_eq!((self.with("problem"), self.with("unknown")), (vec![], vec![]), "{:#}", self.json);
+        assert_eq!(
+            (self.with("problem"), self.with("unknown")),
+            (vec![], vec![]),
+            "{:#}",
+            self.json
+        );
         assert_eq!((self.code, &self.json["verdict"]), (0, &Value::from("ok")));
         self.said(id)
     }
@@ -122,7 +127,12 @@ async fn a_healthy_world_has_every_check_and_no_problem() {
     .await;
     let report = doctor(&["--database-url", &url, "--kafka-brokers", &world.kafka]);
     assert_eq!((report.code, &report.stderr[..]), (0, ""), "{:#}", report.json);
-    assert_eq!((report.with("problem"), report.with("unknown")), (vec![], vec![]), "{:#}", report.json);
+    assert_eq!(
+        (report.with("problem"), report.with("unknown")),
+        (vec![], vec![]),
+        "{:#}",
+        report.json
+    );
     assert_eq!(report.with("skipped"), ["db.history_days"], "{:#}", report.json);
     for id in CheckId::ALL {
         let check = report.check(id.name());
@@ -145,8 +155,17 @@ async fn what_is_wrong_is_read_last_with_the_command_that_fixes_it() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stdout);
     let (fine, wrong) = text.split_once("\nPROBLEM  db.autovacuum: ").expect("the problem");
-    assert_contains(fine, &["ok       db.connect", "skipped  kafka.auth, kafka.connect, kafka.tls"]);
-    assert_contains(wrong, &["→ ALTER TABLE outbox.message RESET (autovacuum_enabled", "\n1 problem, 0 unknown"]);
+    assert_contains(
+        fine,
+        &["ok       db.connect", "skipped  kafka.auth, kafka.connect, kafka.tls"],
+    );
+    assert_contains(
+        wrong,
+        &[
+            "→ ALTER TABLE outbox.message RESET (autovacuum_enabled",
+            "\n1 problem, 0 unknown",
+        ],
+    );
     assert_contains(&stderr_of(&output), &["outboxd: a problem with db.autovacuum"]);
 }
 
@@ -160,7 +179,12 @@ async fn what_nobody_answers_is_unknown_and_no_problem() {
         .expect("locked");
     let report = examine(&url, &[]);
     assert_eq!(report.code, 2, "{:#}", report.json);
-    assert_eq!(report.with("unknown"), ["relay.workers", "relay.versions"], "{:#}", report.json);
+    assert_eq!(
+        report.with("unknown"),
+        ["relay.workers", "relay.versions"],
+        "{:#}",
+        report.json
+    );
     let found = report.check("relay.workers")["found"].as_str().expect("a reason");
     assert_contains(found, &["55P03"]);
     assert_contains(&report.stderr, &["undecided", "relay.workers"]);

@@ -49,7 +49,10 @@ async fn a_login_whose_sessions_begin_read_only_cannot_relay_and_can_be_examined
     // Nothing else is unknown or a problem: so nothing that the doctor asks writes.
     let (found, fix) = examine(&url, &[]).only_problem("db.primary");
     assert_contains(&found, &["read-only"]);
-    assert_contains(&fix, &[&format!("ALTER ROLE {login}"), "default_transaction_read_only = off"]);
+    assert_contains(
+        &fix,
+        &[&format!("ALTER ROLE {login}"), "default_transaction_read_only = off"],
+    );
 }
 
 #[tokio::test]
@@ -75,7 +78,12 @@ async fn a_pooler_is_to_be_declared_and_none_where_there_is_none() {
 
     let pooled = ["--database-pooler", "transaction"];
     let declared = examine(&through, &pooled);
-    assert_eq!((declared.code, declared.verdict("db.pooler")), (0, "ok"), "{:#}", declared.json);
+    assert_eq!(
+        (declared.code, declared.verdict("db.pooler")),
+        (0, "ok"),
+        "{:#}",
+        declared.json
+    );
     assert_eq!(declared.verdict("db.connections"), "skipped");
     let (found, _) = examine(&world.database_url, &pooled).only_advice("db.pooler");
     assert_contains(&found, &["no two sessions share"]);
@@ -94,7 +102,10 @@ async fn a_clock_is_compared_with_the_servers() {
             .expect("outboxd runs");
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let checks = json["checks"].as_array().expect("a list").clone();
-        let clock = checks.into_iter().find(|check| check["id"] == "db.clock").expect("a check");
+        let clock = checks
+            .into_iter()
+            .find(|check| check["id"] == "db.clock")
+            .expect("a check");
         (output.status.code(), clock)
     };
     let (code, right) = examined_at("0");

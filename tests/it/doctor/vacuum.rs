@@ -15,7 +15,8 @@ async fn is_old(world: &World, session: &Client) {
         .await
         .expect("a pid")
         .get(0);
-    let condition = "SELECT clock_timestamp() - greatest(state_change, xact_start) > interval '300 ms' FROM pg_stat_activity";
+    let condition =
+        "SELECT clock_timestamp() - greatest(state_change, xact_start) > interval '300 ms' FROM pg_stat_activity";
     world.until(&format!("{condition} WHERE pid = {pid}")).await;
 }
 
@@ -23,8 +24,14 @@ async fn is_old(world: &World, session: &Client) {
 async fn autovacuum_that_is_switched_off_for_a_table_is_found_and_the_fix_repairs_it() {
     let (world, url) = world_and_relay().await;
     for (broken, table) in [
-        ("ALTER TABLE outbox.lane SET (autovacuum_enabled = false)", "outbox.lane"),
-        ("ALTER TABLE outbox.message SET (toast.autovacuum_enabled = off)", "outbox.message"),
+        (
+            "ALTER TABLE outbox.lane SET (autovacuum_enabled = false)",
+            "outbox.lane",
+        ),
+        (
+            "ALTER TABLE outbox.message SET (toast.autovacuum_enabled = off)",
+            "outbox.message",
+        ),
     ] {
         world.execute(broken).await;
         let (found, fix) = examine(&url, &[]).only_problem("db.autovacuum");
@@ -45,7 +52,10 @@ async fn a_session_that_is_idle_in_a_transaction_is_named_to_who_may_see_it() {
     is_old(&world, &forgotten).await;
     let (found, fix) = examine(&url, &AT_ONCE).only_advice("db.idle_in_transaction");
     assert_contains(&found, &["this login may not see"]);
-    assert_contains(&fix, &["GRANT pg_read_all_stats TO", "idle_in_transaction_session_timeout"]);
+    assert_contains(
+        &fix,
+        &["GRANT pg_read_all_stats TO", "idle_in_transaction_session_timeout"],
+    );
     world
         .execute(&format!("GRANT pg_read_all_stats TO {}_relay", world.name))
         .await;
@@ -97,7 +107,11 @@ async fn an_old_snapshot_is_named() {
     let (found, fix) = examine(&world.database_url, &AT_ONCE).only_problem("db.old_snapshot");
     assert_contains(&found, &[&format!("pid {pid}")]);
     assert_contains(&fix, &[&format!("pg_terminate_backend({pid})")]);
-    assert_eq!(examine(&world.database_url, &[]).verdict("db.old_snapshot"), "ok", "it is young");
+    assert_eq!(
+        examine(&world.database_url, &[]).verdict("db.old_snapshot"),
+        "ok",
+        "it is young"
+    );
     running.abort();
 }
 
@@ -138,7 +152,9 @@ async fn a_slot_that_nobody_reads_is_named() {
     world.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'").await;
     world.execute("SELECT pg_reload_conf()").await;
     eventually(SOON, "the slot to be lost", async || {
-        world.execute("SELECT pg_switch_wal(); CREATE TABLE IF NOT EXISTS filler ()").await;
+        world
+            .execute("SELECT pg_switch_wal(); CREATE TABLE IF NOT EXISTS filler ()")
+            .await;
         world.execute("DROP TABLE filler").await;
         world.execute("CHECKPOINT").await;
         let lost = "SELECT wal_status = 'lost' FROM pg_replication_slots";

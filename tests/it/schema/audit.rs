@@ -16,8 +16,8 @@ async fn world_with_dead_letters() -> (World, Client) {
 
 /// The operation and the number of rows that a call answers.
 async fn call(client: &Client, call: &str) -> (Option<i64>, i32) {
-    let row = client.query_one(&format!("SELECT operation, changed FROM outbox.{call}"), &[]);
-    let row = row.await.expect(call);
+    let sql = format!("SELECT operation, changed FROM outbox.{call}");
+    let row = client.query_one(&sql, &[]).await.expect(call);
     (row.get(0), row.get(1))
 }
 
