@@ -1,6 +1,5 @@
 //! Asks Kafka.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::check::{CheckId, Diagnosis};
@@ -16,22 +15,17 @@ pub const TOPICS_MAX: usize = 50;
 const JUDGED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Waits for a broker. Returns who can be asked about topics, if anybody can.
-pub async fn connect(settings: &Settings) -> (Option<Arc<Inspector>>, Vec<Diagnosis>) {
+pub async fn connect(settings: &Settings) -> (Option<Inspector>, Vec<Diagnosis>) {
     if !settings.has_brokers {
         let checks = [CheckId::KafkaConnect, CheckId::KafkaTls, CheckId::KafkaAuth];
         let skipped = checks.map(|check| check.skipped("no --kafka-brokers (OUTBOXD_KAFKA_BROKERS)"));
         return (None, skipped.into());
     }
-    let config = &settings.run.kafka;
-    let security = Security::of(config);
-    let inspector = match Inspector::new(config) {
-        Ok(inspector) => inspector,
-        Err(error) => return (None, vec![CheckId::KafkaConnect.unknown(error.to_string())]),
-    };
-    let (began, asked) = (Instant::now(), inspector.clone());
-    let answer = on_thread(move || asked.brokers(began + CHECK_TIMEOUT - JUDGED_WITHIN)).await;
-    match answer {
-        Some(Ok(count)) => {
+    let config = settings.run.kafka.clone();
+    let (security, began) = (Security::of(&config), Instant::now());
+    let connected = on_thread(move || Inspector::connect(&config, began + CHECK_TIMEOUT - JUDGED_WITHIN)).await;
+    match connected {
+        Some(Ok((inspector, count))) => {
             let mut diagnoses = brokers::settings(&security);
             diagnoses.push(brokers::connected(count, &security, began.elapsed()));
             (Some(inspector), diagnoses)
@@ -44,7 +38,7 @@ pub async fn connect(settings: &Settings) -> (Option<Arc<Inspector>>, Vec<Diagno
 /// Checks the topics that are named or in use. `used` is what the database says of them, or why it says nothing.
 pub async fn topics(
     settings: &Settings,
-    inspector: Option<Arc<Inspector>>,
+    inspector: Option<Inspector>,
     used: Result<Vec<UsedTopic>, Diagnosis>,
 ) -> Vec<Diagnosis> {
     let Some(inspector) = inspector else {

@@ -164,38 +164,44 @@ pub struct Inspector {
     admin: Arc<Admin>,
 }
 
+impl Unreachable {
+    fn network(reason: impl ToString) -> Self {
+        Unreachable {
+            cause: Cause::Network,
+            reason: reason.to_string(),
+        }
+    }
+}
+
 impl Inspector {
-    /// Connects lazily.
-    pub fn new(config: &ClientConfig) -> Result<Arc<Self>, KafkaError> {
+    /// Waits until a broker answers. Also returns how many brokers there are. Blocks.
+    pub fn connect(config: &ClientConfig, until: Instant) -> Result<(Self, usize), Unreachable> {
+        let inspector = Inspector::new(config).map_err(Unreachable::network)?;
+        loop {
+            let topic = Some(ANY_TOPIC);
+            let metadata = inspector.client.fetch_metadata(topic, left(until).min(ASK_EVERY));
+            // A broker that has just started does not know its cluster yet.
+            let brokers = metadata.map_or(0, |metadata| metadata.brokers().len());
+            if brokers > 0 {
+                return Ok((inspector, brokers));
+            }
+            inspector.listen();
+            if left(until).is_zero() {
+                let reason = lock(&inspector.client.context().reason).clone();
+                return Err(reason.unwrap_or_else(|| Unreachable::network("the client does not say why")));
+            }
+        }
+    }
+
+    fn new(config: &ClientConfig) -> Result<Self, KafkaError> {
         let mut config = config.clone();
         config.set("client.id", "outboxd-doctor");
         config.set("allow.auto.create.topics", "false");
         config.remove("group.id");
-        Ok(Arc::new(Inspector {
+        Ok(Inspector {
             client: BaseConsumer::from_config_and_context(&config, Listener::default())?,
             admin: Admin::new(&config)?,
-        }))
-    }
-
-    /// Waits until a broker answers, and returns how many there are. Blocks.
-    pub fn brokers(&self, until: Instant) -> Result<usize, Unreachable> {
-        loop {
-            let metadata = self.client.fetch_metadata(Some(ANY_TOPIC), left(until).min(ASK_EVERY));
-            // A broker that has just started does not know its cluster yet.
-            let brokers = metadata.map_or(0, |metadata| metadata.brokers().len());
-            if brokers > 0 {
-                return Ok(brokers);
-            }
-            self.listen();
-            if left(until).is_zero() {
-                let reason = "no broker answers, and the client does not say why".to_owned();
-                let silence = Unreachable {
-                    cause: Cause::Network,
-                    reason,
-                };
-                return Err(lock(&self.client.context().reason).clone().unwrap_or(silence));
-            }
-        }
+        })
     }
 
     /// Lets the client say what it has to say of its connections.
