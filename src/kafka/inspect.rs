@@ -18,8 +18,8 @@ use super::admin::Admin;
 use super::lock;
 use super::log_context::LogContext;
 
-/// Brokers are asked again so often, and what the client says of its connections is listened to for so long in between.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+/// How long one question waits for an answer, and how long the client is listened to before each.
+const ASK_TIMEOUT: Duration = Duration::from_secs(3);
 const LISTEN_FOR: Duration = Duration::from_millis(50);
 /// Any topic will do to be told of the brokers.
 const ANY_TOPIC: &str = "outboxd-doctor";
@@ -178,15 +178,16 @@ impl Inspector {
     pub fn connect(config: &ClientConfig, until: Instant) -> Result<(Self, usize), Unreachable> {
         let inspector = Inspector::new(config).map_err(Unreachable::network)?;
         loop {
-            let topic = Some(ANY_TOPIC);
-            let metadata = inspector.client.fetch_metadata(topic, left(until).min(ASK_EVERY));
+            inspector.listen();
+            let timeout = left(until).min(ASK_TIMEOUT);
+            let metadata = inspector.client.fetch_metadata(Some(ANY_TOPIC), timeout);
             // A broker that has just started does not know its cluster yet.
             let brokers = metadata.map_or(0, |metadata| metadata.brokers().len());
             if brokers > 0 {
                 return Ok((inspector, brokers));
             }
-            inspector.listen();
             if left(until).is_zero() {
+                inspector.listen();
                 let reason = lock(&inspector.client.context().reason).clone();
                 return Err(reason.unwrap_or_else(|| Unreachable::network("the client does not say why")));
             }
@@ -204,7 +205,7 @@ impl Inspector {
         })
     }
 
-    /// Lets the client say what it has to say of its connections.
+    /// Lets the client say what it has to say of its connections, which it only does when it is polled.
     fn listen(&self) {
         let until = Instant::now() + LISTEN_FOR;
         while !left(until).is_zero() {
