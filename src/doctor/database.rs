@@ -203,7 +203,7 @@ impl<'a> Questions<'a> {
             let idle = IdleSessions {
                 sessions: &sessions,
                 sees_all: rights.is_some_and(|rights| rights.sees_all_sessions),
-                timeout_ms: backends.map_or(0, |backends| backends.idle_timeout_ms),
+                timeout_ms: backends.map(|backends| backends.idle_timeout_ms),
                 database: &this.server.database,
                 login: &this.server.login,
             };
@@ -232,7 +232,7 @@ impl<'a> Questions<'a> {
     /// Checks the schema and the privileges. Without them the tables are not asked about.
     async fn ask_about_the_outbox(&mut self) {
         let outbox = self.outbox.clone();
-        let verified = async { Ok(outbox.verify_schema().await) };
+        let verified = async { Ok::<_, Error>(outbox.verify_schema().await) };
         if let Some(verified) = self.ask(&[CheckId::DbSchema], verified).await {
             let run = &self.settings.run;
             self.is_silent = verified.as_ref().is_err_and(Error::is_silence);
@@ -315,17 +315,19 @@ impl<'a> Questions<'a> {
             return Err(unknown_topics("see db.schema"));
         }
         let outbox = self.outbox.clone();
-        let used = match bounded(outbox.used_topics(TOPICS_MAX + 1)).await {
-            Ok(used) => Ok(used),
-            Err(error) => {
-                self.is_silent |= error.is_silence();
+        let used = async { Ok::<_, Error>(outbox.used_topics(TOPICS_MAX + 1).await) };
+        let used = match self.ask(&[], used).await {
+            None => Err(unknown_topics("PostgreSQL no longer answered")),
+            Some(Ok(used)) => Ok(used),
+            Some(Err(error)) => {
+                self.is_silent = error.is_silence();
                 Err(CheckId::KafkaTopicExists.unknown(format!("which topics are in use: {error}")))
             }
         };
         let pending = used
             .as_ref()
             .map_or(0, |used| used.iter().map(|used| used.pending).sum());
-        let workers = async { Ok((outbox.workers().await?, outbox.free_lanes().await?)) };
+        let workers = async { Ok::<_, Error>((outbox.workers().await?, outbox.free_lanes().await?)) };
         if let Some((workers, free_lanes)) = self.ask(&of_workers, workers).await {
             let running = relay::workers(&workers, free_lanes, pending);
             let versions = relay::versions(&workers, env!("CARGO_PKG_VERSION"));

@@ -1,11 +1,11 @@
 //! Asks Kafka.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::check::{CheckId, Diagnosis};
 use super::topics::Asker;
 use super::{CHECK_TIMEOUT, Settings, brokers, topics};
+use crate::kafka::Clients;
 use crate::kafka::inspect::{Inspector, Security};
 use crate::outbox::doctor::UsedTopic;
 
@@ -16,23 +16,21 @@ pub const TOPICS_MAX: usize = 50;
 const JUDGED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Waits for a broker. Returns who can be asked about topics, if anybody can.
-pub async fn connect(settings: &Settings) -> (Option<Arc<Inspector>>, Vec<Diagnosis>) {
+pub async fn connect(settings: &Settings) -> (Option<Inspector>, Vec<Diagnosis>) {
     if !settings.has_brokers {
         let checks = [CheckId::KafkaConnect, CheckId::KafkaTls, CheckId::KafkaAuth];
         let skipped = checks.map(|check| check.skipped("no --kafka-brokers (OUTBOXD_KAFKA_BROKERS)"));
         return (None, skipped.into());
     }
     let config = &settings.run.kafka;
-    let mut security = Security::of(config);
-    let inspector = match Inspector::new(config).await {
-        Ok(inspector) => inspector,
-        Err(error) => return (None, vec![CheckId::KafkaConnect.unknown(error)]),
-    };
-    security.principal.clone_from(&inspector.principal);
-    let (began, asked) = (Instant::now(), inspector.clone());
-    let answer = on_thread(move || asked.brokers(began + CHECK_TIMEOUT - JUDGED_WITHIN)).await;
-    match answer {
-        Some(Ok(count)) => {
+    let (mut security, clients, began) = (Security::of(config), Clients::new(config.clone()), Instant::now());
+    if let Err(error) = clients.first_token().await {
+        return (None, vec![CheckId::KafkaAuth.unknown(error)]);
+    }
+    security.principal = clients.principal();
+    let connected = on_thread(move || Inspector::connect(&clients, began + CHECK_TIMEOUT - JUDGED_WITHIN)).await;
+    match connected {
+        Some(Ok((inspector, count))) => {
             let mut diagnoses = brokers::settings(&security);
             diagnoses.push(brokers::connected(count, &security, began.elapsed()));
             (Some(inspector), diagnoses)
@@ -45,7 +43,7 @@ pub async fn connect(settings: &Settings) -> (Option<Arc<Inspector>>, Vec<Diagno
 /// Checks the topics that are named or in use. `used` is what the database says of them, or why it says nothing.
 pub async fn topics(
     settings: &Settings,
-    inspector: Option<Arc<Inspector>>,
+    inspector: Option<Inspector>,
     used: Result<Vec<UsedTopic>, Diagnosis>,
 ) -> Vec<Diagnosis> {
     let Some(inspector) = inspector else {

@@ -58,8 +58,8 @@ pub struct IdleSessions<'a> {
     pub sessions: &'a [IdleSession],
     /// Those of other logins are known as well.
     pub sees_all: bool,
-    /// After how many milliseconds the server ends them; 0: never.
-    pub timeout_ms: i64,
+    /// After how many milliseconds the server ends them, if that is known; 0: never.
+    pub timeout_ms: Option<i64>,
     pub database: &'a str,
     pub login: &'a str,
 }
@@ -93,25 +93,19 @@ pub fn idle_in_transaction(idle: &IdleSessions<'_>, limit: Duration) -> Diagnosi
             ),
         );
     }
-    let is_without_end = idle.timeout_ms == 0;
+    let is_without_end = idle.timeout_ms == Some(0);
     if is_without_end || !idle.sees_all {
-        let ends = if is_without_end {
-            "the server never ends a session that is idle in a transaction"
-        } else {
-            "the server ends sessions that are idle in a transaction"
-        };
-        let seen = if idle.sees_all {
-            String::new()
-        } else {
-            "; what sessions of other logins do, this login may not see".to_owned()
-        };
+        let never = "the server never ends a session that is idle in a transaction";
+        let unseen = "what sessions of other logins do, this login may not see";
+        let found = [(is_without_end, never), (!idle.sees_all, unseen)];
+        let found = found.into_iter().filter_map(|(is_so, found)| is_so.then_some(found));
         let grant = format!("GRANT pg_read_all_stats TO {}", ident(idle.login));
         let fixes = [(is_without_end, set_timeout), (!idle.sees_all, grant)];
         let fixes = fixes
             .into_iter()
             .filter_map(|(is_needed, fix)| is_needed.then_some(fix));
         return CHECK.advice(
-            format!("{ends}{seen}"),
+            found.collect::<Vec<_>>().join("; "),
             "One forgotten transaction keeps vacuum from removing anything.",
             fixes.collect::<Vec<_>>().join("; "),
         );
@@ -379,7 +373,7 @@ mod tests {
             let idle = IdleSessions {
                 sessions: &sessions,
                 sees_all,
-                timeout_ms,
+                timeout_ms: Some(timeout_ms),
                 database: "app",
                 login: "relay",
             };

@@ -22,8 +22,8 @@ use super::context::Context;
 use super::lock;
 use super::settings::ClientSettings;
 
-/// Brokers are asked again so often, and what the client says of its connections is listened to for so long in between.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+/// How long one question waits for an answer, and how long the client is listened to before each.
+const ASK_TIMEOUT: Duration = Duration::from_secs(3);
 const LISTEN_FOR: Duration = Duration::from_millis(50);
 /// Any topic will do to be told of the brokers.
 const ANY_TOPIC: &str = "outboxd-doctor";
@@ -175,15 +175,37 @@ pub struct Inspector {
     pub principal: String,
 }
 
+impl Unreachable {
+    fn network(reason: impl ToString) -> Self {
+        Unreachable {
+            cause: Cause::Network,
+            reason: reason.to_string(),
+        }
+    }
+}
+
 impl Inspector {
-    /// Connects lazily, but fetches the first token, if tokens are used.
-    pub async fn new(settings: &ClientSettings) -> Result<Arc<Self>, String> {
-        let clients = Clients::new(settings.clone());
-        clients.first_token().await?;
-        Self::of(&clients).map_err(|error| error.to_string())
+    /// Waits until a broker answers. Also returns how many brokers there are. Blocks.
+    pub fn connect(clients: &Arc<Clients>, until: Instant) -> Result<(Self, usize), Unreachable> {
+        let inspector = Inspector::new(clients).map_err(Unreachable::network)?;
+        loop {
+            inspector.listen();
+            let timeout = left(until).min(ASK_TIMEOUT);
+            let metadata = inspector.client.fetch_metadata(Some(ANY_TOPIC), timeout);
+            // A broker that has just started does not know its cluster yet.
+            let brokers = metadata.map_or(0, |metadata| metadata.brokers().len());
+            if brokers > 0 {
+                return Ok((inspector, brokers));
+            }
+            if left(until).is_zero() {
+                inspector.listen();
+                let reason = lock(&inspector.client.context().reason).clone();
+                return Err(reason.unwrap_or_else(|| Unreachable::network("the client does not say why")));
+            }
+        }
     }
 
-    fn of(clients: &Arc<Clients>) -> Result<Arc<Self>, KafkaError> {
+    fn new(clients: &Arc<Clients>) -> Result<Self, KafkaError> {
         let (mut config, context) = clients.parts();
         config.set("client.id", "outboxd-doctor");
         config.set("allow.auto.create.topics", "false");
@@ -192,35 +214,14 @@ impl Inspector {
             context,
             reason: Mutex::default(),
         };
-        Ok(Arc::new(Inspector {
+        Ok(Inspector {
             client: BaseConsumer::from_config_and_context(&config, listener)?,
             admin: Admin::new(clients)?,
             principal: clients.principal(),
-        }))
+        })
     }
 
-    /// Waits until a broker answers, and returns how many there are. Blocks.
-    pub fn brokers(&self, until: Instant) -> Result<usize, Unreachable> {
-        loop {
-            let metadata = self.client.fetch_metadata(Some(ANY_TOPIC), left(until).min(ASK_EVERY));
-            // A broker that has just started does not know its cluster yet.
-            let brokers = metadata.map_or(0, |metadata| metadata.brokers().len());
-            if brokers > 0 {
-                return Ok(brokers);
-            }
-            self.listen();
-            if left(until).is_zero() {
-                let reason = "no broker answers, and the client does not say why".to_owned();
-                let silence = Unreachable {
-                    cause: Cause::Network,
-                    reason,
-                };
-                return Err(lock(&self.client.context().reason).clone().unwrap_or(silence));
-            }
-        }
-    }
-
-    /// Lets the client say what it has to say of its connections.
+    /// Lets the client say what it has to say of its connections, which it only does when it is polled.
     fn listen(&self) {
         let until = Instant::now() + LISTEN_FOR;
         while !left(until).is_zero() {
