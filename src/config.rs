@@ -90,19 +90,20 @@ impl RunArgs {
             self.database.check_migration(check);
         }
         let kafka = self.kafka.producer(check, &relay);
+        // What may be missing comes last, so that every other problem has been listed.
         Some(Config {
             message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
-            kafka: kafka?,
             poll_interval_max: self.poll_interval_max(check),
             shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
             maintenance: self.maintenance(check),
             http_listen: check.address("--http-listen", &self.http_listen),
-            database: database?,
             schema: self.database.schema.clone(),
             migrate: self.migrate,
             on_published: self.on_published,
             lease: self.lease(relay.lease),
             relay,
+            database: database?,
+            kafka: kafka?,
         })
     }
 
