@@ -33,10 +33,11 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
             plain(&hold.reason)
         ));
     }
+    let is_tried_again = |hold: &HoldStatus| paused(hold).is_none() && hold.retry_in_seconds.is_some();
     if status
         .holds
         .iter()
-        .any(|hold| !hold.unit.is_empty() && paused(hold).is_none() && hold.retry_in_seconds.is_some())
+        .any(|hold| !hold.unit.is_empty() && is_tried_again(hold))
     {
         advice.push(
             "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
