@@ -4,6 +4,7 @@ mod args;
 mod check;
 mod database;
 mod kafka;
+mod token;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,12 +13,13 @@ pub use args::{LogFormat, RetentionArgs, RunArgs};
 pub use check::Check;
 pub use database::DatabaseArgs;
 pub use kafka::KafkaArgs;
+pub use token::TokenArgs;
 
 use check::parse_bytes;
 
 use crate::domain::retention::Retention;
 use crate::domain::retry::RetryPolicy;
-use crate::kafka::{ClientConfig, OVERRUN};
+use crate::kafka::{ClientSettings, OVERRUN};
 use crate::outbox::{Database, OnPublished};
 use crate::process::{Identity, host_name};
 use crate::tasks::lease::LeaseSettings;
@@ -34,7 +36,7 @@ pub struct Problems(pub Vec<String>);
 pub struct Config {
     pub database: Database,
     pub schema: String,
-    pub kafka: ClientConfig,
+    pub kafka: ClientSettings,
     pub migrate: bool,
     pub on_published: OnPublished,
     pub relay: relay::Settings,
@@ -83,14 +85,15 @@ impl RunArgs {
         if self.migrate {
             self.database.check_migration(check);
         }
+        let kafka = self.kafka.producer(check, &relay);
         Some(Config {
             message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
-            kafka: self.kafka.producer(check, &relay),
             poll_interval_max: self.poll_interval_max(check),
             shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
             maintenance: self.maintenance(check),
             http_listen: check.address("--http-listen", &self.http_listen),
             database: database?,
+            kafka: kafka?,
             schema: self.database.schema.clone(),
             migrate: self.migrate,
             on_published: self.on_published,

@@ -6,6 +6,8 @@
 
 mod claim;
 mod connect;
+mod connector;
+mod database;
 pub mod doctor;
 mod error;
 mod from_row;
@@ -20,6 +22,7 @@ mod session;
 mod sslmode;
 pub mod statement;
 pub mod status;
+mod url_params;
 pub mod verify;
 mod watermark;
 
@@ -27,12 +30,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
-pub use connect::{Database, PLANNER_SETTINGS, Pool, Pooler, connect, worker_pool};
+pub use connect::{PLANNER_SETTINGS, Pool, connect, worker_pool};
+pub use database::{ConnectionString, Database, Pooler};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
+pub use sslmode::TlsFiles;
 pub use statement::MESSAGE_BYTES_MAX;
 pub use watermark::WriterIdentity;
 
@@ -104,7 +109,7 @@ impl Outbox {
 
     /// Opens the outbox for a command: with one connection, and on a schema that this binary may use.
     pub async fn open(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
-        let outbox = Outbox::unverified(database, schema, timeout)?;
+        let outbox = Outbox::unverified(database, schema, timeout).await?;
         outbox.verify_schema().await?;
         Ok(outbox)
     }

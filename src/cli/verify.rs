@@ -93,14 +93,14 @@ async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Err
 impl VerifyArgs {
     fn settings(&self) -> Result<Settings, Failure> {
         Ok(Check::run(|check| {
-            let database = self.database.database(check);
+            let (database, kafka) = (self.database.database(check), self.kafka.consumer(check));
             Some(Settings {
-                kafka: self.kafka.consumer(check),
                 since: match &self.since {
                     Some(since) => Some(check.ok(parse_since(since))?),
                     None => None,
                 },
                 database: database?,
+                kafka: kafka?,
                 schema: self.database.schema.clone(),
                 topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
                 serialized_keys: self.serialized_keys,

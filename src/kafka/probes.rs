@@ -28,7 +28,7 @@ pub struct Probes {
 impl Probes {
     /// The client retries a probe only once: we want its result, and the next probe follows anyway.
     pub fn new(mut settings: ProducerSettings) -> Self {
-        settings.config.set("message.send.max.retries", "1");
+        settings.own = &[("message.send.max.retries", "1")];
         let idle = Mutex::default();
         Probes { settings, idle }
     }
@@ -55,7 +55,12 @@ impl Probes {
 
     /// An idle producer, or a new one.
     async fn producer(&self) -> Option<Idle> {
-        if let Some(idle) = lock(&self.idle).pop() {
+        let reused = {
+            let mut idle = lock(&self.idle);
+            idle.retain(|(producer, _)| !producer.is_outdated());
+            idle.pop()
+        };
+        if let Some(idle) = reused {
             return Some(idle);
         }
         match Producer::build(&self.settings).await {

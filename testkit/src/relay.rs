@@ -19,7 +19,12 @@ pub struct RelayBuilder {
 impl RelayBuilder {
     /// As short as the settings allow: recovery is part of what is tested. By environment, so that a flag wins.
     pub fn new(database_url: &str, kafka: &str) -> Self {
-        RelayBuilder::with_defaults(database_url, kafka)
+        RelayBuilder::without_database(kafka).args(&["--database-url", database_url])
+    }
+
+    /// The same for a relay that is told otherwise where its database is.
+    pub fn without_database(kafka: &str) -> Self {
+        RelayBuilder::running(kafka)
             .env("OUTBOXD_BATCH_DEADLINE", "1s")
             .env("OUTBOXD_LEASE", "5s")
             .env("OUTBOXD_POLL_INTERVAL_MAX", "100ms")
@@ -27,9 +32,13 @@ impl RelayBuilder {
 
     /// With the settings a user gets who sets none.
     pub fn with_defaults(database_url: &str, kafka: &str) -> Self {
+        RelayBuilder::running(kafka).args(&["--database-url", database_url])
+    }
+
+    fn running(kafka: &str) -> Self {
         let mut command = outboxd();
         command
-            .args(["run", "--database-url", database_url, "--kafka-brokers", kafka])
+            .args(["run", "--kafka-brokers", kafka])
             .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"]);
         RelayBuilder {
             command,

@@ -30,9 +30,14 @@ pub struct World {
 impl World {
     /// A migrated database of its own on the shared stack.
     pub async fn new() -> Self {
+        World::with_kafka(&Stack::get().kafka).await
+    }
+
+    /// The same with another Kafka.
+    pub async fn with_kafka(kafka: &str) -> Self {
         let stack = Stack::get();
         let template = database_template::of(&stack.database_url).await;
-        World::copied(&stack.database_url, &stack.kafka, template).await
+        World::copied(&stack.database_url, kafka, template).await
     }
 
     /// The same on servers of the test's choice.

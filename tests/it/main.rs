@@ -14,6 +14,8 @@ mod purge;
 mod row_lifecycle;
 mod scaling;
 mod schema;
+mod secrets;
+mod security;
 mod settings;
 mod unordered_rows;
 mod verify;
