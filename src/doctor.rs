@@ -41,9 +41,9 @@ pub struct Settings {
 pub async fn examine(settings: &Settings) -> Report {
     let relay = &settings.run.relay;
     let mut checks = vec![relay::lease(relay.lease, relay.batch_deadline, settings.run.lease_min())];
-    let (database, (inspector, brokers)) = tokio::join!(database::examine(settings), kafka::connect(settings));
+    let (database, (cluster, brokers)) = tokio::join!(database::examine(settings), kafka::connect(settings));
     checks.extend(database.diagnoses);
     checks.extend(brokers);
-    checks.extend(kafka::topics(settings, inspector, database.topics).await);
+    checks.extend(kafka::topics(settings, cluster, database.topics).await);
     Report::new(checks)
 }

@@ -115,8 +115,8 @@ impl Outbox {
     }
 
     /// The same on whatever is there. It connects with the first statement.
-    pub fn unverified(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
-        let pool = connect::pool(database, 1, timeout, None)?;
+    pub async fn unverified(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
+        let pool = connect::pool(database, 1, timeout, None).await?;
         let on_published = OnPublished::Keep;
         Ok(Outbox::new(pool, schema, on_published, MESSAGE_BYTES_MAX, timeout))
     }

@@ -8,7 +8,7 @@ use super::check::{CheckId, Diagnosis};
 use super::kafka::TOPICS_MAX;
 use super::vacuum::IdleSessions;
 use super::{CHECK_TIMEOUT, Settings, relay, schema, server, vacuum};
-use crate::outbox::doctor::{Backends, LoginRights, Server, UsedTopic, backends};
+use crate::outbox::doctor::{Backends, LoginRights, Server, Transport, UsedTopic, backends};
 use crate::outbox::schema::known_version;
 use crate::outbox::{Database, Error, Kind, OnPublished, Outbox, Pooler, Result};
 
@@ -44,10 +44,11 @@ impl Examined {
             let is_answered_here = check.name().starts_with("db.") || check.name().starts_with("relay.");
             is_answered_here && **check != problem.id && **check != CheckId::RelayLease
         });
-        let skipped = of_database.map(|check| check.skipped("no session; see db.connect"));
+        let see = problem.id.name();
+        let skipped = of_database.map(|check| check.skipped(format!("no session; see {see}")));
         Examined {
             diagnoses: skipped.chain([problem.clone()]).collect(),
-            topics: Err(unknown_topics("see db.connect")),
+            topics: Err(unknown_topics(&format!("see {see}"))),
         }
     }
 }
@@ -65,6 +66,7 @@ struct Questions<'a> {
     outbox: Outbox,
     /// How the server is reached: by a pooler also where that was not declared.
     database: Database,
+    transport: Transport,
     server: Server,
     /// Without it the tables cannot be asked about.
     has_schema: bool,
@@ -81,16 +83,20 @@ async fn bounded<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Opens a session and learns what it is connected to.
 async fn open(database: &Database, schema: &str) -> Result<(Outbox, Server)> {
-    let outbox = Outbox::unverified(database, schema, STATEMENT_TIMEOUT)?;
-    let server = bounded(outbox.server()).await?;
-    Ok((outbox, server))
+    let opened = async {
+        let outbox = Outbox::unverified(database, schema, STATEMENT_TIMEOUT).await?;
+        let server = outbox.server().await?;
+        Ok((outbox, server))
+    };
+    bounded(opened).await
 }
 
 impl<'a> Questions<'a> {
     /// Connects. A server that is reached only without the settings of a session is behind a pooler, and is asked through it.
     async fn open(settings: &'a Settings) -> std::result::Result<Self, Diagnosis> {
         let (declared, schema) = (&settings.run.database, &settings.run.schema);
-        let (began, transport) = (Instant::now(), declared.transport());
+        let began = Instant::now();
+        let transport = declared.transport().map_err(|problem| server::not_readable(&problem))?;
         let pooled = Database {
             pooler: Pooler::Transaction,
             ..declared.clone()
@@ -102,8 +108,10 @@ impl<'a> Questions<'a> {
         } else {
             (opened, declared.clone())
         };
-        let (outbox, server) =
-            opened.map_err(|error| server::not_connected(&error.to_string(), error.kind(), &transport))?;
+        let (outbox, server) = opened.map_err(|error| {
+            let is_tls = error.is_about_certificates();
+            server::not_connected(&error.to_string(), error.kind(), is_tls, &transport)
+        })?;
         let mut diagnoses = vec![
             server::connected(&server, &transport, began.elapsed()),
             server::version(&server),
@@ -114,6 +122,7 @@ impl<'a> Questions<'a> {
             settings,
             outbox,
             database,
+            transport,
             server,
             has_schema: false,
             is_silent: false,
@@ -155,7 +164,7 @@ impl<'a> Questions<'a> {
     async fn ask_about_the_session(&mut self) {
         let outbox = self.outbox.clone();
         self.check(CheckId::DbTls, outbox.session_tls(), |this, session| {
-            server::tls(&session, &this.database.transport())
+            server::tls(&session, &this.transport)
         })
         .await;
         self.check(CheckId::DbClock, ahead_of_server(&outbox), |_, ahead| server::clock(ahead))

@@ -5,7 +5,7 @@
 //! token could be fetched, and every minute.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::AdminClient;
@@ -83,6 +83,22 @@ impl Clients {
             Some(words) => Some(format!("{words} ({})", failure.reason)),
             None => Some(failure.reason),
         }
+    }
+
+    /// How long the token is still valid, if there is one.
+    pub fn token_left(&self) -> Option<Duration> {
+        let (_, token) = self.tokens.current().ok()?;
+        token.expires.duration_since(SystemTime::now()).ok()
+    }
+
+    /// Do clients show a certificate of their own?
+    pub fn has_certificate(&self) -> bool {
+        self.current().security.has_certificate()
+    }
+
+    /// The failure that nobody has looked into yet.
+    pub fn unexplained(&self) -> Option<Failure> {
+        self.failures.unexplained()
     }
 
     /// What a producer is built from: the settings, with these added, and a context.

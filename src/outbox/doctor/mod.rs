@@ -8,10 +8,13 @@ use deadpool_postgres::PoolError;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 
+use super::connector::BadTlsFiles;
 use super::from_row::{FromRow, from_row};
 use super::{Database, Error, Outbox, Params, Result};
 
 pub use pooler::{Backends, backends};
+
+use crate::tls::{Verify, certificate_problem};
 
 /// How many rows are read of each part of the outbox to find the topics in use.
 const SCAN_MAX: i64 = 10_000;
@@ -23,23 +26,25 @@ pub struct Transport {
     pub address: String,
     /// It does not leave this machine.
     pub is_local: bool,
-    /// The server, or what answers in its place, proves its identity by a certificate.
-    pub is_verified: bool,
+    /// What the server's certificate must prove.
+    pub verify: Verify,
 }
 
 impl Database {
-    pub fn transport(&self) -> Transport {
-        let (hosts, ports) = (self.config.get_hosts(), self.config.get_ports());
+    /// How sessions travel, or why the settings cannot be read.
+    pub fn transport(&self) -> std::result::Result<Transport, String> {
+        let server = self.server()?;
+        let (hosts, ports) = (server.config.get_hosts(), server.config.get_ports());
         let port = |index: usize| ports.get(index).or(ports.first()).copied().unwrap_or(5432);
         let addresses = hosts.iter().enumerate().map(|(index, host)| match host {
             Host::Tcp(name) => format!("{name}:{}", port(index)),
             Host::Unix(folder) => format!("{}:{}", folder.display(), port(index)),
         });
-        Transport {
+        Ok(Transport {
             address: addresses.collect::<Vec<_>>().join(","),
             is_local: hosts.iter().all(is_local),
-            is_verified: self.verify_server,
-        }
+            verify: server.tls.verify,
+        })
     }
 }
 
@@ -207,7 +212,16 @@ impl Error {
 
     /// Is nobody there to answer the next question either?
     pub fn is_silence(&self) -> bool {
-        matches!(self, Error::Timeout(_) | Error::Pool(_))
+        matches!(self, Error::Timeout(_) | Error::Pool(_) | Error::Refused(_))
+    }
+
+    /// Is it about a certificate, the server's or ours, or about the files that we have of them?
+    pub fn is_about_certificates(&self) -> bool {
+        let Error::Pool(PoolError::Backend(error)) = self else {
+            return false;
+        };
+        let is_of_files = std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<BadTlsFiles>);
+        is_of_files || certificate_problem(error).is_some()
     }
 }
 
@@ -289,14 +303,12 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Pooler;
     use super::*;
 
     #[test]
     fn an_address_has_no_secret_and_says_whether_it_is_this_machine() {
         let transport = |url: &str| {
-            let database = Database::parse(url, None, Pooler::None).expect(url);
-            let transport = database.transport();
+            let transport = Database::at(url).transport().expect(url);
             (transport.address, transport.is_local)
         };
         assert_eq!(
