@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-pooler faults model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-all test-pooler faults model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,14 @@ demo: setup ## Run the demo: make demo ARGS="..."
 
 test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
+
+# What is long and rarely broken. Its parts stop at the first that fails.
+test-all: setup ## What a release runs: make test, the long tests, the pooler, the model, all mutants, a soak (hours)
+	@deploy/dev/test
+	@deploy/dev/with-stack cargo test --locked --all-features -- --ignored
+	@deploy/dev/test --pooler
+	@$(MAKE) --no-print-directory model mutants
+	@$(MAKE) --no-print-directory soak MINUTES=$(MINUTES)
 
 test-pooler: setup ## All tests of the relay through PgBouncer in transaction mode
 	@deploy/dev/test --pooler $(ARGS)

@@ -3,7 +3,9 @@
 mod args;
 mod check;
 mod database;
+mod filter;
 mod kafka;
+mod replay;
 mod token;
 
 use std::net::SocketAddr;
@@ -12,7 +14,9 @@ use std::time::Duration;
 pub use args::{LogFormat, RetentionArgs, RunArgs};
 pub use check::Check;
 pub use database::DatabaseArgs;
+pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs, parse_ids};
 pub use kafka::KafkaArgs;
+pub use replay::ReplayFilterArgs;
 pub use token::TokenArgs;
 
 use check::parse_bytes;

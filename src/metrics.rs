@@ -153,6 +153,8 @@ metrics! {
         "Workers with a live lease.";
     pub fn publisher_paused(is_paused: bool) => Gauge PUBLISHER_PAUSED "outboxd_publisher_paused",
         "1 while publishing is paused because Kafka does not answer.";
+    pub fn pauses(count: usize) => Gauge PAUSES "outboxd_pauses",
+        "What operators have paused and this worker keeps back: topics, keys, and everything as one.";
     fn in_flight_rows(change: f64) => GaugeByChange IN_FLIGHT_ROWS "outboxd_in_flight_rows",
         "Rows being published now.";
     fn in_flight_bytes(change: f64) => GaugeByChange IN_FLIGHT_BYTES "outboxd_in_flight_bytes",

@@ -2,6 +2,7 @@
 
 mod advice;
 mod check;
+mod pauses;
 mod render;
 
 use std::time::Duration;
@@ -10,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 
 use self::check::{CheckArgs, Limit, Limits};
-pub use self::render::plain;
+pub use self::render::{age, plain};
 use self::render::render;
 use super::Failure;
 use crate::config::{Check, DatabaseArgs};

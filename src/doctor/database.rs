@@ -15,6 +15,9 @@ use crate::outbox::{Database, Error, Kind, OnPublished, Outbox, Pooler, Result};
 /// A statement is given up, and its session closed, before its check is.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// So many pauses are named at most.
+const PAUSES_MAX: i64 = 10;
+
 pub struct Examined {
     pub diagnoses: Vec<Diagnosis>,
     /// The topics in use, or why they are not known.
@@ -311,6 +314,7 @@ impl<'a> Questions<'a> {
         let of_workers = [CheckId::RelayWorkers, CheckId::RelayVersions];
         if !self.has_schema {
             self.diagnoses.extend(of_workers.map(|check| check.skipped(NO_SCHEMA)));
+            self.diagnoses.push(CheckId::RelayPauses.skipped(NO_SCHEMA));
             return Err(unknown_topics("see db.schema"));
         }
         let outbox = self.outbox.clone();
@@ -330,6 +334,9 @@ impl<'a> Questions<'a> {
             let versions = relay::versions(&workers, env!("CARGO_PKG_VERSION"));
             self.diagnoses.extend([running, versions]);
         }
+        let pauses = outbox.list_pauses(PAUSES_MAX);
+        self.check(CheckId::RelayPauses, pauses, |_, pauses| relay::pauses(&pauses))
+            .await;
         used
     }
 }

@@ -38,7 +38,7 @@ macro_rules! columns {
     };
 }
 
-columns!(i16, i32, i64, Uuid, String, Option<String>, Vec<String>);
+columns!(i16, i32, i64, Option<i64>, Uuid, String, Option<String>, Vec<String>);
 
 /// A `count(*)`.
 impl FromRow for u64 {
@@ -62,3 +62,4 @@ tuple!(A 0, B 1, C 2);
 tuple!(A 0, B 1, C 2, D 3);
 tuple!(A 0, B 1, C 2, D 3, E 4);
 tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);

@@ -42,9 +42,11 @@ params!(
     String => TEXT,
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
+    Option<f64> => FLOAT8,
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
+    Option<SystemTime> => TIMESTAMPTZ,
     Vec<bool> => BOOL_ARRAY,
     Vec<i16> => INT2_ARRAY,
     Vec<i32> => INT4_ARRAY,
@@ -54,8 +56,11 @@ params!(
     Vec<Uuid> => UUID_ARRAY,
     Vec<Option<Uuid>> => UUID_ARRAY,
     Vec<&str> => TEXT_ARRAY,
+    Vec<String> => TEXT_ARRAY,
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
+    &[u8] => BYTEA,
+    &[&str] => TEXT_ARRAY,
 );
 
 pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {

@@ -221,6 +221,14 @@ impl Relay {
     pub fn continue_from(&self, name: &str) {
         fs::write(self.dir.path().join(format!("{name}.continue")), b"").expect("a file");
     }
+
+    /// Arms a failpoint again that it was told to continue from: it stops at the next arrival.
+    pub fn stop_again_at(&self, name: &str) {
+        // In this order: it says that it is ready only while it may not continue.
+        for end in ["ready", "continue"] {
+            fs::remove_file(self.dir.path().join(format!("{name}.{end}"))).expect("it has been there");
+        }
+    }
 }
 
 impl Drop for Relay {

@@ -83,10 +83,15 @@ impl World {
         }
     }
 
-    /// Runs a subcommand against this world's database, to its end. A migration takes the direct way.
+    /// Runs a subcommand against this world's database, to its end: one word, or two as in "dead list".
     pub fn outboxd(&self, subcommand: &str, args: &[&str]) -> Output {
+        self.command(subcommand).args(args).output().expect("outboxd runs")
+    }
+
+    /// The same, not yet started. A migration takes the direct way.
+    pub fn command(&self, subcommand: &str) -> Command {
         let mut command = outboxd();
-        command.arg(subcommand);
+        command.args(subcommand.split(' '));
         match &self.pooler {
             Some(pooler) if subcommand != "migrate" => {
                 let url = pooler.through(&self.database_url);
@@ -94,7 +99,7 @@ impl World {
             }
             _ => command.args(["--database-url", &self.database_url]),
         };
-        command.args(args).output().expect("outboxd runs")
+        command
     }
 
     /// What `outboxd status` says to a login that is an operator's and nothing else.

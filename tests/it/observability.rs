@@ -247,7 +247,7 @@ async fn what_a_hold_keeps_back_is_backlog_wherever_the_floors_are() {
     let text = status_text(&world);
     assert!(text.contains("Backlog   3 pending, oldest 2h"), "{text}");
     assert!(text.contains("waits for you"), "{text}");
-    assert!(text.contains("SELECT outbox.release_hold('t', 'k')"), "{text}");
+    assert!(text.contains("outboxd hold release --topic t --key k"), "{text}");
 }
 
 #[tokio::test]

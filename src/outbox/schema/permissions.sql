@@ -7,7 +7,7 @@ FROM (
                  ('claim', 'SELECT'), ('claim', 'INSERT'), ('claim', 'UPDATE'), ('claim', 'DELETE'),
                  ('in_flight', 'SELECT'), ('in_flight', 'INSERT'), ('in_flight', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
-                 ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
+                 ('history', 'SELECT'), ('history', 'INSERT'), ('pause', 'SELECT'), ('pause_version', 'SELECT'), ('consumer_counters', 'SELECT'),
                  ('consumer_duplicate_counters', 'SELECT'),
                  ('idempotency_counters', 'SELECT')) AS t (name, privilege)
     UNION ALL

@@ -3,18 +3,21 @@
 use serde::Serialize;
 
 use super::from_row::{FromRow, from_row};
-use super::{Outbox, Params, Result, WriterIdentity};
+use super::{Outbox, Params, PauseStatus, Result, WriterIdentity};
 use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
 
 /// How many rows are scanned for a count, and how many examples are shown.
 pub const SCAN_MAX: i64 = 100_000;
 const EXAMPLES_MAX: i64 = 10;
+/// How many pauses are shown.
+const PAUSES_MAX: i64 = 100;
 
 #[derive(Debug, Serialize)]
 pub struct Status {
     pub backlog: Sample,
     pub workers: Vec<WorkerStatus>,
     pub free_lanes: i64,
+    pub pauses: Vec<PauseStatus>,
     pub holds: Vec<HoldStatus>,
     pub dead: Vec<DeadStatus>,
     pub open_writer: Option<OpenWriter>,
@@ -81,6 +84,7 @@ impl Outbox {
             backlog: self.sample_backlog(SCAN_MAX).await?,
             workers: self.workers().await?,
             free_lanes: self.free_lanes().await?,
+            pauses: self.list_pauses(PAUSES_MAX).await?,
             holds: self.query(&self.statements.status_holds, examples).await?,
             dead: self.query(&self.statements.status_dead, examples).await?,
             open_writer: self.open_writer().await?,

@@ -1,4 +1,5 @@
 -- Samples the backlog for gauges. It starts at the stored floors and scans at most $1 rows of each part, so that it stays cheap.
+-- Holds of what is paused are not counted.
 WITH scanned AS MATERIALIZED (
     SELECT m.created_at, m.published_at IS NULL AND m.dead_at IS NULL AND m.available_at IS NULL AS pending
     FROM outbox.message m
@@ -18,8 +19,8 @@ SELECT count(*) FILTER (WHERE pending) AS pending,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE dead_at > '-infinity' ORDER BY dead_at LIMIT $1) d) AS dead,
        (SELECT count(*) FROM (SELECT FROM outbox.message WHERE available_at > statement_timestamp()
                               ORDER BY available_at LIMIT $1) d) AS delayed,
-       (SELECT count(*) FROM outbox.hold WHERE unit <> '' AND partition IS NULL) AS held_keys,
-       (SELECT count(DISTINCT topic) FROM outbox.hold WHERE unit = '') AS parked_topics,
+       (SELECT count(*) FROM outbox.hold h WHERE h.unit <> '' AND h.partition IS NULL AND {not_paused}) AS held_keys,
+       (SELECT count(DISTINCT h.topic) FROM outbox.hold h WHERE h.unit = '' AND {not_paused}) AS parked_topics,
        (SELECT count(*) FROM (SELECT DISTINCT topic, partition FROM outbox.hold WHERE partition IS NOT NULL) p) AS paused_partitions,
        (SELECT coalesce(max(age(backend_xmin)), 0)::bigint FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS horizon_age,
        coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass), 0) AS dead_tuples

@@ -35,7 +35,8 @@ impl Relay {
         metrics::mark_took(stream, began.elapsed());
         let marked = written?;
         metrics::rows_marked(marked);
-        if let Some(oldest) = rows.iter().map(|row| row.created_at).min() {
+        let published = rows.iter().filter(|row| outcome.has_published(row.id));
+        if let Some(oldest) = published.map(|row| row.created_at).min() {
             metrics::end_to_end(stream, self.lanes.clock.age(oldest));
         }
         Some(marked)

@@ -84,6 +84,15 @@ async fn without_a_worker_the_check_fails_unless_none_is_needed() {
 }
 
 #[tokio::test]
+async fn a_pause_breaks_the_check_unless_it_is_allowed() {
+    let world = world_with_worker().await;
+    world.execute("UPDATE outbox.worker SET knows = 100").await;
+    world.execute("SELECT outbox.pause(NULL, NULL, 'maintenance')").await;
+    assert_contains(&assert_code(&check(&world, &[]), 1), &["--allow-paused: 1 pauses"]);
+    assert_code(&check(&world, &["--allow-paused"]), 0);
+}
+
+#[tokio::test]
 async fn the_verdict_is_there_for_programs() {
     let world = World::new().await;
     let output = check(&world, &["--max-dead", "0", "--json"]);
@@ -95,7 +104,7 @@ async fn the_verdict_is_there_for_programs() {
         .iter()
         .map(|limit| format!("{} {}", text(&limit["limit"]), text(&limit["verdict"])))
         .collect();
-    assert_eq!(verdicts, ["--max-dead holds", "--min-workers broken"]);
+    assert_eq!(verdicts, ["--max-dead holds", "--min-workers broken", "--allow-paused holds"]);
 }
 
 #[test]
