@@ -38,14 +38,14 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
     let (live, dead): (Vec<_>, Vec<_>) = workers.iter().partition(|worker| is_live(worker));
     if !live.is_empty() && free_lanes > 0 {
         return CHECK.advice(
-            format!("{} run, and {free_lanes} lanes have no live owner", count(live.len(), "worker")),
+            format!("{} alive, and {free_lanes} lanes have no live owner", count(live.len(), "worker")),
             "Rows of these lanes wait until a worker takes them, which it does within a lease.",
             "Run doctor again after a lease. If they are still free: outboxd status, and the logs of the workers",
         );
     }
     if !live.is_empty() {
         let names: Vec<&str> = live.iter().map(|worker| worker.name.as_str()).collect();
-        return CHECK.ok(format!("{} run: {}", count(live.len(), "worker"), names.join(", ")));
+        return CHECK.ok(format!("{} alive: {}", count(live.len(), "worker"), names.join(", ")));
     }
     const WHY: &str = "Nothing is published while no relay runs.";
     const FIX: &str = "Start outboxd run, or find out why its pods do not: kubectl get pods, kubectl logs --previous";

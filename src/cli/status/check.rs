@@ -87,7 +87,7 @@ impl Limits {
         let mut limits = Vec::new();
         if let Some(max) = self.oldest {
             let seconds = backlog.oldest_seconds;
-            let found = format!("the oldest pending row is {} old, {max:?} are allowed", age(seconds));
+            let found = format!("the oldest pending row is {} old, {max:?} allowed", age(seconds));
             limits.push(Limit::new("--max-oldest", seconds <= max.as_secs_f64(), found));
         }
         if let Some(max) = self.pending {
@@ -97,11 +97,11 @@ impl Limits {
             limits.push(counted("--max-dead", "dead", backlog.dead, max, backlog.dead >= SCAN_MAX));
         }
         if let Some(max) = self.held {
-            let found = format!("{held} keys, topics and partitions are held, {max} are allowed");
+            let found = format!("{held} held, {max} allowed");
             limits.push(Limit::new("--max-held", held <= max, found));
         }
         let live = status.workers.iter().filter(|worker| worker.lease_left_seconds > 0.0).count();
-        let found = format!("{live} workers are alive, {} are needed", self.workers);
+        let found = format!("{live} alive, {} needed", self.workers);
         limits.push(Limit::new("--min-workers", live as i64 >= self.workers, found));
         if !self.allow_paused {
             let found = format!("{} pauses of operators are in effect", status.pauses.len());
@@ -121,7 +121,7 @@ impl Limit {
 /// Rows are counted up to a bound. Beyond it, it cannot be told whether a higher limit holds.
 fn counted(limit: &'static str, what: &str, found: i64, max: i64, is_bound: bool) -> Limit {
     let at_least = if is_bound { "at least " } else { "" };
-    let text = format!("{at_least}{found} rows are {what}, {max} are allowed");
+    let text = format!("{at_least}{found} {what}, {max} allowed");
     let mut limit = Limit::new(limit, found <= max, text);
     if is_bound && found <= max {
         limit.verdict = Verdict::Undecided;

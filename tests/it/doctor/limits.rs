@@ -63,9 +63,9 @@ async fn each_limit_that_is_broken_has_a_line() {
     assert_eq!(lines.lines().count(), 4, "{lines}");
     assert_contains(&lines, &[
         "--max-oldest: the oldest pending row is 2h",
-        "--max-pending: 1 rows are pending, 0 are allowed",
-        "--max-dead: 1 rows are dead, 0 are allowed",
-        "--max-held: 1 keys, topics and partitions are held, 0 are allowed",
+        "--max-pending: 1 pending, 0 allowed",
+        "--max-dead: 1 dead, 0 allowed",
+        "--max-held: 1 held, 0 allowed",
     ]);
     assert_contains(&stderr_of(&output), &["4 limit(s) broken"]);
     let lax = ["--max-oldest", "3h", "--max-pending", "1", "--max-dead", "1", "--max-held", "1"];
@@ -76,7 +76,7 @@ async fn each_limit_that_is_broken_has_a_line() {
 async fn without_a_worker_the_check_fails_unless_none_is_needed() {
     let world = World::new().await;
     let lines = assert_code(&check(&world, &[]), 1);
-    assert_contains(&lines, &["--min-workers: 0 workers are alive, 1 are needed"]);
+    assert_contains(&lines, &["--min-workers: 0 alive, 1 needed"]);
     assert_code(&check(&world, &["--min-workers", "0"]), 0);
     let world = world_with_worker().await;
     assert_code(&check(&world, &[]), 0);
