@@ -104,7 +104,7 @@ impl Limits {
         let found = format!("{live} alive, {} needed", self.workers);
         limits.push(Limit::new("--min-workers", live as i64 >= self.workers, found));
         if !self.allow_paused {
-            let found = format!("{} pauses of operators are in effect", status.pauses.len());
+            let found = format!("{} paused by operators", status.pauses.len());
             limits.push(Limit::new("--allow-paused", status.pauses.is_empty(), found));
         }
         limits

@@ -88,7 +88,7 @@ async fn a_pause_breaks_the_check_unless_it_is_allowed() {
     let world = world_with_worker().await;
     world.execute("UPDATE outbox.worker SET knows = 100").await;
     world.execute("SELECT outbox.pause(NULL, NULL, 'maintenance')").await;
-    assert_contains(&assert_code(&check(&world, &[]), 1), &["--allow-paused: 1 pauses"]);
+    assert_contains(&assert_code(&check(&world, &[]), 1), &["--allow-paused: 1 paused by operators"]);
     assert_code(&check(&world, &["--allow-paused"]), 0);
 }
 
