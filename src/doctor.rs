@@ -45,9 +45,9 @@ pub async fn examine(settings: &Settings) -> Report {
         relay.batch_deadline,
         settings.run.lease_min(),
     )];
-    let (database, (inspector, brokers)) = tokio::join!(database::examine(settings), kafka::connect(settings));
+    let (database, (cluster, brokers)) = tokio::join!(database::examine(settings), kafka::connect(settings));
     checks.extend(database.diagnoses);
     checks.extend(brokers);
-    checks.extend(kafka::topics(settings, inspector, database.topics).await);
+    checks.extend(kafka::topics(settings, cluster, database.topics).await);
     Report::new(checks)
 }

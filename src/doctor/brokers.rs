@@ -3,26 +3,30 @@
 use std::time::Duration;
 
 use super::check::{CheckId, Diagnosis};
-use super::words::count;
-use crate::kafka::inspect::{Cause, Security, Unreachable};
+use super::words::{count, span};
+use crate::kafka::inspect::{Cause, Protection, Unreachable};
 
-/// What is judged whether or not a broker answers.
-pub fn settings(security: &Security) -> Vec<Diagnosis> {
-    vec![tls(security), auth(security)]
+/// A broker answers, so what is left to judge are the settings.
+pub fn connected(brokers: usize, protection: &Protection, took: Duration) -> Vec<Diagnosis> {
+    let (brokers, named) = (count(brokers, "broker"), &protection.brokers);
+    let found = format!("{brokers} at {named}, the first answers in {} ms", took.as_millis());
+    vec![CheckId::KafkaConnect.ok(found), tls(protection), auth(protection)]
 }
 
-pub fn connected(brokers: usize, security: &Security, took: Duration) -> Diagnosis {
-    let (brokers, named) = (count(brokers, "broker"), &security.brokers);
-    CheckId::KafkaConnect.ok(format!(
-        "{brokers} at {named}, the first answers in {} ms",
-        took.as_millis()
-    ))
+/// There is no token to log in with.
+pub fn no_token(problem: String, protection: &Protection) -> Vec<Diagnosis> {
+    let cause = Cause::Login;
+    let reason = format!("there is no token: {problem}");
+    not_connected(&Unreachable { cause, reason }, protection)
 }
 
 /// No broker answers: the check that knows the cause says so, and the others of these three are skipped.
-pub fn not_connected(unreachable: &Unreachable, security: &Security) -> Vec<Diagnosis> {
+pub fn not_connected(unreachable: &Unreachable, protection: &Protection) -> Vec<Diagnosis> {
     const WHY: &str = "Nothing is published until it can be reached. Rows wait, and no attempt is counted.";
-    let found = format!("no broker of {} can be used: {}", security.brokers, unreachable.reason);
+    let found = format!(
+        "no broker of {} can be used: {}",
+        protection.brokers, unreachable.reason
+    );
     let (culprit, fix) = match unreachable.cause {
         Cause::Network => (
             CheckId::KafkaConnect,
@@ -51,19 +55,19 @@ pub fn not_connected(unreachable: &Unreachable, security: &Security) -> Vec<Diag
         .collect()
 }
 
-fn tls(security: &Security) -> Diagnosis {
+fn tls(protection: &Protection) -> Diagnosis {
     const CHECK: CheckId = CheckId::KafkaTls;
-    if !security.is_encrypted && security.is_local {
+    if !protection.is_encrypted && protection.is_local {
         return CHECK.ok("connections are not encrypted, and do not leave this machine");
     }
-    if !security.is_encrypted {
+    if !protection.is_encrypted {
         return CHECK.advice(
             "connections are not encrypted (security.protocol)",
             "Whoever is on the way can read and change messages.",
             "Set --kafka-property security.protocol=sasl_ssl (or ssl), and ssl.ca.location to the brokers' CA.",
         );
     }
-    if !security.is_verified {
+    if !protection.is_verified {
         return CHECK.advice(
             "connections are encrypted, but the brokers need not prove who they are",
             "Somebody who answers in a broker's place would not be noticed.",
@@ -73,21 +77,26 @@ fn tls(security: &Security) -> Diagnosis {
     CHECK.ok("connections are encrypted, and the brokers prove who they are")
 }
 
-fn auth(security: &Security) -> Diagnosis {
+fn auth(protection: &Protection) -> Diagnosis {
     const CHECK: CheckId = CheckId::KafkaAuth;
-    let principal = &security.principal;
-    let Some(mechanism) = &security.mechanism else {
-        return CHECK.ok(if security.is_encrypted && security.has_certificate {
+    let principal = &protection.principal;
+    let Some(mechanism) = &protection.mechanism else {
+        return CHECK.ok(if protection.has_certificate {
             "the relay shows its certificate, and is that principal to the brokers".to_owned()
         } else {
             format!("the relay does not log in, and is {principal} to the brokers")
         });
     };
-    let found = format!("the relay logs in by {mechanism} and is {principal} to the brokers");
-    if mechanism.eq_ignore_ascii_case("PLAIN") && !security.is_encrypted && !security.is_local {
+    let left = protection.token_left.map(|left| span(left.as_secs_f64()));
+    let token = left.map_or(String::new(), |left| format!("; its token is valid for {left}"));
+    let found = format!("the relay logs in by {mechanism} and is {principal} to the brokers{token}");
+    let is_readable = ["PLAIN", "OAUTHBEARER"]
+        .iter()
+        .any(|name| mechanism.eq_ignore_ascii_case(name));
+    if is_readable && !protection.is_encrypted && !protection.is_local {
         return CHECK.problem(
-            format!("{found}; its password travels in plain text"),
-            "Whoever is on the way can use the password.",
+            format!("{found}; its password or token travels in plain text"),
+            "Whoever is on the way can use it.",
             "Set --kafka-property security.protocol=sasl_ssl, or use SCRAM-SHA-512.",
         );
     }
@@ -99,46 +108,61 @@ mod tests {
     use super::super::check::Verdict;
     use super::*;
 
-    fn security() -> Security {
-        Security {
+    fn protection() -> Protection {
+        Protection {
             brokers: "kafka:9092".to_owned(),
             is_local: false,
             is_encrypted: true,
             is_verified: true,
             mechanism: Some("PLAIN".to_owned()),
-            login: Some("relay".to_owned()),
-            principal: "User:relay".to_owned(),
             has_certificate: false,
+            principal: "User:relay".to_owned(),
+            token_left: None,
         }
     }
 
-    fn verdicts(security: &Security) -> Vec<Verdict> {
-        settings(security).iter().map(|diagnosis| diagnosis.verdict).collect()
+    fn verdicts(protection: &Protection) -> Vec<Verdict> {
+        let diagnoses = connected(1, protection, Duration::ZERO);
+        diagnoses[1..].iter().map(|diagnosis| diagnosis.verdict).collect()
     }
 
     #[test]
     fn encryption_and_login_are_judged_by_the_settings() {
-        assert_eq!(verdicts(&security()), [Verdict::Ok, Verdict::Ok]);
-        let plain = Security {
+        assert_eq!(verdicts(&protection()), [Verdict::Ok, Verdict::Ok]);
+        let plain = Protection {
             is_encrypted: false,
-            ..security()
+            ..protection()
         };
         assert_eq!(verdicts(&plain), [Verdict::Advice, Verdict::Problem]);
-        let local = Security {
+        let local = Protection {
             is_local: true,
             ..plain.clone()
         };
         assert_eq!(verdicts(&local), [Verdict::Ok, Verdict::Ok]);
-        let scram = Security {
+        let scram = Protection {
             mechanism: Some("SCRAM-SHA-512".to_owned()),
             ..plain
         };
         assert_eq!(verdicts(&scram), [Verdict::Advice, Verdict::Ok]);
-        let unverified = Security {
+        let unverified = Protection {
             is_verified: false,
-            ..security()
+            ..protection()
         };
         assert_eq!(verdicts(&unverified), [Verdict::Advice, Verdict::Ok]);
+    }
+
+    #[test]
+    fn a_token_is_named_with_its_life() {
+        let token = Protection {
+            mechanism: Some("OAUTHBEARER".to_owned()),
+            token_left: Some(Duration::from_secs(240)),
+            ..protection()
+        };
+        let found = auth(&token).found;
+        assert!(
+            found.contains("OAUTHBEARER and is User:relay") && found.ends_with("valid for 4m"),
+            "{found}"
+        );
     }
 
     #[test]
@@ -149,7 +173,7 @@ mod tests {
             (Cause::Login, CheckId::KafkaAuth),
         ] {
             let reason = "nobody is there".to_owned();
-            let diagnoses = not_connected(&Unreachable { cause, reason }, &security());
+            let diagnoses = not_connected(&Unreachable { cause, reason }, &protection());
             assert_eq!(diagnoses.len(), 3);
             for diagnosis in diagnoses {
                 let is_culprit = diagnosis.id == culprit;

@@ -54,6 +54,7 @@ checks! {
     RelayLease "relay.lease"
     RelayWorkers "relay.workers"
     RelayVersions "relay.versions"
+    RelayPauses "relay.pauses"
 }
 
 impl Serialize for CheckId {

@@ -15,6 +15,9 @@ use crate::outbox::{Database, Error, Kind, OnPublished, Outbox, Pooler, Result};
 /// A statement is given up, and its session closed, before its check is.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// So many pauses are named at most.
+const PAUSES_MAX: i64 = 10;
+
 pub struct Examined {
     pub diagnoses: Vec<Diagnosis>,
     /// The topics in use, or why they are not known.
@@ -44,10 +47,11 @@ impl Examined {
             let is_answered_here = check.name().starts_with("db.") || check.name().starts_with("relay.");
             is_answered_here && **check != problem.id && **check != CheckId::RelayLease
         });
-        let skipped = of_database.map(|check| check.skipped("no session; see db.connect"));
+        let see = problem.id.name();
+        let skipped = of_database.map(|check| check.skipped(format!("no session; see {see}")));
         Examined {
             diagnoses: skipped.chain([problem.clone()]).collect(),
-            topics: Err(unknown_topics("see db.connect")),
+            topics: Err(unknown_topics(&format!("see {see}"))),
         }
     }
 }
@@ -82,18 +86,20 @@ async fn bounded<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Opens a session and learns what it is connected to.
 async fn open(database: &Database, schema: &str) -> Result<(Outbox, Server)> {
-    let outbox = Outbox::unverified(database, schema, STATEMENT_TIMEOUT).await?;
-    let server = bounded(outbox.server()).await?;
-    Ok((outbox, server))
+    let opened = async {
+        let outbox = Outbox::unverified(database, schema, STATEMENT_TIMEOUT).await?;
+        let server = outbox.server().await?;
+        Ok((outbox, server))
+    };
+    bounded(opened).await
 }
 
 impl<'a> Questions<'a> {
     /// Connects. A server that is reached only without the settings of a session is behind a pooler, and is asked through it.
     async fn open(settings: &'a Settings) -> std::result::Result<Self, Diagnosis> {
         let (declared, schema) = (&settings.run.database, &settings.run.schema);
-        let transport = declared.transport();
-        let transport = transport.map_err(|error| CheckId::DbConnect.unknown(error.to_string()))?;
         let began = Instant::now();
+        let transport = declared.transport().map_err(|problem| server::not_readable(&problem))?;
         let pooled = Database {
             pooler: Pooler::Transaction,
             ..declared.clone()
@@ -105,8 +111,10 @@ impl<'a> Questions<'a> {
         } else {
             (opened, declared.clone())
         };
-        let (outbox, server) =
-            opened.map_err(|error| server::not_connected(&error.to_string(), error.kind(), &transport))?;
+        let (outbox, server) = opened.map_err(|error| {
+            let is_tls = error.is_about_certificates();
+            server::not_connected(&error.to_string(), error.kind(), is_tls, &transport)
+        })?;
         let mut diagnoses = vec![
             server::connected(&server, &transport, began.elapsed()),
             server::version(&server),
@@ -312,6 +320,7 @@ impl<'a> Questions<'a> {
         let of_workers = [CheckId::RelayWorkers, CheckId::RelayVersions];
         if !self.has_schema {
             self.diagnoses.extend(of_workers.map(|check| check.skipped(NO_SCHEMA)));
+            self.diagnoses.push(CheckId::RelayPauses.skipped(NO_SCHEMA));
             return Err(unknown_topics("see db.schema"));
         }
         let outbox = self.outbox.clone();
@@ -333,6 +342,9 @@ impl<'a> Questions<'a> {
             let versions = relay::versions(&workers, env!("CARGO_PKG_VERSION"));
             self.diagnoses.extend([running, versions]);
         }
+        let pauses = outbox.list_pauses(PAUSES_MAX);
+        self.check(CheckId::RelayPauses, pauses, |_, pauses| relay::pauses(&pauses))
+            .await;
         used
     }
 }

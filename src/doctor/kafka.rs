@@ -1,12 +1,15 @@
 //! Asks Kafka.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tokio_util::task::AbortOnDropHandle;
 
 use super::check::{CheckId, Diagnosis};
 use super::topics::Asker;
 use super::{CHECK_TIMEOUT, Settings, brokers, topics};
 use crate::kafka::Clients;
-use crate::kafka::inspect::{Inspector, Security};
+use crate::kafka::inspect::Inspector;
 use crate::outbox::doctor::UsedTopic;
 
 /// At most so many topics are checked, beside those that are named.
@@ -15,27 +18,43 @@ pub const TOPICS_MAX: usize = 50;
 /// What is left of a check's time when its answers are due.
 const JUDGED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Waits for a broker. Returns who can be asked about topics, if anybody can.
-pub async fn connect(settings: &Settings) -> (Option<Inspector>, Vec<Diagnosis>) {
+/// A cluster whose brokers answer.
+pub struct Cluster {
+    inspector: Inspector,
+    clients: Arc<Clients>,
+    _renewing: AbortOnDropHandle<()>,
+}
+
+/// Waits for a broker. Returns the cluster that can be asked about topics, if one answers.
+pub async fn connect(settings: &Settings) -> (Option<Cluster>, Vec<Diagnosis>) {
     if !settings.has_brokers {
         let checks = [CheckId::KafkaConnect, CheckId::KafkaTls, CheckId::KafkaAuth];
         let skipped = checks.map(|check| check.skipped("no --kafka-brokers (OUTBOXD_KAFKA_BROKERS)"));
         return (None, skipped.into());
     }
-    let config = &settings.run.kafka;
-    let (mut security, clients, began) = (Security::of(config), Clients::new(config.clone()), Instant::now());
-    if let Err(error) = clients.first_token().await {
-        return (None, vec![CheckId::KafkaAuth.unknown(error)]);
+    let clients = Clients::new(settings.run.kafka.clone());
+    if let Err(problem) = clients.first_token().await {
+        return (None, brokers::no_token(problem, &clients.protection()));
     }
-    security.principal = clients.principal();
-    let connected = on_thread(move || Inspector::connect(&clients, began + CHECK_TIMEOUT - JUDGED_WITHIN)).await;
-    match connected {
-        Some(Ok((inspector, count))) => {
-            let mut diagnoses = brokers::settings(&security);
-            diagnoses.push(brokers::connected(count, &security, began.elapsed()));
-            (Some(inspector), diagnoses)
+    let renewed = clients.clone();
+    let renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
+    let (began, asked) = (Instant::now(), clients.clone());
+    let until = began + CHECK_TIMEOUT - JUDGED_WITHIN;
+    match on_thread(move || Inspector::connect(&asked, until)).await {
+        Some(Ok(Some((inspector, count)))) => {
+            let diagnoses = brokers::connected(count, &clients.protection(), began.elapsed());
+            let cluster = Cluster {
+                inspector,
+                clients,
+                _renewing: renewing,
+            };
+            (Some(cluster), diagnoses)
         }
-        Some(Err(unreachable)) => (None, brokers::not_connected(&unreachable, &security)),
+        Some(Ok(None)) => {
+            let why = clients.why_unreachable().await;
+            (None, brokers::not_connected(&why, &clients.protection()))
+        }
+        Some(Err(error)) => (None, vec![CheckId::KafkaConnect.unknown(error.to_string())]),
         None => (None, vec![CheckId::KafkaConnect.unknown(BROKE_OFF)]),
     }
 }
@@ -43,24 +62,28 @@ pub async fn connect(settings: &Settings) -> (Option<Inspector>, Vec<Diagnosis>)
 /// Checks the topics that are named or in use. `used` is what the database says of them, or why it says nothing.
 pub async fn topics(
     settings: &Settings,
-    inspector: Option<Inspector>,
+    cluster: Option<Cluster>,
     used: Result<Vec<UsedTopic>, Diagnosis>,
 ) -> Vec<Diagnosis> {
-    let Some(inspector) = inspector else {
+    let Some(Cluster {
+        inspector,
+        clients,
+        _renewing,
+    }) = cluster
+    else {
         return topics::skipped("no broker is asked; see kafka.connect");
     };
     let (chosen, mut diagnoses) = choose(&settings.topics, used);
     let names: Vec<String> = chosen.iter().map(|used| used.topic.clone()).collect();
     let until = Instant::now() + CHECK_TIMEOUT - JUDGED_WITHIN;
-    let principal = inspector.principal.clone();
     let Some(answers) = on_thread(move || inspector.topics(&names, until)).await else {
         diagnoses.push(CheckId::KafkaTopicExists.unknown(BROKE_OFF));
         return diagnoses;
     };
-    let security = Security::of(&settings.run.kafka);
+    let protection = clients.protection();
     let asker = Asker {
-        brokers: &security.brokers,
-        principal: &principal,
+        brokers: &protection.brokers,
+        principal: &protection.principal,
     };
     let judged = chosen.iter().zip(&answers);
     diagnoses.extend(judged.flat_map(|(used, answers)| topics::topic(used, answers, &asker)));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::check::{CheckId, Diagnosis};
 use super::words::{count, span};
+use crate::outbox::PauseStatus;
 use crate::outbox::status::WorkerStatus;
 
 /// The rows of a dead worker wait for so long at most without a word about it.
@@ -42,7 +43,7 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
     if !live.is_empty() && free_lanes > 0 {
         return CHECK.advice(
             format!(
-                "{} run, and {free_lanes} lanes have no live owner",
+                "{} alive, and {free_lanes} lanes have no live owner",
                 count(live.len(), "worker")
             ),
             "Rows of these lanes wait until a worker takes them, which it does within a lease.",
@@ -51,7 +52,7 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
     }
     if !live.is_empty() {
         let names: Vec<&str> = live.iter().map(|worker| worker.name.as_str()).collect();
-        return CHECK.ok(format!("{} run: {}", count(live.len(), "worker"), names.join(", ")));
+        return CHECK.ok(format!("{} alive: {}", count(live.len(), "worker"), names.join(", ")));
     }
     const WHY: &str = "Nothing is published while no relay runs.";
     const FIX: &str = "Start outboxd run, or find out why its pods do not: kubectl get pods, kubectl logs --previous";
@@ -92,6 +93,35 @@ pub fn versions(workers: &[WorkerStatus], own: &str) -> Diagnosis {
             "Finish the rollout: kubectl rollout status deployment/outboxd",
         ),
     }
+}
+
+pub fn pauses(pauses: &[PauseStatus]) -> Diagnosis {
+    const CHECK: CheckId = CheckId::RelayPauses;
+    if pauses.is_empty() {
+        return CHECK.ok("nothing is paused");
+    }
+    let what = pauses.iter().map(|pause| {
+        let of = match (&pause.topic, &pause.key) {
+            (None, _) => "everything".to_owned(),
+            (Some(topic), None) => format!("topic {topic}"),
+            (Some(topic), Some(key)) => format!("key {key} of topic {topic}"),
+        };
+        let (reason, login, age) = (&pause.reason, &pause.login, span(pause.age_seconds));
+        format!("{of} ({reason}; by {login}, {age} ago)")
+    });
+    let resumes = pauses.iter().map(|pause| {
+        let flag = |name, value: &Option<String>| {
+            let value = value.as_ref()?;
+            Some(format!(" --{name} {}", shell_words::quote(value)))
+        };
+        let topic = flag("topic", &pause.topic).unwrap_or(" --all".to_owned());
+        format!("outboxd resume{topic}{}", flag("key", &pause.key).unwrap_or_default())
+    });
+    CHECK.advice(
+        format!("paused: {}", what.collect::<Vec<_>>().join(", ")),
+        "It is not sent. Its rows wait, in order.",
+        format!("Once the reason is gone: {}", resumes.collect::<Vec<_>>().join("; ")),
+    )
 }
 
 fn is_live(worker: &WorkerStatus) -> bool {
@@ -138,6 +168,33 @@ mod tests {
         assert_eq!(judged(&[worker("1", -5.0)], 64, 0), Verdict::Problem);
         assert_eq!(judged(&[worker("1", 5.0), worker("1", -5.0)], 0, 9), Verdict::Ok);
         assert_eq!(judged(&[worker("1", 5.0)], 3, 9), Verdict::Advice);
+    }
+
+    #[test]
+    fn a_pause_is_named_with_the_command_that_ends_it() {
+        let pause = |topic: Option<&str>, key: Option<&str>| PauseStatus {
+            topic: topic.map(str::to_owned),
+            key: key.map(str::to_owned),
+            reason: "broken consumer".to_owned(),
+            login: "alice".to_owned(),
+            age_seconds: 90.0,
+        };
+        assert_eq!(pauses(&[]).verdict, Verdict::Ok);
+        let all = [pause(None, None), pause(Some("orders"), Some("o'brien"))];
+        let paused = pauses(&all);
+        assert_eq!(paused.verdict, Verdict::Advice);
+        assert!(
+            paused
+                .found
+                .contains("everything (broken consumer; by alice, 1m 30s ago)"),
+            "{}",
+            paused.found
+        );
+        let fix = paused.fix.expect("a fix");
+        assert!(
+            fix.contains("outboxd resume --all; outboxd resume --topic orders --key "),
+            "{fix}"
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::check::{CheckId, Diagnosis};
 use super::words::{ident, span};
 use crate::outbox::doctor::{Backends, Connections, LoginRights, Server, SessionTls, Transport};
 use crate::outbox::{Kind, Pooler};
+use crate::tls::Verify;
 
 /// The oldest PostgreSQL that the migrations run on.
 const VERSION_MIN: i32 = 150_000;
@@ -28,8 +29,17 @@ pub fn connected(server: &Server, transport: &Transport, took: Duration) -> Diag
     ))
 }
 
-pub fn not_connected(error: &str, kind: Kind, transport: &Transport) -> Diagnosis {
+/// No session. `is_tls`: because of a certificate.
+pub fn not_connected(error: &str, kind: Kind, is_tls: bool, transport: &Transport) -> Diagnosis {
     let address = &transport.address;
+    let found = format!("no session at {address}: {error}");
+    if is_tls {
+        return CheckId::DbTls.problem(
+            found,
+            NO_SESSION,
+            "Give the server's CA (--database-tls-ca), the host as it is in its certificate, and renew what has expired.",
+        );
+    }
     let fix = match kind {
         Kind::Login => {
             "Correct the login, its password or the database in --database-url, or let pg_hba.conf admit this host."
@@ -42,12 +52,15 @@ pub fn not_connected(error: &str, kind: Kind, transport: &Transport) -> Diagnosi
             format!("Is the server up, and is that its address? Try: pg_isready -h {host} -p {port}")
         }
     };
-    CheckId::DbConnect.problem(
-        format!("no session at {address}: {error}"),
-        "The relay can do nothing without PostgreSQL. Nothing else of it could be checked.",
-        fix,
-    )
+    CheckId::DbConnect.problem(found, NO_SESSION, fix)
 }
+
+/// The settings by which a session would be opened cannot be read.
+pub fn not_readable(problem: &str) -> Diagnosis {
+    CheckId::DbConnect.problem(problem, NO_SESSION, "Correct the setting that is named.")
+}
+
+const NO_SESSION: &str = "The relay can do nothing without PostgreSQL. Nothing else of it could be checked.";
 
 pub fn tls(session: &SessionTls, transport: &Transport) -> Diagnosis {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -67,14 +80,15 @@ pub fn tls(session: &SessionTls, transport: &Transport) -> Diagnosis {
     if let Some(name) = &session.client_certificate {
         found = format!("{found}, client certificate {name}");
     }
-    if transport.is_verified {
-        return CheckId::DbTls.ok(format!("{found}; the server proves its identity"));
+    match transport.verify {
+        Verify::ChainAndName => CheckId::DbTls.ok(format!("{found}; the server proves its identity")),
+        Verify::Chain => CheckId::DbTls.ok(format!("{found}; the CA is verified, and the host's name is not")),
+        Verify::Nothing => CheckId::DbTls.advice(
+            format!("{found}; the server's certificate is not verified"),
+            "Somebody who answers in the server's place would not be noticed.",
+            "Add sslmode=verify-full to --database-url, and --database-tls-ca with the server's CA.",
+        ),
     }
-    CheckId::DbTls.advice(
-        format!("{found}; the server's certificate is not verified"),
-        "Somebody who answers in the server's place would not be noticed.",
-        "Add sslmode=verify-full to --database-url, and --database-tls-ca with the server's CA.",
-    )
 }
 
 pub fn version(server: &Server) -> Diagnosis {
@@ -231,11 +245,11 @@ mod tests {
         }
     }
 
-    fn transport(is_local: bool, is_verified: bool) -> Transport {
+    fn transport(is_local: bool, verify: Verify) -> Transport {
         Transport {
             address: "db:5432,other:5433".to_owned(),
             is_local,
-            is_verified,
+            verify,
         }
     }
 
@@ -258,12 +272,15 @@ mod tests {
             cipher: Some("TLS_AES_256_GCM_SHA384".to_owned()),
             client_certificate: None,
         };
-        assert_eq!(tls(&session(false), &transport(true, false)).verdict, Verdict::Ok);
-        assert_eq!(tls(&session(false), &transport(false, false)).verdict, Verdict::Advice);
-        assert_eq!(tls(&session(true), &transport(true, false)).verdict, Verdict::Advice);
-        let verified = tls(&session(true), &transport(false, true));
-        assert_eq!(verified.verdict, Verdict::Ok);
-        assert!(verified.found.contains("TLSv1.3"), "{}", verified.found);
+        let judged = |is_encrypted, is_local, verify| tls(&session(is_encrypted), &transport(is_local, verify));
+        assert_eq!(judged(false, true, Verify::Nothing).verdict, Verdict::Ok);
+        assert_eq!(judged(false, false, Verify::Nothing).verdict, Verdict::Advice);
+        assert_eq!(judged(true, true, Verify::Nothing).verdict, Verdict::Advice);
+        for verify in [Verify::Chain, Verify::ChainAndName] {
+            let verified = judged(true, false, verify);
+            assert_eq!(verified.verdict, Verdict::Ok);
+            assert!(verified.found.contains("TLSv1.3"), "{}", verified.found);
+        }
     }
 
     #[test]
@@ -300,9 +317,15 @@ mod tests {
 
     #[test]
     fn the_first_address_is_what_to_try() {
-        let lost = not_connected("refused", Kind::Transient, &transport(false, false));
+        let transport = transport(false, Verify::Nothing);
+        let lost = not_connected("refused", Kind::Transient, false, &transport);
         assert!(lost.fix.is_some_and(|fix| fix.ends_with("pg_isready -h db -p 5432")));
-        let login = not_connected("refused", Kind::Login, &transport(false, false));
+        let login = not_connected("refused", Kind::Login, false, &transport);
         assert!(login.fix.is_some_and(|fix| fix.contains("pg_hba.conf")));
+        let certificate = not_connected("it has expired", Kind::Login, true, &transport);
+        assert_eq!(
+            (certificate.id, certificate.verdict),
+            (CheckId::DbTls, Verdict::Problem)
+        );
     }
 }

@@ -5,7 +5,7 @@
 //! token could be fetched, and every minute.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rdkafka::ClientConfig;
 use rdkafka::admin::AdminClient;
@@ -86,6 +86,22 @@ impl Clients {
         }
     }
 
+    /// How long the token is still valid, if there is one.
+    pub fn token_left(&self) -> Option<Duration> {
+        let (_, token) = self.tokens.current().ok()?;
+        token.expires.duration_since(SystemTime::now()).ok()
+    }
+
+    /// Do clients show a certificate of their own?
+    pub fn has_certificate(&self) -> bool {
+        self.current().security.has_certificate()
+    }
+
+    /// The failure that nobody has looked into yet.
+    pub fn unexplained(&self) -> Option<Failure> {
+        self.failures.unexplained()
+    }
+
     /// What a producer is built from: the settings, with those of its purpose, and a context.
     pub fn of_producer(&self, purpose: Purpose) -> (ClientConfig, Context) {
         let (mut config, context) = self.parts();
@@ -109,7 +125,7 @@ impl Clients {
     }
 
     /// What any client is built from: the settings and a context.
-    pub fn parts(&self) -> (ClientConfig, Context) {
+    pub(super) fn parts(&self) -> (ClientConfig, Context) {
         // Settings and generation are replaced under this lock.
         let current = lock(&self.current);
         let login = Login::new(self.tokens.clone());

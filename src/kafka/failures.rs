@@ -98,6 +98,11 @@ impl Failures {
         self.noted.notified().await;
     }
 
+    /// The same, and leaves it to be looked into.
+    pub fn unexplained(&self) -> Option<Failure> {
+        lock(&self.unexplained).clone()
+    }
+
     /// The failure to look into: one of TLS or SASL rather than another.
     pub fn take(&self) -> Option<Failure> {
         lock(&self.unexplained).take()

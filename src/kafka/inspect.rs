@@ -3,24 +3,20 @@
 
 mod authorized;
 
-use std::error::Error;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminOptions, ConfigResource, ResourceSpecifier};
-use rdkafka::client::OAuthToken;
-use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
-use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::client::Client;
+use rdkafka::config::FromClientConfigAndContext as _;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
-use rdkafka::{ClientConfig, ClientContext};
 
 use super::admin::Admin;
 use super::clients::Clients;
 use super::context::Context;
-use super::lock;
-use super::settings::ClientSettings;
 
 /// How long one question waits for an answer, and how long the client is listened to before each.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -35,8 +31,7 @@ pub struct Unreachable {
     pub reason: String,
 }
 
-/// Ordered by how much it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     Network,
     Tls,
@@ -81,46 +76,62 @@ pub struct TopicAnswers {
     pub settings: Result<TopicSettings, TopicRefusal>,
 }
 
-/// How connections are protected, and who we are to the brokers, by the settings of the client.
+/// How connections are protected, and who we are to the brokers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Security {
+pub struct Protection {
     pub brokers: String,
     /// No broker that is named is on another machine.
     pub is_local: bool,
     pub is_encrypted: bool,
     /// Brokers prove their identity.
     pub is_verified: bool,
-    /// The SASL mechanism, and the login where it has one.
+    /// The SASL mechanism, if we log in.
     pub mechanism: Option<String>,
-    pub login: Option<String>,
+    /// We show a certificate.
     pub has_certificate: bool,
     /// Who we are in an ACL.
     pub principal: String,
+    /// How long our token is still valid, if we have one.
+    pub token_left: Option<Duration>,
 }
 
-impl Security {
-    pub fn of(settings: &ClientSettings) -> Self {
-        Self::read(&settings.read.config, settings.read.security.principal(None))
-    }
-
-    fn read(config: &ClientConfig, principal: String) -> Self {
+impl Clients {
+    /// What the settings and the token say of security.
+    pub fn protection(&self) -> Protection {
+        let (config, _) = self.parts();
         let get = |name: &str| config.get(name).map(str::to_owned);
         let protocol = get("security.protocol").unwrap_or_default().to_lowercase();
         let is_off = |name: &str, off: &str| config.get(name).is_some_and(|value| value.eq_ignore_ascii_case(off));
         let brokers = get("bootstrap.servers").unwrap_or_default();
-        let mechanism = || get("sasl.mechanisms").or_else(|| get("sasl.mechanism"));
         let is_unverified = is_off("enable.ssl.certificate.verification", "false")
             || is_off("ssl.endpoint.identification.algorithm", "none");
-        Security {
+        let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"));
+        Protection {
             is_local: brokers.split(',').all(|broker| is_local(broker.trim())),
             is_encrypted: protocol.ends_with("ssl"),
             is_verified: !is_unverified,
-            mechanism: mechanism().filter(|_| protocol.starts_with("sasl")),
-            login: get("sasl.username"),
-            has_certificate: config.get("ssl.certificate.location").is_some()
-                || config.get("ssl.keystore.location").is_some(),
-            principal,
+            mechanism: mechanism.filter(|_| protocol.starts_with("sasl")),
+            has_certificate: self.has_certificate(),
+            principal: self.principal(),
+            token_left: self.token_left(),
             brokers,
+        }
+    }
+
+    /// Why no broker answers, explained.
+    pub async fn why_unreachable(&self) -> Unreachable {
+        let cause = self.cause();
+        let reason = self.explained_failure().await;
+        let reason = reason.unwrap_or_else(|| "the client does not say why".to_owned());
+        Unreachable { cause, reason }
+    }
+
+    /// What the last failure is about, as far as the client says.
+    fn cause(&self) -> Cause {
+        match self.unexplained() {
+            Some(failure) if failure.is_login() => Cause::Login,
+            Some(failure) if failure.may_be_security() => Cause::Tls,
+            _ => Cause::Network,
         }
     }
 }
@@ -131,94 +142,49 @@ fn is_local(broker: &str) -> bool {
         .any(|here| broker.starts_with(here))
 }
 
-/// Remembers the reason that says most about why connections fail.
-struct Listener {
-    context: Context,
-    reason: Mutex<Option<Unreachable>>,
-}
-
-impl ClientContext for Listener {
-    const ENABLE_REFRESH_OAUTH_TOKEN: bool = Context::ENABLE_REFRESH_OAUTH_TOKEN;
-
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.context.log(level, facility, message);
-    }
-
-    fn generate_oauth_token(&self, properties: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
-        self.context.generate_oauth_token(properties)
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        let cause = match error.rdkafka_error_code() {
-            // It follows from the other errors and does not say why.
-            Some(Code::AllBrokersDown) => return,
-            Some(Code::SSL) => Cause::Tls,
-            Some(Code::Authentication) => Cause::Login,
-            _ => Cause::Network,
-        };
-        let mut known = lock(&self.reason);
-        if known.as_ref().is_none_or(|known| known.cause <= cause) {
-            let reason = reason.to_owned();
-            *known = Some(Unreachable { cause, reason });
-        }
-    }
-}
-
-impl ConsumerContext for Listener {}
-
 pub struct Inspector {
     /// A consumer, because a producer that asks for a topic has it created where brokers create topics by themselves. It joins no
     /// group.
-    client: BaseConsumer<Listener>,
+    client: BaseConsumer<Context>,
     admin: Arc<Admin>,
-    /// Who we are in an ACL.
-    pub principal: String,
-}
-
-impl Unreachable {
-    fn network(reason: impl ToString) -> Self {
-        Unreachable {
-            cause: Cause::Network,
-            reason: reason.to_string(),
-        }
-    }
 }
 
 impl Inspector {
-    /// Waits until a broker answers. Also returns how many brokers there are. Blocks.
-    pub fn connect(clients: &Arc<Clients>, until: Instant) -> Result<(Self, usize), Unreachable> {
-        let inspector = Inspector::new(clients).map_err(Unreachable::network)?;
+    /// Waits until a broker answers. Also returns how many brokers there are; `None` if none has answered. Blocks.
+    pub fn connect(clients: &Clients, until: Instant) -> Result<Option<(Self, usize)>, KafkaError> {
+        let inspector = Inspector::new(clients)?;
         loop {
             inspector.listen();
             let timeout = left(until).min(ASK_TIMEOUT);
-            let metadata = inspector.client.fetch_metadata(Some(ANY_TOPIC), timeout);
+            let metadata = inspector.client().fetch_metadata(Some(ANY_TOPIC), timeout);
             // A broker that has just started does not know its cluster yet.
             let brokers = metadata.map_or(0, |metadata| metadata.brokers().len());
             if brokers > 0 {
-                return Ok((inspector, brokers));
+                return Ok(Some((inspector, brokers)));
             }
             if left(until).is_zero() {
                 inspector.listen();
-                let reason = lock(&inspector.client.context().reason).clone();
-                return Err(reason.unwrap_or_else(|| Unreachable::network("the client does not say why")));
+                return Ok(None);
             }
         }
     }
 
-    fn new(clients: &Arc<Clients>) -> Result<Self, KafkaError> {
+    fn new(clients: &Clients) -> Result<Self, KafkaError> {
+        // The settings are those of a producer, and name no group.
         let (mut config, context) = clients.parts();
         config.set("client.id", "outboxd-doctor");
         config.set("allow.auto.create.topics", "false");
-        config.remove("group.id");
-        let listener = Listener {
-            context,
-            reason: Mutex::default(),
-        };
         Ok(Inspector {
-            client: BaseConsumer::from_config_and_context(&config, listener)?,
+            client: BaseConsumer::from_config_and_context(&config, context)?,
             admin: Admin::new(clients)?,
-            principal: clients.principal(),
         })
+    }
+
+    /// The client for a call that does not poll: it is given its token here.
+    fn client(&self) -> &Client<Context> {
+        let client = self.client.client();
+        client.context().refresh_token(client.native_client());
+        client
     }
 
     /// Lets the client say what it has to say of its connections, which it only does when it is polled.
@@ -257,7 +223,7 @@ impl Inspector {
     }
 
     fn partitions(&self, topic: &str, until: Instant) -> Result<Vec<PartitionState>, TopicRefusal> {
-        let metadata = self.client.fetch_metadata(Some(topic), left(until));
+        let metadata = self.client().fetch_metadata(Some(topic), left(until));
         let metadata = metadata.map_err(|error| TopicRefusal::Other(error.to_string()))?;
         let topic = metadata.topics().first().ok_or(TopicRefusal::Missing)?;
         match topic.error() {
@@ -267,7 +233,7 @@ impl Inspector {
     }
 
     fn may_write(&self, topics: &[&str], until: Instant) -> Vec<Result<Option<bool>, TopicRefusal>> {
-        match authorized::may_write(self.client.client(), topics, left(until)) {
+        match authorized::may_write(self.client(), topics, left(until)) {
             Ok(answers) => answers.into_iter().map(|answer| answer.map_err(refusal)).collect(),
             Err(error) => topics
                 .iter()
@@ -330,57 +296,57 @@ fn topic_settings(resource: &ConfigResource) -> TopicSettings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::settings::UserSettings;
     use super::*;
+    use crate::kafka::properties::Property;
+    use crate::kafka::settings::{self, ClientSettings, UserSettings};
 
-    fn security(properties: &[(&str, &str)]) -> Security {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", "kafka:9092");
-        config.extend(
-            properties
-                .iter()
-                .map(|(name, value)| (name.to_string(), value.to_string())),
-        );
-        Security::read(&config, "User:relay".to_owned())
+    fn protection(properties: &[(&str, &str)]) -> Protection {
+        let flags = properties
+            .iter()
+            .map(|(name, value)| Property::flag(name, value))
+            .collect();
+        let user = UserSettings {
+            flags,
+            ..UserSettings::default()
+        };
+        let ours = settings::of_producer("kafka:9092, 127.0.0.1:9093", Duration::from_secs(5), 4000, 1 << 25);
+        let settings = ClientSettings::producer(ours, user).expect("valid");
+        Clients::new(settings).protection()
     }
 
     #[test]
     fn how_connections_are_protected_follows_from_the_settings() {
-        assert!(!security(&[("sasl.username", "unused")]).is_encrypted);
-        let scram = security(&[
+        let plain = protection(&[("sasl.username", "unused")]);
+        assert_eq!(
+            (plain.principal.as_str(), plain.is_encrypted),
+            ("User:ANONYMOUS", false)
+        );
+        assert_eq!((plain.mechanism, plain.is_local), (None, false));
+        let scram = protection(&[
             ("security.protocol", "SASL_SSL"),
             ("sasl.mechanism", "SCRAM-SHA-512"),
             ("sasl.username", "relay"),
+            ("sasl.password", "s3cret"),
         ]);
-        assert_eq!(scram.login.as_deref(), Some("relay"));
-        assert!(scram.is_encrypted && scram.is_verified && !scram.is_local);
-        let mtls = security(&[("security.protocol", "ssl"), ("ssl.certificate.location", "c.pem")]);
-        assert!(mtls.has_certificate);
-        let lax = security(&[
+        assert_eq!((scram.principal.as_str(), scram.is_encrypted), ("User:relay", true));
+        assert_eq!(
+            (scram.mechanism.as_deref(), scram.is_verified),
+            (Some("SCRAM-SHA-512"), true)
+        );
+        let lax = protection(&[
             ("security.protocol", "ssl"),
             ("ssl.endpoint.identification.algorithm", "none"),
         ]);
-        assert!(lax.is_encrypted && !lax.is_verified);
-        let local = security(&[("bootstrap.servers", "localhost:9092, 127.0.0.1:9093,[::1]:9094")]);
-        assert!(local.is_local);
+        assert!(lax.is_encrypted && !lax.is_verified && !lax.has_certificate);
     }
 
     #[test]
-    fn the_reason_that_says_most_is_kept() {
-        let settings = ClientSettings::consumer(ClientConfig::new(), UserSettings::default()).expect("settings");
-        let listener = Listener {
-            context: Clients::new(settings).parts().1,
-            reason: Mutex::default(),
-        };
-        let heard = |code, reason: &str| {
-            listener.error(KafkaError::Global(code), reason);
-            lock(&listener.reason).clone().map(|known| (known.cause, known.reason))
-        };
-        assert_eq!(heard(Code::AllBrokersDown, "1/1 brokers are down"), None);
-        let network = Some((Cause::Network, "refused".to_owned()));
-        assert_eq!(heard(Code::BrokerTransportFailure, "refused"), network);
-        let tls = Some((Cause::Tls, "certificate verify failed".to_owned()));
-        assert_eq!(heard(Code::SSL, "certificate verify failed"), tls);
-        assert_eq!(heard(Code::BrokerTransportFailure, "refused"), tls);
+    fn this_machine_is_known_by_its_names() {
+        assert!(
+            ["localhost:9092", "127.0.0.1:9093", "[::1]:9094"]
+                .into_iter()
+                .all(is_local)
+        );
+        assert!(!is_local("kafka:9092"));
     }
 }

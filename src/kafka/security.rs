@@ -80,6 +80,10 @@ impl Security {
         self.identity == Identity::Token
     }
 
+    pub fn has_certificate(&self) -> bool {
+        self.identity == Identity::Certificate
+    }
+
     /// Whom a broker must allow something, as its ACLs name it. A token's principal is known once there is one.
     pub fn principal(&self, of_token: Option<&str>) -> String {
         match &self.identity {

@@ -202,7 +202,8 @@ impl Access {
         self.properties.iter().map(line).collect()
     }
 
-    fn arguments(&self) -> Vec<String> {
+    /// The properties and the other flags, as arguments.
+    pub fn arguments(&self) -> Vec<String> {
         let property = |(name, value): &(String, String)| ["--kafka-property".to_owned(), format!("{name}={value}")];
         let properties = self.properties.iter().flat_map(property);
         properties.chain(self.flags.iter().cloned()).collect()

@@ -37,6 +37,10 @@ pub struct CheckArgs {
     /// How many workers must be alive
     #[arg(long, requires = "check", value_name = "N", default_value = "1")]
     min_workers: String,
+
+    /// Something may be paused: without it, a pause breaks the check
+    #[arg(long, requires = "check")]
+    allow_paused: bool,
 }
 
 /// The limits, checked. Those that are not given always hold.
@@ -47,6 +51,7 @@ pub struct Limits {
     dead: Option<i64>,
     held: Option<i64>,
     workers: i64,
+    allow_paused: bool,
 }
 
 /// What became of one limit.
@@ -68,6 +73,7 @@ impl CheckArgs {
             dead: number("--max-dead", &self.max_dead),
             held: number("--max-held", &self.max_held),
             workers: check.number("--min-workers", &self.min_workers, 0, 10_000) as i64,
+            allow_paused: self.allow_paused,
             oldest: self
                 .max_oldest
                 .as_ref()
@@ -84,7 +90,7 @@ impl Limits {
         let mut limits = Vec::new();
         if let Some(max) = self.oldest {
             let seconds = backlog.oldest_seconds;
-            let found = format!("the oldest pending row is {} old, {max:?} are allowed", age(seconds));
+            let found = format!("the oldest pending row is {} old, {max:?} allowed", age(seconds));
             limits.push(Limit::new("--max-oldest", seconds <= max.as_secs_f64(), found));
         }
         if let Some(max) = self.pending {
@@ -106,7 +112,7 @@ impl Limits {
             ));
         }
         if let Some(max) = self.held {
-            let found = format!("{held} keys, topics and partitions are held, {max} are allowed");
+            let found = format!("{held} held, {max} allowed");
             limits.push(Limit::new("--max-held", held <= max, found));
         }
         let live = status
@@ -114,8 +120,12 @@ impl Limits {
             .iter()
             .filter(|worker| worker.lease_left_seconds > 0.0)
             .count();
-        let found = format!("{live} workers are alive, {} are needed", self.workers);
+        let found = format!("{live} alive, {} needed", self.workers);
         limits.push(Limit::new("--min-workers", live as i64 >= self.workers, found));
+        if !self.allow_paused {
+            let found = format!("{} paused by operators", status.pauses.len());
+            limits.push(Limit::new("--allow-paused", status.pauses.is_empty(), found));
+        }
         limits
     }
 }
@@ -129,8 +139,8 @@ impl Limit {
 
 /// Rows are counted up to a bound. Beyond it, it cannot be told whether a higher limit holds.
 fn counted(limit: &'static str, what: &str, found: i64, max: i64, is_bound: bool) -> Limit {
-    let at_least = if is_bound { "at least " } else { "" };
-    let text = format!("{at_least}{found} rows are {what}, {max} are allowed");
+    let about = if is_bound { "about " } else { "" };
+    let text = format!("{about}{found} {what}, {max} allowed");
     let mut limit = Limit::new(limit, found <= max, text);
     if is_bound && found <= max {
         limit.verdict = Verdict::Undecided;
@@ -142,6 +152,7 @@ fn counted(limit: &'static str, what: &str, found: i64, max: i64, is_bound: bool
 mod tests {
     use super::super::render::tests::quiet;
     use super::*;
+    use crate::outbox::PauseStatus;
     use crate::outbox::status::WorkerStatus;
 
     fn broken(limits: &Limits, status: &Status) -> Vec<(&'static str, Verdict)> {
@@ -158,14 +169,15 @@ mod tests {
             dead: Some(0),
             held: Some(0),
             workers: 0,
+            allow_paused: false,
         }
     }
 
     #[test]
     fn a_quiet_outbox_keeps_every_limit() {
         assert!(broken(&strict(), &quiet()).is_empty());
-        assert_eq!(strict().judge(&quiet()).len(), 5, "and each is judged");
-        assert_eq!(Limits::default().judge(&quiet()).len(), 1);
+        assert_eq!(strict().judge(&quiet()).len(), 6, "and each is judged");
+        assert_eq!(Limits::default().judge(&quiet()).len(), 2);
     }
 
     #[test]
@@ -212,6 +224,27 @@ mod tests {
         assert_eq!(broken(&needed, &status), [("--min-workers", Verdict::Broken)]);
         status.workers.push(worker(1.0));
         assert!(broken(&needed, &status).is_empty());
+    }
+
+    #[test]
+    fn a_pause_breaks_the_check_unless_it_is_allowed() {
+        let mut status = quiet();
+        status.pauses.push(PauseStatus {
+            topic: None,
+            key: None,
+            reason: "broken consumer".to_owned(),
+            login: "alice".to_owned(),
+            age_seconds: 1.0,
+        });
+        assert_eq!(
+            broken(&Limits::default(), &status),
+            [("--allow-paused", Verdict::Broken)]
+        );
+        let allowed = Limits {
+            allow_paused: true,
+            ..Limits::default()
+        };
+        assert!(broken(&allowed, &status).is_empty());
     }
 
     #[test]

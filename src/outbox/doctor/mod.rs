@@ -8,11 +8,13 @@ use deadpool_postgres::PoolError;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 
+use super::connector::BadTlsFiles;
 use super::from_row::{FromRow, from_row};
 use super::{Database, Error, Outbox, Params, Result};
-use crate::tls::Verify;
 
 pub use pooler::{Backends, backends};
+
+use crate::tls::{Verify, certificate_problem};
 
 /// How many rows are read of each part of the outbox to find the topics in use.
 const SCAN_MAX: i64 = 10_000;
@@ -24,13 +26,14 @@ pub struct Transport {
     pub address: String,
     /// It does not leave this machine.
     pub is_local: bool,
-    /// The server, or what answers in its place, proves its identity by a certificate.
-    pub is_verified: bool,
+    /// What the server's certificate must prove.
+    pub verify: Verify,
 }
 
 impl Database {
-    pub fn transport(&self) -> Result<Transport> {
-        let server = self.server().map_err(Error::Setting)?;
+    /// How sessions travel, or why the settings cannot be read.
+    pub fn transport(&self) -> std::result::Result<Transport, String> {
+        let server = self.server()?;
         let (hosts, ports) = (server.config.get_hosts(), server.config.get_ports());
         let port = |index: usize| ports.get(index).or(ports.first()).copied().unwrap_or(5432);
         let addresses = hosts.iter().enumerate().map(|(index, host)| match host {
@@ -40,7 +43,7 @@ impl Database {
         Ok(Transport {
             address: addresses.collect::<Vec<_>>().join(","),
             is_local: hosts.iter().all(is_local),
-            is_verified: server.tls.verify != Verify::Nothing,
+            verify: server.tls.verify,
         })
     }
 }
@@ -209,7 +212,16 @@ impl Error {
 
     /// Is nobody there to answer the next question either?
     pub fn is_silence(&self) -> bool {
-        matches!(self, Error::Timeout(_) | Error::Pool(_))
+        matches!(self, Error::Timeout(_) | Error::Pool(_) | Error::Refused(_))
+    }
+
+    /// Is it about a certificate, the server's or ours, or about the files that we have of them?
+    pub fn is_about_certificates(&self) -> bool {
+        let Error::Pool(PoolError::Backend(error)) = self else {
+            return false;
+        };
+        let is_of_files = std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<BadTlsFiles>);
+        is_of_files || certificate_problem(error).is_some()
     }
 }
 
@@ -312,6 +324,6 @@ mod tests {
             transport("host=/run/postgresql user=u"),
             ("/run/postgresql:5432".to_owned(), true)
         );
-        assert!(!transport("postgres://u@localhost,db/x").1);
+        assert_eq!(transport("postgres://u@localhost,db/x").1, false);
     }
 }

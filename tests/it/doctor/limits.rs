@@ -68,9 +68,9 @@ async fn each_limit_that_is_broken_has_a_line() {
         &lines,
         &[
             "--max-oldest: the oldest pending row is 2h",
-            "--max-pending: 1 rows are pending, 0 are allowed",
-            "--max-dead: 1 rows are dead, 0 are allowed",
-            "--max-held: 1 keys, topics and partitions are held, 0 are allowed",
+            "--max-pending: 1 pending, 0 allowed",
+            "--max-dead: 1 dead, 0 allowed",
+            "--max-held: 1 held, 0 allowed",
         ],
     );
     assert_contains(&stderr_of(&output), &["4 limit(s) broken"]);
@@ -91,11 +91,23 @@ async fn each_limit_that_is_broken_has_a_line() {
 async fn without_a_worker_the_check_fails_unless_none_is_needed() {
     let world = World::new().await;
     let lines = assert_code(&check(&world, &[]), 1);
-    assert_contains(&lines, &["--min-workers: 0 workers are alive, 1 are needed"]);
+    assert_contains(&lines, &["--min-workers: 0 alive, 1 needed"]);
     assert_code(&check(&world, &["--min-workers", "0"]), 0);
     let world = world_with_worker().await;
     assert_code(&check(&world, &[]), 0);
     assert_code(&check(&world, &["--min-workers", "2"]), 1);
+}
+
+#[tokio::test]
+async fn a_pause_breaks_the_check_unless_it_is_allowed() {
+    let world = world_with_worker().await;
+    world.execute("UPDATE outbox.worker SET knows = 100").await;
+    world.execute("SELECT outbox.pause(NULL, NULL, 'maintenance')").await;
+    assert_contains(
+        &assert_code(&check(&world, &[]), 1),
+        &["--allow-paused: 1 paused by operators"],
+    );
+    assert_code(&check(&world, &["--allow-paused"]), 0);
 }
 
 #[tokio::test]
@@ -110,7 +122,10 @@ async fn the_verdict_is_there_for_programs() {
         .iter()
         .map(|limit| format!("{} {}", text(&limit["limit"]), text(&limit["verdict"])))
         .collect();
-    assert_eq!(verdicts, ["--max-dead holds", "--min-workers broken"]);
+    assert_eq!(
+        verdicts,
+        ["--max-dead holds", "--min-workers broken", "--allow-paused holds"]
+    );
 }
 
 #[test]

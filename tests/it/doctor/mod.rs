@@ -4,6 +4,7 @@ mod kafka;
 mod limits;
 mod relay;
 mod schema;
+mod security;
 mod server;
 mod vacuum;
 

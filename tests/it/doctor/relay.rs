@@ -51,6 +51,19 @@ async fn workers_of_two_versions_are_a_rollout() {
 }
 
 #[tokio::test]
+async fn what_an_operator_has_paused_is_named() {
+    let (world, url) = world_and_relay().await;
+    world
+        .execute("SELECT outbox.pause('orders', NULL, 'broken consumer')")
+        .await;
+    let (found, fix) = examine(&url, &[]).only_advice("relay.pauses");
+    assert_contains(&found, &["topic orders (broken consumer; by postgres"]);
+    assert_contains(&fix, &["outboxd resume --topic orders"]);
+    world.execute("SELECT outbox.resume('orders', NULL, NULL)").await;
+    assert_eq!(examine(&url, &[]).verdict("relay.pauses"), "ok");
+}
+
+#[tokio::test]
 async fn a_bounded_part_of_a_large_outbox_is_read() {
     let (world, url) = world_and_relay().await;
     world.fill("t", 100_000, 10).await;

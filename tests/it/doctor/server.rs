@@ -1,6 +1,5 @@
 //! The server, and the way to it.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use testkit::*;
@@ -140,36 +139,4 @@ async fn a_superuser_and_an_owner_are_more_than_a_relay_needs() {
     assert_contains(&found, &["owns the outbox"]);
     assert_contains(&fix, &["GRANT outbox_relay"]);
     world.execute("ALTER TABLE outbox.message OWNER TO postgres").await;
-}
-
-/// Gives the server a certificate that nobody has issued, and returns once it uses it.
-async fn use_tls(world: &World) {
-    let data = world.text("SHOW data_directory").await;
-    let script = format!(
-        "cd '{data}' && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=nobody \
-         -out server.crt -keyout server.key && chmod 600 server.key && chown --reference PG_VERSION server.crt server.key"
-    );
-    let made = Command::new("sh").args(["-c", &script]).output().expect("a shell");
-    assert!(made.status.success(), "{}", stderr_of(&made));
-    world.execute("ALTER SYSTEM SET ssl = on").await;
-    world.execute("SELECT pg_reload_conf()").await;
-    let require = format!("{}?sslmode=require", world.database_url);
-    eventually(SOON, "TLS", async || {
-        let answers = outboxd().args(["status", "--database-url", &require]).output();
-        answers.expect("outboxd runs").status.success().then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_certificate_that_is_not_verified_is_worth_a_word() {
-    let postgres = OwnPostgres::start();
-    let world = World::on(&postgres.url, &Stack::get().kafka).await;
-    let plain = examine(&world.database_url, &[]);
-    assert_eq!(plain.verdict("db.tls"), "ok", "it does not leave this machine");
-    use_tls(&world).await;
-    let report = examine(&format!("{}?sslmode=require", world.database_url), &[]);
-    let (found, fix) = report.only_advice("db.tls");
-    assert_contains(&found, &["TLSv1.3", "not verified"]);
-    assert_contains(&fix, &["sslmode=verify-full"]);
 }
