@@ -4,6 +4,9 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
+# Shown by the metric outboxd_build_info: docker build --build-arg REVISION=$(git rev-parse HEAD) .
+ARG REVISION=unknown
+ENV OUTBOXD_REVISION=$REVISION
 # Default features: the failpoints that tests stop the daemon at must never ship. The cache mounts
 # spare an image built again the dependencies; they are gone after this step, hence the copies.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \

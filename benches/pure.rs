@@ -48,6 +48,7 @@ fn row(id: i64) -> Row {
         created_at: SystemTime::UNIX_EPOCH,
         delayed: false,
         possible_duplicate: false,
+        is_repeat: false,
         unreadable: None,
     }
 }

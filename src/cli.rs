@@ -1,11 +1,21 @@
 //! The command line: one file for each subcommand.
 
+mod audit;
+mod dead;
+mod doctor;
 mod healthcheck;
+mod hold;
 mod migrate;
+mod operation;
+mod pause;
 pub mod progress;
 mod purge;
+mod replay;
+mod resume;
 mod run;
+mod signals;
 mod status;
+mod table;
 mod verify;
 
 use std::io::IsTerminal;
@@ -25,8 +35,9 @@ use crate::outbox;
 /// from any number of replicas, losing none. A setting's environment variable is shown in brackets; every setting of `run` has
 /// one.
 ///
-/// Exit codes: 0 fine, 1 verify saw a promise broken, 2 verify could not tell, 64 bad configuration, 69 a service cannot be
-/// reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission missing.
+/// Exit codes: 0 fine, 1 verify, doctor or status --check found something, 2 they could not tell, 64 bad configuration, 69 a service
+/// cannot be reached, 70 a bug, 77 login refused, 78 schema missing, of an unknown version or on a read-only server, 79 permission
+/// missing, 130 stopped by a signal with a part left to do.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -55,8 +66,27 @@ enum Command {
     Run(Box<crate::config::RunArgs>),
     /// Create or upgrade the schema
     Migrate(migrate::MigrateArgs),
+    /// Keep back a topic, a key of it, or everything, until `outboxd resume`
+    ///
+    /// Rows are written as ever and wait, in order; nothing is lost, and no attempt is counted. It waits until every live worker
+    /// obeys: then nothing of it is sent any more. It survives restarts. Needs outbox_operator.
+    ///
+    /// Exit codes: 0 it is in effect, 69 it is stored, but some worker does not obey yet.
+    Pause(Box<pause::PauseArgs>),
+    /// End a pause: what has waited is sent, in order
+    ///
+    /// It ends the pause of exactly what is named. With --all, topics and keys that were paused by themselves stay paused.
+    Resume(Box<resume::ResumeArgs>),
     /// Show what is pending, held, parked and dead, and what to do about it
     Status(status::StatusArgs),
+    /// Find what is wrong with PostgreSQL, Kafka and the settings, and which command fixes it
+    ///
+    /// For before a deployment, and for trouble. Run it as the relay is run, with `doctor` in the place of `run`: it takes the same
+    /// flags and environment variables. It changes nothing and creates no topic. No check takes longer than ten seconds. Without
+    /// --kafka-brokers Kafka is not asked. Every check is explained in docs/doctor.md.
+    ///
+    /// Exit codes: 0 no problem (advice is none), 1 a problem, 2 none, but something could not be told, 64 bad usage.
+    Doctor(Box<doctor::DoctorArgs>),
     /// Compare the outbox with the topics: is anything missing, duplicated, out of order?
     ///
     /// It only reads, and may run beside the relay. Pending rows, and rows that retention has removed, are not compared; with
@@ -75,6 +105,21 @@ enum Command {
     /// commands. It never removes what is pending, dead, unfinished, stale or poison. `outboxd run` does the same in the
     /// background; this command does it now, and reports how much was removed.
     Purge(purge::PurgeArgs),
+    /// List, send again, correct or remove messages that Kafka refused for good
+    Dead(Box<dead::DeadArgs>),
+    /// List what is held back, and have it tried now
+    Hold(Box<hold::HoldArgs>),
+    /// Send published messages again: rows that are kept, and rows of the history
+    ///
+    /// Messages of a key are sent in the order of their ids, each with the header possible-duplicate. Newer messages of the key may
+    /// be sent in between. Where a topic is compacted, the last record of a key is the one that stays: replay the key's newest
+    /// message, too.
+    ///
+    /// It sends at most --rate messages a second, and may be stopped: the same command again continues within a day. With
+    /// --on-published delete nothing is left to replay.
+    Replay(Box<replay::ReplayArgs>),
+    /// List what operators did: who, when, what and why
+    Audit(Box<audit::AuditArgs>),
     /// Ask a running outboxd whether it is alive; for container health checks
     Healthcheck(healthcheck::HealthcheckArgs),
 }
@@ -90,10 +135,18 @@ pub enum Failure {
     Unavailable(String),
     #[error("{0}")]
     Broken(String),
+    #[error("{0}")]
+    Found(String),
     #[error("a promise was broken: {0}")]
     PromiseBroken(String),
     #[error("undecided: {0}")]
     Undecided(String),
+    #[error("{0}")]
+    Usage(String),
+    #[error("{0}. Operators need the role outbox_operator")]
+    OperatorOnly(String),
+    #[error("{0}")]
+    Stopped(String),
 }
 
 impl From<daemon::Error> for Failure {
@@ -109,9 +162,9 @@ impl From<daemon::Error> for Failure {
 impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::PromiseBroken(_) => 1,
+            Failure::Found(_) | Failure::PromiseBroken(_) => 1,
             Failure::Undecided(_) => 2,
-            Failure::Config(_) => 64,
+            Failure::Config(_) | Failure::Usage(_) => 64,
             Failure::Unavailable(_) => 69,
             Failure::Broken(_) => 70,
             Failure::Database(error) => match error.kind() {
@@ -121,6 +174,8 @@ impl Failure {
                 outbox::Kind::Schema => 78,
                 outbox::Kind::Permission => 79,
             },
+            Failure::OperatorOnly(_) => 79,
+            Failure::Stopped(_) => 130,
         }
     }
 }
@@ -161,9 +216,16 @@ async fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(&args).await,
         Command::Migrate(args) => migrate::migrate(&args).await,
+        Command::Pause(args) => pause::pause(&args).await,
+        Command::Resume(args) => resume::resume(&args).await,
         Command::Status(args) => status::status(&args).await,
+        Command::Doctor(args) => doctor::doctor(&args).await,
         Command::Verify(args) => verify::verify(&args).await,
         Command::Purge(args) => purge::purge(&args).await,
+        Command::Dead(args) => dead::dead(&args).await,
+        Command::Hold(args) => hold::hold(&args).await,
+        Command::Replay(args) => replay::replay(&args).await,
+        Command::Audit(args) => audit::audit(&args).await,
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
 }

@@ -2,19 +2,29 @@
 
 mod args;
 mod check;
+mod database;
+mod filter;
+mod kafka;
+mod replay;
+mod token;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub use args::{DatabaseArgs, KafkaArgs, LogFormat, RetentionArgs, RunArgs};
+pub use args::{LogFormat, RetentionArgs, RunArgs};
 pub use check::Check;
+pub use database::DatabaseArgs;
+pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs, parse_ids};
+pub use kafka::KafkaArgs;
+pub use replay::ReplayFilterArgs;
+pub use token::TokenArgs;
 
 use check::parse_bytes;
 
 use crate::domain::retention::Retention;
 use crate::domain::retry::RetryPolicy;
-use crate::kafka::{ClientConfig, OVERRUN, properties};
-use crate::outbox::{Database, OnPublished, Pooler};
+use crate::kafka::{ClientSettings, OVERRUN};
+use crate::outbox::{Database, OnPublished};
 use crate::process::{Identity, host_name};
 use crate::tasks::lease::LeaseSettings;
 use crate::tasks::maintenance;
@@ -30,7 +40,7 @@ pub struct Problems(pub Vec<String>);
 pub struct Config {
     pub database: Database,
     pub schema: String,
-    pub kafka: ClientConfig,
+    pub kafka: ClientSettings,
     pub migrate: bool,
     pub on_published: OnPublished,
     pub relay: relay::Settings,
@@ -46,72 +56,6 @@ pub struct Config {
 /// The schema allows headers this large, payload aside.
 const MESSAGE_BYTES_MIN: usize = 64 << 10;
 
-impl DatabaseArgs {
-    /// A migration holds a lock from statement to statement, so it needs a session of its own.
-    pub fn check_migration(&self, check: &mut Check) {
-        check.ensure(
-            self.database_pooler == Pooler::None,
-            "a migration does not pass a transaction pooler: run `outboxd migrate` with the server's own --database-url \
-             and --database-pooler none",
-        );
-    }
-
-    /// The database. It has the schema named by `schema`, which is checked as well.
-    pub fn database(&self, check: &mut Check) -> Option<Database> {
-        let schema = &self.schema;
-        let plain = (1..=63).contains(&schema.len())
-            && !schema.starts_with(|c: char| c.is_ascii_digit())
-            && schema
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        check.ensure(
-            plain,
-            format!("--schema {schema:?} is not a plain lower-case identifier"),
-        );
-        if let Some(ca) = &self.database_tls_ca {
-            check.ensure(
-                ca.is_file(),
-                format!("--database-tls-ca {} is not a file", ca.display()),
-            );
-        }
-        let missing = || "--database-url (OUTBOXD_DATABASE_URL) is missing: where is PostgreSQL?".to_owned();
-        let url = check.ok(self.database_url.as_ref().ok_or_else(missing))?;
-        let database = Database::parse(url, self.database_tls_ca.clone(), self.database_pooler);
-        check.ok(database.map_err(|error| format!("--database-url cannot be used: {error}")))
-    }
-}
-
-impl KafkaArgs {
-    /// The settings of a consumer.
-    pub fn consumer(&self, check: &mut Check) -> ClientConfig {
-        let (brokers, own) = self.brokers(check);
-        let (config, problem) = properties::consumer_config(brokers, &own);
-        check.problems(problem);
-        config
-    }
-
-    /// The settings of a producer for batches of this size.
-    fn producer(&self, check: &mut Check, relay: &relay::Settings) -> ClientConfig {
-        let (brokers, own) = self.brokers(check);
-        let (rows, bytes) = (relay.batch_rows * relay.tasks * 4, relay.in_flight_bytes * 4);
-        let (config, problem) = properties::producer_config(brokers, relay.batch_deadline, rows, bytes, &own);
-        check.problems(problem);
-        config
-    }
-
-    /// The brokers, and the user's own properties.
-    fn brokers(&self, check: &mut Check) -> (&str, Vec<properties::Property>) {
-        let brokers = self.kafka_brokers.as_deref().unwrap_or("").trim();
-        check.ensure(
-            !brokers.is_empty(),
-            "--kafka-brokers (OUTBOXD_KAFKA_BROKERS) is missing: where is Kafka?",
-        );
-        let (own, problems) = properties::parse(&self.kafka_properties);
-        check.problems(problems);
-        (brokers, own)
-    }
-}
-
 impl RetentionArgs {
     pub fn retention(&self, check: &mut Check) -> Retention {
         Retention {
@@ -126,25 +70,40 @@ impl RunArgs {
     /// The checked settings, or every problem with them.
     pub fn validate(&self) -> Result<Config, Problems> {
         Check::run(|check| {
-            let database = self.database.database(check);
-            if self.migrate {
-                self.database.check_migration(check);
-            }
             let relay = self.relay(check);
-            Some(Config {
-                message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
-                kafka: self.kafka.producer(check, &relay),
-                poll_interval_max: self.poll_interval_max(check),
-                shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
-                maintenance: self.maintenance(check),
-                http_listen: check.address("--http-listen", &self.http_listen),
-                database: database?,
-                schema: self.database.schema.clone(),
-                migrate: self.migrate,
-                on_published: self.on_published,
-                lease: self.lease(relay.lease),
-                relay,
-            })
+            check_lease(check, relay.batch_deadline, relay.lease);
+            self.config(check, relay)
+        })
+    }
+
+    /// The same with a lease that may be too short, which `outboxd doctor` judges by itself.
+    pub fn validate_but_lease(&self) -> Result<Config, Problems> {
+        Check::run(|check| {
+            let relay = self.relay(check);
+            self.config(check, relay)
+        })
+    }
+
+    fn config(&self, check: &mut Check, relay: relay::Settings) -> Option<Config> {
+        let database = self.database.database(check);
+        if self.migrate {
+            self.database.check_migration(check);
+        }
+        let kafka = self.kafka.producer(check, &relay);
+        // What may be missing comes last, so that every other problem has been listed.
+        Some(Config {
+            message_bytes_max: self.message_bytes_max(check, relay.in_flight_bytes),
+            poll_interval_max: self.poll_interval_max(check),
+            shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
+            maintenance: self.maintenance(check),
+            http_listen: check.address("--http-listen", &self.http_listen),
+            schema: self.database.schema.clone(),
+            migrate: self.migrate,
+            on_published: self.on_published,
+            lease: self.lease(relay.lease),
+            relay,
+            database: database?,
+            kafka: kafka?,
         })
     }
 
@@ -157,7 +116,10 @@ impl RunArgs {
             lease: check.duration("--lease", &self.lease),
             policy: self.policy(check),
         };
-        check_lease(check, settings.batch_deadline, settings.lease);
+        check.ensure(
+            settings.batch_deadline >= Duration::from_millis(500),
+            "--batch-deadline must be at least 500ms",
+        );
         settings
     }
 
@@ -218,14 +180,21 @@ impl RunArgs {
     }
 }
 
-/// A send must be over, and its mark written, before another worker can take the lease.
+impl Config {
+    /// The shortest lease that the batch deadline permits.
+    pub fn lease_min(&self) -> Duration {
+        lease_min(self.relay.batch_deadline)
+    }
+}
+
+/// A send must be over, and its mark written, before another worker can take the lease. The lease is longer by a quarter, so that
+/// a renewal may be a fifth of it late.
+fn lease_min(deadline: Duration) -> Duration {
+    (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25)
+}
+
 fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
-    check.ensure(
-        deadline >= Duration::from_millis(500),
-        "--batch-deadline must be at least 500ms",
-    );
-    // The lease is longer by a quarter, so that a renewal may be a fifth of it late.
-    let needed = (deadline + OVERRUN + MARK_MARGIN).mul_f64(1.25);
+    let needed = lease_min(deadline);
     check.ensure(
         lease >= needed,
         format!(

@@ -13,9 +13,9 @@ use crate::config::Config;
 use crate::health::Health;
 use crate::http;
 use crate::jitter::jittered;
-use crate::kafka::Publisher;
+use crate::kafka::{Clients, Publisher};
 use crate::lanes::{Lanes, RecentlyPublished};
-use crate::metrics;
+use crate::metrics::{self, Scrape};
 use crate::outbox::{self, Outbox, connect, schema};
 use crate::tasks::Shutdown;
 use crate::tasks::fenced::FencedWriter;
@@ -45,7 +45,7 @@ pub enum Error {
 
 /// Runs the daemon until `stop`, then drains. `now` ends the process at once.
 pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken) -> Result<(), Error> {
-    let recorder = metrics::install().map_err(Error::Broken)?;
+    let scrape = metrics::install().map_err(Error::Broken)?;
     let health = Arc::new(Health::default());
     let http_stop = CancellationToken::new();
     let listener = TcpListener::bind(config.http_listen)
@@ -55,9 +55,9 @@ pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken
         .local_addr()
         .map_err(|error| Error::Broken(error.to_string()))?;
     info!(version = env!("CARGO_PKG_VERSION"), http = %address, "outboxd starts");
-    let server = tokio::spawn(http::serve(listener, health.clone(), recorder, http_stop.clone()));
+    let server = tokio::spawn(http::serve(listener, health.clone(), scrape.clone(), http_stop.clone()));
     let done = tokio::select! {
-        done = start_and_run(&config, &health, &stop, &now) => done,
+        done = start_and_run(&config, &health, &scrape, &stop, &now) => done,
         () = now.cancelled() => Err(Error::Broken("stopped at once, by a second signal".to_owned())),
     };
     http_stop.cancel();
@@ -69,15 +69,15 @@ pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken
 async fn start_and_run(
     config: &Config,
     health: &Arc<Health>,
+    scrape: &Scrape,
     stop: &CancellationToken,
     now: &CancellationToken,
 ) -> Result<(), Error> {
     let (published, questions) = RecentlyPublished::new();
-    let relay = Arc::new(relay(config, health, published)?);
-    tokio::select! {
-        verified = verify(config, &relay.outbox) => verified?,
+    let relay = tokio::select! {
+        relay = start(config, health, scrape, published) => relay?,
         () = stop.cancelled() => return Ok(()),
-    }
+    };
     health.verified();
     let shutdown = Shutdown::default();
     let lease = Arc::new(LeaseTask {
@@ -124,9 +124,31 @@ async fn start_and_run(
     }
 }
 
-fn relay(config: &Config, health: &Arc<Health>, published: RecentlyPublished) -> Result<Relay, Error> {
-    let (outbox, lanes) = (Arc::new(open(config)?), Arc::new(Lanes::default()));
-    let publisher = Publisher::new(&config.kafka, lanes.clock.clone())
+/// Makes what the tasks share, and verifies the schema.
+async fn start(
+    config: &Config,
+    health: &Arc<Health>,
+    scrape: &Scrape,
+    published: RecentlyPublished,
+) -> Result<Arc<Relay>, Error> {
+    let relay = Arc::new(relay(config, health, scrape, published).await?);
+    verify(config, &relay.outbox).await?;
+    Ok(relay)
+}
+
+async fn relay(
+    config: &Config,
+    health: &Arc<Health>,
+    scrape: &Scrape,
+    published: RecentlyPublished,
+) -> Result<Relay, Error> {
+    let (outbox, lanes) = (Arc::new(open(config).await?), Arc::new(Lanes::default()));
+    let pool = outbox.clone();
+    scrape.ask_before(move || metrics::connections(pool.connections()));
+    let clients = Clients::new(config.kafka.clone());
+    // Why there is no token is said by the task that goes on trying.
+    let _ = clients.first_token().await;
+    let publisher = Publisher::new(clients, lanes.clock.clone())
         .map_err(|error| Error::Broken(format!("Kafka client: {error}")))?;
     Ok(Relay {
         outbox: outbox.clone(),
@@ -147,10 +169,10 @@ pub fn pool_size(config: &Config) -> usize {
     config.relay.tasks + 3 + retry_holds::CONNECTIONS
 }
 
-fn open(config: &Config) -> Result<Outbox, Error> {
+async fn open(config: &Config) -> Result<Outbox, Error> {
     // An answer that comes after the lease has ended is useless.
     let timeout = config.lease.duration.min(STATEMENT_TIMEOUT_MAX);
-    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout)?;
+    let pool = outbox::worker_pool(&config.database, pool_size(config), timeout).await?;
     Ok(Outbox::new(
         pool,
         &config.schema,
@@ -212,6 +234,8 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
     };
     let s = shutdown.clone();
     tasks.spawn(async move { maintenance.run(&s).await });
+    let (publisher, s) = (relay.publisher.clone(), shutdown.clone());
+    tasks.spawn(async move { publisher.follow_settings(&s.draining).await });
     tasks
 }
 

@@ -22,6 +22,7 @@
 //! | `before_takeover` | The lease of another worker has expired; its lanes have not been taken yet. |
 //! | `before_soft_claim` | Lanes are about to be claimed from above their floors. |
 //! | `before_store_floors` | Floors have been read and are not stored yet. |
+//! | `before_chunk` | An operator's command is about to change its next rows. |
 //! | `before_loss_check` | The server is about to be asked whether it has lost published rows. |
 
 #[cfg(feature = "failpoints")]

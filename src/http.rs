@@ -16,14 +16,13 @@ use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::health::Health;
-use crate::metrics;
+use crate::metrics::{self, Scrape};
 
 /// A connection carries one request and is closed after this time, whether or not the request was sent and the answer read.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,15 +31,17 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 64;
 /// Wait after a connection could not be accepted, for example because the process has no file descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// How often histograms are folded, if nobody scrapes.
+const UPKEEP_EVERY: Duration = Duration::from_secs(15);
 
 #[derive(Clone)]
 struct Shared {
     health: Arc<Health>,
-    metrics: PrometheusHandle,
+    metrics: Scrape,
 }
 
 /// Serves until `stop`.
-pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: PrometheusHandle, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: Scrape, stop: CancellationToken) {
     let routes = Router::new()
         .route("/metrics", get(scrape))
         .route("/livez", get(alive))
@@ -48,9 +49,14 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: Promethe
         .with_state(Shared { health, metrics });
     let answers = TaskTracker::new();
     let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    let mut upkeep = tokio::time::interval(UPKEEP_EVERY);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
+            _ = upkeep.tick() => {
+                metrics::upkeep();
+                continue;
+            }
             () = stop.cancelled() => break,
         };
         let Ok((stream, _)) = accepted else {
@@ -88,10 +94,7 @@ async fn answer(stream: tokio::net::TcpStream, routes: Router, stop: Cancellatio
 }
 
 async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {
-    (
-        [(CONTENT_TYPE, "text/plain; version=0.0.4")],
-        metrics::render(&shared.metrics),
-    )
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], shared.metrics.render())
 }
 
 async fn alive(State(shared): State<Shared>) -> (StatusCode, &'static str) {

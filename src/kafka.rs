@@ -4,7 +4,7 @@
 //! second and every lane would wait; the *quarantine* sends single records that Kafka may refuse, so that a refusal affects no
 //! other record. Probes of paused topics and partitions have producers of their own, each for one probe at a time. A separate
 //! client looks topics up and sends nothing. We do not rely on any client to recover by itself: one that gets no answer is
-//! replaced. These rules keep a key in order through a partial failure:
+//! replaced, and so is one whose settings have changed. These rules keep a key in order through a partial failure:
 //!
 //! - The partition is computed here, as the Java client would compute it.
 //! - The first record that a producer sends to a partition is sent alone and waited for: a broker accepts any first sequence
@@ -16,10 +16,15 @@
 //!   one behind it.
 
 mod admin;
+mod certificate;
+mod clients;
 pub mod consumer;
+mod context;
 mod delivery;
-mod log_context;
+mod failures;
+pub mod inspect;
 mod main_producer;
+mod oauth;
 mod partition_batches;
 mod probes;
 mod producer;
@@ -27,6 +32,9 @@ pub mod properties;
 mod quarantine;
 mod reports;
 mod route;
+mod security;
+pub mod settings;
+mod statistics;
 mod topics;
 
 use std::collections::HashSet;
@@ -34,6 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
@@ -45,14 +54,15 @@ use crate::metrics;
 use main_producer::MainProducer;
 use partition_batches::PartitionBatches;
 use probes::Probes;
-use producer::ProducerSettings;
+use producer::{ProducerSettings, Purpose};
 use quarantine::Quarantine;
 use route::{KnownTopics, Route, earlier_of_unit};
 use topics::Topics;
 
+pub use clients::Clients;
 pub use producer::headers;
-pub use rdkafka::ClientConfig;
 pub use rdkafka::error::KafkaError;
+pub use settings::ClientSettings;
 
 /// After a fatal error some reports come only after a purge, but answers that are on their way should arrive first: a record
 /// purged in flight has to be sent again, as a possible duplicate.
@@ -88,6 +98,7 @@ pub struct Publisher {
     quarantine: Quarantine,
     probes: Probes,
     topics: Topics,
+    clients: Arc<Clients>,
     /// Is publishing paused because Kafka does not answer at all?
     paused: watch::Sender<bool>,
     last_ack: Arc<Mutex<Option<Instant>>>,
@@ -95,22 +106,56 @@ pub struct Publisher {
 
 impl Publisher {
     /// Connects lazily: the first batch finds out that Kafka is unreachable. Record timestamps are read from `clock`.
-    pub fn new(config: &ClientConfig, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
+    pub fn new(clients: Arc<Clients>, clock: Arc<Clock>) -> Result<Arc<Self>, KafkaError> {
         let single = ProducerSettings {
-            config: config.clone(),
+            clients: clients.clone(),
+            purpose: Purpose::SingleRecords,
             clock,
             last_ack: Arc::default(),
         };
-        let mut gapless = single.clone();
-        gapless.config.set("enable.gapless.guarantee", "true");
+        let batches = ProducerSettings {
+            purpose: Purpose::Batches,
+            ..single.clone()
+        };
         Ok(Arc::new(Publisher {
-            main: MainProducer::new(gapless)?,
+            main: MainProducer::new(batches)?,
             quarantine: Quarantine::new(single.clone())?,
-            topics: Topics::new(config)?,
+            topics: Topics::new(clients.clone())?,
+            clients,
             paused: watch::channel(false).0,
             last_ack: single.last_ack.clone(),
             probes: Probes::new(single),
         }))
+    }
+
+    /// Keeps tokens and settings up to date until it is told to stop.
+    pub async fn follow_settings(&self, stop: &CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.clients.follow() => {}
+            () = self.renew_main() => {}
+            () = self.refresh_lookups() => {}
+        }
+    }
+
+    /// Replaces the main producer when the settings have changed, before a batch has to wait for it. The other clients are replaced
+    /// when they are used next.
+    async fn renew_main(&self) {
+        let mut generation = 0;
+        loop {
+            self.clients.changed_since(generation).await;
+            generation = self.clients.generation();
+            self.main.renew().await;
+        }
+    }
+
+    /// Producers ask for tokens themselves.
+    async fn refresh_lookups(&self) {
+        let mut token = 0;
+        loop {
+            token = self.clients.token_after(token).await;
+            self.topics.refresh_token();
+        }
     }
 
     /// Resolves while Kafka is believed to answer.
@@ -241,7 +286,7 @@ impl Publisher {
         metrics::publisher_paused(true);
         warn!(
             reason,
-            connection = log_context::last_error(),
+            connection = self.clients.last_failure(),
             "Kafka does not answer; publishing is paused until it does. No attempt is counted"
         );
         let publisher = self.clone();

@@ -13,6 +13,7 @@ mod in_flight;
 mod lane;
 mod maybe_sent;
 mod ownership;
+mod pauses;
 mod recently_published;
 mod unordered;
 mod watermark;
@@ -38,6 +39,7 @@ pub use self::floors::Floors;
 pub use self::holds::Holds;
 pub use self::maybe_sent::{Acknowledged, MaybeSentRows};
 pub use self::ownership::Ownership;
+pub use self::pauses::{ObeyedPauses, obeying};
 pub use self::recently_published::{RecentlyPublished, Sent};
 pub use self::unordered::{LockedRows, Unordered, UnorderedScan};
 pub use self::watermark::WatermarkState;
@@ -69,6 +71,7 @@ pub struct Lanes {
     /// The id sequence was restarted while this process ran, and stored floors have not been rebuilt yet.
     floors_are_void: AtomicBool,
     pub in_flight: InFlight,
+    pub pauses: ObeyedPauses,
     pub clock: Arc<Clock>,
 }
 

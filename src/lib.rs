@@ -19,12 +19,14 @@ pub mod domain;
 // Leaves: one small service each.
 pub mod boottime;
 pub mod clock;
+pub mod credentials;
 pub mod failpoint;
 pub mod health;
 pub mod jitter;
 pub mod memory;
 pub mod metrics;
 pub mod process;
+pub mod tls;
 
 // Remembers what this process owns.
 pub mod lanes;
@@ -44,6 +46,9 @@ pub mod http;
 
 // Checks the settings.
 pub mod config;
+
+// Judges what a relay would meet.
+pub mod doctor;
 
 // Starts the tasks and stops them.
 pub mod daemon;

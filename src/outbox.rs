@@ -6,19 +6,26 @@
 
 mod claim;
 mod connect;
+mod connector;
+mod database;
+pub mod doctor;
 mod error;
 mod from_row;
 mod hold;
 mod lease;
 mod maintenance;
 mod mark;
+pub mod operator;
 mod param;
+mod pause;
+mod replay;
 mod row;
 pub mod schema;
 mod session;
 mod sslmode;
 pub mod statement;
 pub mod status;
+mod url_params;
 pub mod verify;
 mod watermark;
 
@@ -26,15 +33,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
-pub use connect::{Database, PLANNER_SETTINGS, Pool, Pooler, connect, worker_pool};
+pub use connect::{PLANNER_SETTINGS, Pool, connect, worker_pool};
+pub use database::{ConnectionString, Database, Pooler};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
+pub use pause::{PauseChange, PauseScope, PauseStatus, WorkerAndPauses};
+pub use replay::{ReplayStep, ReplayableTopic, UnfinishedReplay};
+pub use schema::known_version;
+pub use sslmode::TlsFiles;
 pub use statement::MESSAGE_BYTES_MAX;
 pub use watermark::WriterIdentity;
 
+use crate::domain::sample::Connections;
 use from_row::FromRow;
 use param::Params;
 use session::{Session, Transaction};
@@ -103,10 +116,16 @@ impl Outbox {
 
     /// Opens the outbox for a command: with one connection, and on a schema that this binary may use.
     pub async fn open(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
-        let pool = connect::pool(database, 1, timeout, None)?;
-        let outbox = Outbox::new(pool, schema, OnPublished::Keep, MESSAGE_BYTES_MAX, timeout);
+        let outbox = Outbox::unverified(database, schema, timeout).await?;
         outbox.verify_schema().await?;
         Ok(outbox)
+    }
+
+    /// The same on whatever is there. It connects with the first statement.
+    pub async fn unverified(database: &Database, schema: &str, timeout: Duration) -> Result<Self> {
+        let pool = connect::pool(database, 1, timeout, None).await?;
+        let on_published = OnPublished::Keep;
+        Ok(Outbox::new(pool, schema, on_published, MESSAGE_BYTES_MAX, timeout))
     }
 
     /// The same for statements that keep the lease, with a shorter timeout, so that one unresponsive connection does not cost the
@@ -116,6 +135,11 @@ impl Outbox {
             timeout: self.timeout / LEASE_TIMEOUT_SHARE,
             ..self.clone()
         }
+    }
+
+    /// How the connections of the pool are used at this moment.
+    pub fn connections(&self) -> Connections {
+        self.pool.usage()
     }
 
     /// Runs `work` on a connection from the pool, which is closed if it does not answer in time.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use beside itself. `leaf` stands for all of [`LEAVES`].
-const ROOMS: [(&str, &str); 11] = [
+const ROOMS: [(&str, &str); 12] = [
     ("domain", ""),
     ("leaf", "leaf domain"),
     ("lanes", "leaf domain"),
@@ -17,25 +17,34 @@ const ROOMS: [(&str, &str); 11] = [
     ("http", "health metrics"),
     ("config", "tasks outbox kafka leaf domain"),
     ("daemon", "config http tasks lanes outbox kafka leaf domain"),
-    ("cli", "daemon config http verify outbox kafka leaf domain"),
+    ("doctor", "config outbox kafka leaf domain"),
+    ("cli", "daemon doctor config http verify outbox kafka leaf domain"),
 ];
 
-const LEAVES: [&str; 8] = [
+const LEAVES: [&str; 10] = [
     "boottime",
     "clock",
+    "credentials",
     "failpoint",
     "health",
     "jitter",
     "memory",
     "metrics",
     "process",
+    "tls",
 ];
 
 /// Files at the root that are no room: they name all of them.
 const ROOTS: [&str; 3] = ["lib", "main", "rooms"];
 
 /// Client libraries, and the only room that may use each.
-const CLIENTS: [(&str, &str); 2] = [("rdkafka", "kafka"), ("tokio_postgres", "outbox")];
+const CLIENTS: [(&str, &str); 5] = [
+    ("hyper_rustls", "credentials"),
+    ("hyper_util::client", "credentials"),
+    ("oauth2", "credentials"),
+    ("rdkafka", "kafka"),
+    ("tokio_postgres", "outbox"),
+];
 
 /// What `domain` is given and never asks for itself: the time, random numbers, I/O.
 const IMPURE: [&str; 9] = [

@@ -16,11 +16,12 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use indicatif::ProgressBar;
+use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use crate::domain::retention::RETENTION_MIN;
 use crate::kafka::consumer::{self, Consumer, Extent};
-use crate::kafka::{ClientConfig, KafkaError};
+use crate::kafka::{ClientSettings, Clients, KafkaError};
 use crate::outbox::verify::{Snapshot, Window};
 use crate::outbox::{self, Database};
 use entry::{Arrived, Expected, First, Micros, micros, number, span};
@@ -34,7 +35,7 @@ const RETENTION_STEP: Micros = span(Duration::from_secs(300));
 pub struct Settings {
     pub database: Database,
     pub schema: String,
-    pub kafka: ClientConfig,
+    pub kafka: ClientSettings,
     /// The topics to compare, or `None` for all that rows name.
     pub topics: Option<Vec<String>>,
     pub since: Option<SystemTime>,
@@ -50,6 +51,10 @@ pub enum Error {
     Database(#[from] outbox::Error),
     #[error("Kafka cannot be read: {0}")]
     Kafka(#[from] KafkaError),
+    #[error("Kafka cannot be read: {0}; {1}")]
+    Connection(KafkaError, String),
+    #[error("Kafka cannot be read: {0}")]
+    Token(String),
     #[error("temporary files cannot be used: {0}")]
     Disk(#[from] std::io::Error),
     #[error("{0}")]
@@ -60,17 +65,22 @@ pub enum Error {
 
 /// Compares everything; `bar` shows the progress.
 pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
+    let clients = Clients::new(settings.kafka.clone());
+    clients.first_token().await.map_err(Error::Token)?;
+    let renewed = clients.clone();
+    let _renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
     let snapshot = Snapshot::open(&settings.database, &settings.schema).await?;
     let windows = snapshot.windows(settings.topics.as_deref(), settings.since).await?;
     let names = match &settings.topics {
         Some(topics) => topics.clone(),
         None => windows.iter().map(|window| window.topic.clone()).collect(),
     };
-    let kafka = settings.kafka.clone();
     // A record is written before its row is marked.
     let since = settings.since.map(|since| (micros(since) - SLACK) / 1000);
     // The ends of the topics are asked for right after the snapshot, so that few records have rows that are not in it.
-    let source = on_thread(move || Source::open(&kafka, names, since)).await?;
+    let asked = clients.clone();
+    let source = on_thread(move || Source::open(&asked, names, since)).await;
+    let source = explained(source, &clients).await?;
     let rows = windows.iter().map(|window| window.rows as u64).sum();
     let records = source.extents.iter().map(|extents| offsets(extents)).sum();
     bar.inc_length(rows + records);
@@ -86,9 +96,10 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
         .await?;
     snapshot.close().await?;
     let (entries, progress) = (Spill::new(&storage), bar.clone());
-    let mut arrivals = on_thread(move || source.read(entries, &progress)).await?;
+    let arrivals = on_thread(move || source.read(entries, &progress)).await;
+    let mut arrivals = explained(arrivals, &clients).await?;
     for topic in &mut arrivals.topics {
-        let said = consumer::is_compacted(&settings.kafka, &topic.name).await;
+        let said = consumer::is_compacted(&clients, &topic.name).await;
         topic.compacted = said.unwrap_or(topic.compacted);
     }
     let mut judge = Judge::new(Context {
@@ -99,6 +110,17 @@ pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, 
     judge.findings.counts.foreign = arrivals.foreign;
     compare(&mut judge, &snapshot, expected, arrivals.entries, Spill::new(&storage)).await?;
     Ok(judge.findings)
+}
+
+/// The result, and if Kafka could not be read, why its connections failed.
+async fn explained<T>(result: Result<T, Error>, clients: &Clients) -> Result<T, Error> {
+    match result {
+        Err(Error::Kafka(error)) => match clients.explained_failure().await {
+            Some(why) => Err(Error::Connection(error, why)),
+            None => Err(Error::Kafka(error)),
+        },
+        result => result,
+    }
 }
 
 /// Runs `work` on a thread that may block, since the Kafka client does.
@@ -162,8 +184,8 @@ struct Arrivals {
 
 impl Source {
     /// Asks where the topics end.
-    fn open(kafka: &ClientConfig, names: Vec<String>, since: Option<i64>) -> Result<Self, Error> {
-        let consumer = Consumer::new(kafka)?;
+    fn open(clients: &Clients, names: Vec<String>, since: Option<i64>) -> Result<Self, Error> {
+        let consumer = Consumer::new(clients)?;
         let extents: Result<_, _> = names.iter().map(|name| consumer.extents(name, since)).collect();
         Ok(Source {
             extents: extents?,

@@ -51,6 +51,7 @@ impl PostgresAlone {
             &no_number,
             &no_number,
             &no_number,
+            &outboxd::outbox::known_version(),
         ];
         let registered = db.query_one(&statement::text("register"), register).await?;
         let mark = if shape == Shape::Unordered {

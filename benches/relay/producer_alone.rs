@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use outboxd::domain::partition;
-use outboxd::kafka::properties;
+use outboxd::kafka::settings;
 use rdkafka::ClientContext;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
@@ -54,7 +54,7 @@ pub struct ProducerAlone {
 
 impl ProducerAlone {
     pub async fn new(workspace: &Workspace, shape: Shape, rows: i64) -> Outcome<Self> {
-        let (config, _) = properties::producer_config(&workspace.servers.kafka, DEADLINE, 2 * IN_FLIGHT, 1 << 27, &[]);
+        let config = settings::of_producer(&workspace.servers.kafka, DEADLINE, 2 * IN_FLIGHT, 1 << 27);
         let delivered = Arc::new(Delivered::default());
         Ok(ProducerAlone {
             client: ThreadedProducer::from_config_and_context(&config, Counting(delivered.clone()))?,

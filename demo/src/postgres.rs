@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use outboxd::cli::Failure;
-use outboxd::outbox::{Database, Pooler, connect};
+use outboxd::outbox::{Database, connect};
 
 use crate::display::say;
 
@@ -122,7 +122,7 @@ impl Postgres {
     }
 
     async fn wait_until_ready(&mut self) -> Result<(), Failure> {
-        let database = Database::parse(&self.url(), None, Pooler::None).map_err(Failure::Broken)?;
+        let database = Database::at(&self.url());
         let give_up = Instant::now() + START_PATIENCE;
         while connect(&database).await.is_err() {
             let ended = matches!(self.server.as_mut().map(Child::try_wait), Some(Ok(Some(_))));

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use outboxd::cli::Failure;
 use outboxd::config::Problems;
-use outboxd::outbox::{self, Database, Pooler, connect, schema};
+use outboxd::outbox::{self, Database, connect, schema};
 use tokio_postgres::Client;
 
 use crate::DemoArgs;
@@ -37,8 +37,8 @@ impl Stage {
                 (Some(postgres), url)
             }
         };
-        let database = Database::parse(&database_url, None, Pooler::None)
-            .map_err(|error| Problems(vec![format!("--database-url cannot be read: {error}")]))?;
+        let database = Database::at(&database_url);
+        database.check().map_err(|problem| Problems(vec![problem]))?;
         let schema = format!("outbox_demo_{suffix}");
         let mut client = connect(&database).await?;
         if postgres.is_none() {

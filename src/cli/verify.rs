@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -93,14 +93,14 @@ async fn compare(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Err
 impl VerifyArgs {
     fn settings(&self) -> Result<Settings, Failure> {
         Ok(Check::run(|check| {
-            let database = self.database.database(check);
+            let (database, kafka) = (self.database.database(check), self.kafka.consumer(check));
             Some(Settings {
-                kafka: self.kafka.consumer(check),
                 since: match &self.since {
-                    Some(since) => Some(check.ok(parse_since(since))?),
+                    Some(since) => Some(check.moment("--since", since)?),
                     None => None,
                 },
                 database: database?,
+                kafka: kafka?,
                 schema: self.database.schema.clone(),
                 topics: Some(self.topics.clone()).filter(|topics| !topics.is_empty()),
                 serialized_keys: self.serialized_keys,
@@ -108,14 +108,6 @@ impl VerifyArgs {
             })
         })?)
     }
-}
-
-fn parse_since(text: &str) -> Result<SystemTime, String> {
-    if let Ok(ago) = humantime::parse_duration(text) {
-        return Ok(SystemTime::now() - ago);
-    }
-    humantime::parse_rfc3339_weak(text)
-        .map_err(|_| format!("--since {text:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)"))
 }
 
 fn print(report: &Report, json: bool, schema: &str) -> Result<(), Failure> {
@@ -188,7 +180,7 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Missing",
             &findings.missing,
-            "Send it again: UPDATE … SET published_at = NULL, available_at = now() WHERE id = …; and report it.",
+            "Send it again with `outboxd replay`, and report it.",
         ),
         (
             "Phantom",
@@ -198,12 +190,12 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Out of order",
             &findings.out_of_order,
-            "Was the row delayed or redriven? Then it was sent when it was due. Otherwise report it.",
+            "Was the row delayed? Then it was sent when it was due. Otherwise report it.",
         ),
         (
             "May overlap",
             &findings.may_overlap,
-            "Right if their transactions overlapped, or if the row was delayed or redriven. See --serialized-keys.",
+            "Right if their transactions overlapped, or if the row was delayed. See --serialized-keys.",
         ),
         (
             "Wrong partition",
@@ -213,7 +205,7 @@ fn sections(findings: &Findings) -> [(&'static str, &Finding, &'static str); 7] 
         (
             "Altered",
             &findings.altered,
-            "Was the row changed after it was published? Otherwise report it.",
+            "Was the row changed by hand after it was published? Otherwise report it.",
         ),
         (
             "Cannot tell",

@@ -1,50 +1,12 @@
 //! The flags and their environment variables, as clap reads them. Durations and sizes stay text, so that `config` can list a
 //! wrong one together with all other problems.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 
 use crate::domain::retry::OnDead;
-use crate::outbox::{OnPublished, Pooler};
+use crate::outbox::OnPublished;
 
-/// How to reach the database. Every subcommand but `healthcheck` has these flags.
-#[derive(Args, Clone, Debug)]
-pub struct DatabaseArgs {
-    /// PostgreSQL connection string, e.g. postgres://relay:secret@db:5432/app?sslmode=verify-full
-    #[arg(long, env = "OUTBOXD_DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    pub database_url: Option<String>,
-
-    /// CA certificate (PEM) the server must be signed by; implies TLS and verification
-    #[arg(long, env = "OUTBOXD_DATABASE_TLS_CA", value_name = "FILE")]
-    pub database_tls_ca: Option<PathBuf>,
-
-    /// The connection pooler between outboxd and PostgreSQL
-    #[arg(long, env = "OUTBOXD_DATABASE_POOLER", value_enum, default_value = "none")]
-    pub database_pooler: Pooler,
-
-    /// PostgreSQL schema the outbox lives in
-    #[arg(long, env = "OUTBOXD_SCHEMA", default_value = "outbox", value_name = "NAME")]
-    pub schema: String,
-}
-
-/// How to reach Kafka. `run` and `verify` have these flags.
-#[derive(Args, Clone, Debug)]
-pub struct KafkaArgs {
-    /// Kafka brokers, comma-separated host:port
-    #[arg(long, env = "OUTBOXD_KAFKA_BROKERS", value_name = "LIST")]
-    pub kafka_brokers: Option<String>,
-
-    /// Any librdkafka property as name=value; repeat the flag, or write one per line in the variable
-    #[arg(
-        long = "kafka-property",
-        env = "OUTBOXD_KAFKA_PROPERTIES",
-        hide_env_values = true,
-        value_name = "NAME=VALUE",
-        value_delimiter = '\n'
-    )]
-    pub kafka_properties: Vec<String>,
-}
+use super::{DatabaseArgs, KafkaArgs};
 
 /// How long finished rows are kept. `run` and `purge` have these flags.
 #[derive(Args, Clone, Debug)]

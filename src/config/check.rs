@@ -1,7 +1,7 @@
 //! Checks of single settings. They collect problems instead of stopping at the first.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::Problems;
 use crate::domain::retention::RETENTION_MIN;
@@ -39,6 +39,16 @@ impl Check {
         let age = self.duration(flag, value);
         self.ensure(age >= RETENTION_MIN, format!("{flag} must be at least 1h"));
         age
+    }
+
+    /// A time, or how long ago it was.
+    pub fn moment(&mut self, flag: &str, value: &str) -> Option<SystemTime> {
+        let neither =
+            || format!("{flag} {value:?} is neither a duration (2h, 7days) nor a time (2026-01-31T12:00:00Z)");
+        if humantime::parse_duration(value).is_ok() {
+            return SystemTime::now().checked_sub(self.duration(flag, value));
+        }
+        self.ok(humantime::parse_rfc3339_weak(value).map_err(|_| neither()))
     }
 
     pub fn number(&mut self, flag: &str, value: &str, least: usize, most: usize) -> usize {

@@ -7,6 +7,7 @@ use super::hold::NewHold;
 use super::retry::{Attempt, Event, RetryPolicy, Sent};
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
+use crate::domain::pause::Pauses;
 use crate::domain::row::Row;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -96,6 +97,28 @@ impl BatchOutcome {
         self.refused.is_empty() && self.holds.is_empty() && self.unsent.is_empty() && self.maybe_sent.is_empty()
     }
 
+    /// Adds rows of the batch that were not sent because they are paused: they are held.
+    pub fn keep_back(&mut self, paused: &[Row], pauses: &Pauses, policy: &RetryPolicy) {
+        let attempt = Attempt {
+            sent: Sent::InBatch,
+            kafka_answers: true,
+        };
+        let mut held_units = BTreeSet::new();
+        for row in paused {
+            let Some(pause) = pauses.covering(row) else { continue };
+            let decision = policy.decide(attempt, Event::Paused(row, pause), 0.0);
+            self.add(row.id, decision.row);
+            if let HoldFate::Create(hold) = decision.hold
+                && held_units.insert((hold.lane, hold.topic.clone(), hold.unit.clone()))
+            {
+                self.holds.push(hold);
+            }
+        }
+        // Holds of unordered rows are shared by all workers, which insert several of them in one order.
+        self.holds
+            .sort_by(|one, other| (one.lane, &one.topic, &one.unit).cmp(&(other.lane, &other.topic, &other.unit)));
+    }
+
     /// Notes rows that Kafka has since an earlier batch, and that are marked later.
     pub fn leave_unmarked(&mut self, ids: &[i64]) {
         ids.iter().for_each(|id| self.add(*id, RowFate::PublishedUnmarked));
@@ -157,6 +180,7 @@ mod tests {
 
     use super::*;
     use crate::domain::delivery::Unavailability;
+    use crate::domain::pause::Pause;
     use crate::domain::retry::OnDead;
     use crate::domain::row::{self, UNORDERED_LANE};
 
@@ -376,6 +400,67 @@ mod tests {
             &POLICY,
         );
         assert!(silent.outage.is_some() && silent.holds.is_empty());
+    }
+
+    fn paused(topic: &str, key: Option<&str>) -> Pause {
+        Pause {
+            topic: Some(topic.to_owned()),
+            key: key.map(str::to_owned),
+            reason: "broken consumer".to_owned(),
+        }
+    }
+
+    #[test]
+    fn paused_rows_are_held_by_topic_or_key_and_the_others_are_as_they_were() {
+        let sent = [row(1, Some(0), "t", Some("a"), 2), row(2, Some(0), "t", Some("b"), 0)];
+        let kept_back = [
+            row(3, Some(0), "t", Some("k"), 2),
+            row(4, Some(0), "t", Some("k"), 2),
+            row(5, Some(0), "u", Some("k"), 0),
+            row(6, Some(1), "u", Some("l"), 0),
+            row(7, None, "u", None, 0),
+            row(8, Some(0), "u", Some("m"), 0),
+        ];
+        let pauses = Pauses::new(1, [paused("t", Some("k")), paused("u", None)]);
+        let mut outcome = outcome_of(&sent, &[Delivery::Acked, refused()], true, &POLICY);
+        outcome.keep_back(&kept_back, &pauses, &POLICY);
+        assert_eq!((outcome.published.as_slice(), outcome.refused.len()), (&[1][..], 1));
+        assert_eq!(outcome.unsent, [3, 4, 5, 6, 7, 8]);
+        let held = outcome.holds.iter();
+        let held: Vec<_> = held
+            .map(|hold| (hold.lane, hold.topic.as_str(), hold.unit.as_str(), hold.head_id))
+            .collect();
+        let expected = [
+            (UNORDERED_LANE, "u", "", None),
+            (0, "t", "k:b", Some(2)),
+            (0, "t", "k:k", Some(3)),
+            (0, "u", "", None),
+            (1, "u", "", None),
+        ];
+        assert_eq!(held, expected);
+        assert!(
+            kept_back
+                .iter()
+                .all(|row| row.lane.is_none() || outcome.holds_back(row))
+        );
+        assert!(!outcome.holds_back(&row(9, Some(0), "t", Some("a"), 0)));
+        let of_pauses = outcome.holds.iter().filter(|hold| hold.head_id != Some(2));
+        for hold in of_pauses {
+            assert_eq!((hold.failures, hold.wait), (0, Some(Duration::ZERO)), "due at once");
+            assert_eq!(hold.reason, "paused: broken consumer");
+        }
+    }
+
+    #[test]
+    fn a_paused_row_that_may_have_been_sent_stays_flagged() {
+        let flagged = Row {
+            possible_duplicate: true,
+            ..row(1, Some(0), "t", Some("k"), 0)
+        };
+        let mut outcome = BatchOutcome::default();
+        outcome.keep_back(&[flagged], &Pauses::new(1, [paused("t", None)]), &POLICY);
+        assert_eq!((outcome.maybe_sent.as_slice(), outcome.unsent.len()), (&[1][..], 0));
+        assert!(!outcome.is_clean());
     }
 
     fn any_outcome() -> impl Strategy<Value = Delivery> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::lease::Term;
 use super::maybe_sent::MaybeSent;
+use super::pause::Pauses;
 use super::watermark::Watermark;
 
 /// A lane that one batch works on.
@@ -46,6 +47,8 @@ pub struct UnorderedCheckout {
 #[derive(Clone, Debug)]
 pub struct PollCheckout {
     pub term: Term,
+    /// Held until what the poll found is sent.
+    pub pauses: Arc<Pauses>,
     /// The watermark before the poll.
     pub watermark: Watermark,
     /// The poll counts only if all of these transactions are still in progress after it.

@@ -11,6 +11,7 @@ use super::decision::{Decision, HoldFate, KafkaFate, Refusal, RowFate};
 use super::hold::{Hold, NewHold};
 use crate::domain::delivery::{Delivery, Unavailability};
 use crate::domain::partition::Partition;
+use crate::domain::pause::{Paused, Scope};
 use crate::domain::row::{Row, UNORDERED_LANE};
 
 /// What becomes of a key whose row was refused for good.
@@ -70,6 +71,8 @@ pub enum Event<'a> {
     Delivered(&'a Row, &'a Delivery),
     /// It could not be sent before the lease of its claim ends, because the claim took too long.
     TooLate(&'a Row),
+    /// An operator has paused its key, its topic, or everything. It was not sent.
+    Paused(&'a Row, Paused<'a>),
     /// It was removed, redriven or discarded, or is published or dead already.
     RowGone,
     /// Kafka has it, from this attempt or an earlier one, but it cannot be marked yet, because another transaction has locked it.
@@ -115,6 +118,8 @@ impl RetryPolicy {
         match event {
             // Kafka has the row. Remedy: none is needed.
             Event::Delivered(_, Acked) => Decision::new(RowFate::Published, acked(sent)),
+            // An operator has paused the row's key or topic. Remedy: `outboxd resume`.
+            Event::Paused(row, paused) => Decision::new(pending(row, false), hold_of_pause(row, paused, sent)),
             // The row was removed, redriven, discarded or done. Remedy: none is needed.
             Event::RowGone => Decision::new(RowFate::Gone, row_gone(sent)),
             // Another transaction has locked the row. Remedy: end that transaction.
@@ -136,13 +141,9 @@ impl RetryPolicy {
             Event::TooLate(row) => Decision::new(pending(row, false), self.not_answered(sent, TOO_LATE, jitter)),
             // Another record of the topic was refused in the same batch. Remedy: fix that record or the topic's limit; this row
             // is sent next.
-            Event::Delivered(row, Deferred { reason }) => Decision::new(
-                pending(row, false),
-                match sent {
-                    Sent::InBatch => hold_key(row, reason, 0, Some(Duration::ZERO)),
-                    Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
-                },
-            ),
+            Event::Delivered(row, Deferred { reason }) => {
+                Decision::new(pending(row, false), self.deferred(row, reason, sent, jitter))
+            }
             // Kafka refused the record. Remedy: raise the topic's limit or fix the record; if it is dead, redrive or discard it.
             Event::Delivered(row, Refused { reason }) => self.refused(row, reason, sent, jitter),
             // The topic or partition accepts nothing. Remedy: create the topic or grant write access to it, or repair Kafka or
@@ -167,6 +168,14 @@ impl RetryPolicy {
                     kafka: kafka_unavailable(*fault, *partition, reason, sent, is_outage),
                 }
             }
+        }
+    }
+
+    /// The row is sent alone, as soon as its turn comes.
+    fn deferred(&self, row: &Row, reason: &str, sent: Sent<'_>, jitter: f64) -> HoldFate {
+        match sent {
+            Sent::InBatch => hold_key(row, reason, 0, Some(Duration::ZERO)),
+            Sent::AsHead(_) | Sent::AsProbe(_) => self.not_answered(sent, reason, jitter),
         }
     }
 
@@ -296,6 +305,28 @@ fn hold_key(row: &Row, reason: &str, failures: i32, wait: Option<Duration>) -> H
         failures,
         wait,
     })
+}
+
+/// Holds the key or the topic of a row that was not sent because of a pause. The hold is due at once, and is not tried before the
+/// pause ends. So whoever ends it need not know of the hold.
+fn hold_of_pause(row: &Row, paused: Paused<'_>, sent: Sent<'_>) -> HoldFate {
+    let reason = format!("paused: {}", paused.reason);
+    match (sent, paused.scope) {
+        // Its hold is due when the pause ends.
+        (Sent::AsHead(_) | Sent::AsProbe(_), _) => HoldFate::Unchanged,
+        // Nothing is claimed while everything is paused.
+        (Sent::InBatch, Scope::Everything) => HoldFate::Unchanged,
+        (Sent::InBatch, Scope::Topic) => HoldFate::Create(NewHold {
+            lane: row.lane.unwrap_or(UNORDERED_LANE),
+            topic: row.topic.clone(),
+            unit: String::new(),
+            head_id: None,
+            reason,
+            failures: 0,
+            wait: Some(Duration::ZERO),
+        }),
+        (Sent::InBatch, Scope::Key) => hold_key(row, &reason, 0, Some(Duration::ZERO)),
+    }
 }
 
 /// What an unavailable topic or partition says about Kafka. If all of Kafka may be down, all publishing pauses.
@@ -435,6 +466,15 @@ mod tests {
         ("gone", HEAD, None, "gone, release", ""),
         ("gone", TOPIC, None, "gone, release", "gone, release"),
         ("gone", PARTITION, None, "gone, release", "gone, release"),
+        ("topic paused", BATCH, None, "pending, hold topic 0x in 0ns", "pending, hold topic 0x in 0ns"),
+        ("topic paused", HEAD, None, "pending", ""),
+        ("topic paused", TOPIC, None, "pending", "pending"),
+        ("topic paused", PARTITION, None, "pending", "pending"),
+        ("key paused", BATCH, None, "pending, hold k:k 0x in 0ns", "pending"),
+        ("key paused", HEAD, None, "pending", ""),
+        ("key paused", TOPIC, None, "pending", "pending"),
+        ("all paused", BATCH, None, "pending", "pending"),
+        ("all paused", HEAD, None, "pending", ""),
         ("mark locked", BATCH, None, "unmarked", "unmarked"),
         ("mark locked", HEAD, None, "unmarked, again in 2s", ""),
         ("mark locked", TOPIC, None, "unmarked, again in 2s", "unmarked, release all"),
@@ -517,7 +557,14 @@ mod tests {
             wait: Duration::from_secs(4),
             ..POLICY.refusal(&unordered(2), "too large", 1.0)
         };
+        let paused = |scope| {
+            let reason = "broken consumer";
+            Event::Paused(&row, Paused { scope, reason })
+        };
         let event = match what {
+            "topic paused" => paused(Scope::Topic),
+            "key paused" => paused(Scope::Key),
+            "all paused" => paused(Scope::Everything),
             "gone" => Event::RowGone,
             "mark locked" => Event::MarkLocked,
             "refusal locked" => Event::RefusalLocked(&locked),
@@ -577,6 +624,12 @@ mod tests {
                 assert_eq!(fate, RowFate::Pending { maybe_sent: true });
                 assert!(!fate.is_certainly_not_sent());
             }
+            let paused = Paused {
+                scope: Scope::Topic,
+                reason: "broken consumer",
+            };
+            let kept_back = POLICY.decide(attempt, Event::Paused(&row, paused), 0.5);
+            assert_eq!(kept_back.row, RowFate::Pending { maybe_sent: true });
             let refused = fate(Delivery::Refused {
                 reason: "too large".to_owned(),
             });

@@ -68,10 +68,12 @@ pub struct Row {
     pub aggregate_version: Option<i64>,
     pub attempts: i16,
     pub created_at: SystemTime,
-    /// It was delayed by the application, or redriven, and is due now.
+    /// It was delayed by the application, or redriven or replayed by an operator, and is due now.
     pub delayed: bool,
     /// A copy may have been sent before, by a worker that died or by this one without an answer.
     pub possible_duplicate: bool,
+    /// An operator replays it: it was published before.
+    pub is_repeat: bool,
     /// Why the row was not read completely, if so: it is larger than the limit, or PostgreSQL cannot read it. Such a row is never
     /// sent.
     pub unreadable: Option<String>,
@@ -91,6 +93,11 @@ impl Row {
     /// Was it inserted without the trigger that assigns lanes? Sent as an unordered row it would overtake its key.
     pub fn lacks_its_lane(&self) -> bool {
         self.lane.is_none() && (self.key.is_some() || self.partition.is_some())
+    }
+
+    /// May an earlier copy of it be in the topic? The record then says so.
+    pub fn is_flagged(&self) -> bool {
+        self.possible_duplicate || self.is_repeat
     }
 
     /// The record's key. It is the row's own, or its message id, so that unordered rows spread evenly.
@@ -127,7 +134,7 @@ impl Row {
         if let Some(version) = self.aggregate_version {
             each("aggregate-version", Some(version.to_string().as_bytes()));
         }
-        if self.possible_duplicate {
+        if self.is_flagged() {
             each(POSSIBLE_DUPLICATE, Some(b"true"));
         }
         if let Some(headers) = &self.headers {
@@ -190,6 +197,7 @@ pub(crate) mod tests {
             created_at: SystemTime::UNIX_EPOCH,
             delayed: false,
             possible_duplicate: false,
+            is_repeat: false,
             unreadable: None,
         }
     }
@@ -259,10 +267,15 @@ pub(crate) mod tests {
 
     #[test]
     fn only_a_row_that_may_have_been_sent_is_flagged_as_a_possible_duplicate() {
-        let mut flagged = row(1);
-        flagged.possible_duplicate = true;
-        assert!(headers_of(&flagged).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
-        assert!(!headers_of(&row(1)).iter().any(|h| h.0 == POSSIBLE_DUPLICATE));
+        for (possible_duplicate, is_repeat) in [(false, false), (true, false), (false, true), (true, true)] {
+            let row = Row {
+                possible_duplicate,
+                is_repeat,
+                ..row(1)
+            };
+            let flags = headers_of(&row).iter().filter(|h| h.0 == POSSIBLE_DUPLICATE).count();
+            assert_eq!(flags, usize::from(possible_duplicate || is_repeat), "{row:?}");
+        }
     }
 
     #[test]

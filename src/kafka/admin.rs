@@ -2,25 +2,41 @@
 
 use std::sync::Arc;
 
-use rdkafka::ClientConfig;
 use rdkafka::admin::AdminClient;
-use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::KafkaResult;
 
-use super::log_context::LogContext;
+use super::clients::Clients;
+use super::context::Context;
 
 pub struct Admin {
     /// `None` only while it is being dropped.
-    client: Option<AdminClient<LogContext>>,
+    client: Option<AdminClient<Context>>,
 }
 
 impl Admin {
-    pub fn new(config: &ClientConfig) -> KafkaResult<Arc<Self>> {
-        let client = AdminClient::from_config_and_context(config, LogContext)?;
+    pub fn new(clients: &Clients) -> KafkaResult<Arc<Self>> {
+        let client = clients.admin()?;
         Ok(Arc::new(Admin { client: Some(client) }))
     }
 
-    pub fn client(&self) -> &AdminClient<LogContext> {
+    /// The client. Nobody polls it, so it is given its token here.
+    pub fn client(&self) -> &AdminClient<Context> {
+        self.refresh_token();
+        self.unrefreshed()
+    }
+
+    /// Gives the client the newest token, unless it has that.
+    pub fn refresh_token(&self) {
+        let client = self.unrefreshed().inner();
+        client.context().refresh_token(client.native_client());
+    }
+
+    /// The generation of the settings that it was built from.
+    pub fn generation(&self) -> u64 {
+        self.unrefreshed().inner().context().generation
+    }
+
+    fn unrefreshed(&self) -> &AdminClient<Context> {
         self.client.as_ref().expect("present until dropped")
     }
 }

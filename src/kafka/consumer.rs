@@ -3,16 +3,23 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
+use rdkafka::admin::{AdminOptions, ResourceSpecifier};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::{BorrowedHeaders, Headers as _};
 use rdkafka::types::RDKafkaErrorCode as Code;
-use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
+use rdkafka::{Message, Offset, TopicPartitionList};
+
+use super::admin::Admin;
+use super::clients::Clients;
+use super::context::Context;
 
 /// How long Kafka may give no answer before reading fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How many reports of failed connections are read at most, and how long each is waited for.
+const FAILURES_MAX: usize = 100;
+const REPORTS_WITHIN: Duration = Duration::from_millis(100);
 
 /// The wait before a partition whose leader moves is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -39,20 +46,45 @@ pub struct Record<'a> {
 }
 
 pub struct Consumer {
-    client: BaseConsumer,
+    client: BaseConsumer<Context>,
 }
 
 impl Consumer {
     /// Connects lazily.
-    pub fn new(config: &ClientConfig) -> KafkaResult<Self> {
+    pub fn new(clients: &Clients) -> KafkaResult<Self> {
         Ok(Consumer {
-            client: config.create()?,
+            client: clients.consumer()?,
         })
+    }
+
+    /// The client for a call that does not poll: it is given its token here.
+    fn client(&self) -> &BaseConsumer<Context> {
+        let client = self.client.client();
+        client.context().refresh_token(client.native_client());
+        &self.client
+    }
+
+    /// Lets the client report why connections failed. It does so only when it is polled. Nothing is assigned, so there are no
+    /// records.
+    fn note_failures(&self) {
+        for _ in 0..FAILURES_MAX {
+            if self.client.poll(REPORTS_WITHIN).is_none() {
+                return;
+            }
+        }
     }
 
     /// What to read of each partition of a topic, as it is now, from the time `since` (in milliseconds) on. Empty if there is no
     /// such topic.
     pub fn extents(&self, topic: &str, since: Option<i64>) -> KafkaResult<Vec<Extent>> {
+        let extents = self.ask_extents(topic, since);
+        if extents.is_err() {
+            self.note_failures();
+        }
+        extents
+    }
+
+    fn ask_extents(&self, topic: &str, since: Option<i64>) -> KafkaResult<Vec<Extent>> {
         let count = self.partition_count(topic)?;
         let mut extents = Vec::new();
         for partition in 0..count {
@@ -66,7 +98,7 @@ impl Consumer {
     }
 
     fn partition_count(&self, topic: &str) -> KafkaResult<i32> {
-        let metadata = self.client.fetch_metadata(Some(topic), TIMEOUT)?;
+        let metadata = self.client().fetch_metadata(Some(topic), TIMEOUT)?;
         let Some(topic) = metadata.topics().first() else {
             return Ok(0);
         };
@@ -81,7 +113,7 @@ impl Consumer {
     fn offsets(&self, topic: &str, partition: i32) -> KafkaResult<(i64, i64)> {
         let until = Instant::now() + TIMEOUT;
         loop {
-            let offsets = self.client.fetch_watermarks(topic, partition, TIMEOUT);
+            let offsets = self.client().fetch_watermarks(topic, partition, TIMEOUT);
             let code = offsets.as_ref().err().and_then(KafkaError::rdkafka_error_code);
             let is_moving = matches!(code, Some(Code::NotLeaderForPartition | Code::LeaderNotAvailable));
             if !is_moving || Instant::now() >= until {
@@ -96,7 +128,7 @@ impl Consumer {
         for partition in 0..extents.len() {
             times.add_partition_offset(topic, partition as i32, Offset::Offset(since))?;
         }
-        for found in self.client.offsets_for_times(times, TIMEOUT)?.elements() {
+        for found in self.client().offsets_for_times(times, TIMEOUT)?.elements() {
             let extent = &mut extents[found.partition() as usize];
             extent.from = match found.offset() {
                 Offset::Offset(offset) => offset.clamp(extent.low, extent.to),
@@ -127,6 +159,8 @@ impl Consumer {
                 Some(Err(KafkaError::MessageConsumption(Code::BrokerTransportFailure | Code::AllBrokersDown))) => {
                     continue;
                 }
+                // The group is never joined, so no permission for it is needed.
+                Some(Err(KafkaError::MessageConsumption(Code::GroupAuthorizationFailed))) => continue,
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok(message)) => {
                     let partition = message.partition() as usize;
@@ -164,11 +198,12 @@ fn assignment(topic: &str, extents: &[Extent]) -> KafkaResult<TopicPartitionList
 }
 
 /// Is the topic compacted? `None` if we have no permission to ask.
-pub async fn is_compacted(config: &ClientConfig, topic: &str) -> Option<bool> {
-    let admin: AdminClient<DefaultClientContext> = config.create().ok()?;
+pub async fn is_compacted(clients: &Clients, topic: &str) -> Option<bool> {
+    let admin = Admin::new(clients).ok()?;
     let options = AdminOptions::new().request_timeout(Some(TIMEOUT));
     let topic = ResourceSpecifier::Topic(topic);
-    let resource = admin.describe_configs([&topic], &options).await.ok()?.pop()?.ok()?;
+    let described = admin.client().describe_configs([&topic], &options).await;
+    let resource = described.ok()?.pop()?.ok()?;
     let policy = resource.get("cleanup.policy")?.value.clone()?;
     Some(policy.split(',').any(|policy| policy.trim() == "compact"))
 }

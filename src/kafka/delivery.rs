@@ -22,8 +22,15 @@ pub fn is_refusal(report: Option<Report>) -> bool {
     })
 }
 
-/// What a report means, or its absence. `overdue` says that our deadline passed and everything was purged.
-pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, overdue: bool) -> Delivery {
+/// What a report means, or its absence. `overdue` says that our deadline passed and everything was purged, and `principal` who we
+/// are to the brokers.
+pub fn of_report(
+    report: Option<Report>,
+    topic: &str,
+    partition: Partition,
+    overdue: bool,
+    principal: &str,
+) -> Delivery {
     let Some(Report { code, handed_over }) = report else {
         return late(topic, partition, true, overdue);
     };
@@ -41,7 +48,7 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
         | Code::InvalidTopic
         | Code::InvalidTimestamp
         | Code::UnsupportedForMessageFormat
-        | Code::TopicAuthorizationFailed => unusable(topic, code, handed_over),
+        | Code::TopicAuthorizationFailed => unusable(topic, code, handed_over, principal),
         Code::NotEnoughReplicas
         | Code::LeaderNotAvailable
         | Code::NotLeaderForPartition
@@ -60,14 +67,14 @@ pub fn of_report(report: Option<Report>, topic: &str, partition: Partition, over
     }
 }
 
-/// The topic does not exist, or its settings or permissions forbid the record.
-pub fn unusable(topic: &str, code: Code, maybe_landed: bool) -> Delivery {
-    Delivery::unavailable(
-        Unavailability::Unusable,
-        None,
-        format!("topic {topic}: {code}"),
-        maybe_landed,
-    )
+/// The topic does not exist, or its settings or permissions forbid the record. A permission that is missing is named as an ACL; the
+/// right to write includes that to look the topic up.
+pub fn unusable(topic: &str, code: Code, maybe_landed: bool, principal: &str) -> Delivery {
+    let mut reason = format!("topic {topic}: {code}");
+    if code == Code::TopicAuthorizationFailed {
+        reason.push_str(&format!("; {principal} needs the ACL ALLOW WRITE ON TOPIC {topic}"));
+    }
+    Delivery::unavailable(Unavailability::Unusable, None, reason, maybe_landed)
 }
 
 /// The partition cannot accept the record now. Leaders, replicas and answers belong to one partition, so the topic's others may
@@ -94,7 +101,7 @@ mod tests {
     const THIRD: Partition = Partition { number: 3, of: 12 };
 
     fn of(code: Code, handed_over: bool) -> Delivery {
-        of_report(Some(Report { code, handed_over }), "t", THIRD, false)
+        of_report(Some(Report { code, handed_over }), "t", THIRD, false, "User:relay")
     }
 
     fn may_have_landed(outcome: &Delivery) -> bool {
@@ -144,7 +151,7 @@ mod tests {
         for code in [Code::NoError, Code::MessageSizeTooLarge] {
             assert!(!may_have_landed(&of(code, true)), "{code:?}");
         }
-        assert_eq!(of_report(None, "t", THIRD, false), Delivery::Unknown);
+        assert_eq!(of_report(None, "t", THIRD, false, "User:relay"), Delivery::Unknown);
     }
 
     #[test]
@@ -164,10 +171,13 @@ mod tests {
                 Code::InvalidTopic,
                 Code::InvalidTimestamp,
                 Code::UnsupportedForMessageFormat,
-                Code::TopicAuthorizationFailed,
             ] {
                 assert_eq!(of(code, handed_over), unusable(code, handed_over));
             }
+            let code = Code::TopicAuthorizationFailed;
+            let reason = format!("topic t: {code}; User:relay needs the ACL ALLOW WRITE ON TOPIC t");
+            let forbidden = Delivery::unavailable(Unavailability::Unusable, None, reason, handed_over);
+            assert_eq!(of(code, handed_over), forbidden);
             for code in [Code::NotEnoughReplicas, Code::QueueFull, Code::MessageTimedOut] {
                 assert_eq!(of(code, handed_over), transient(code, handed_over));
             }
@@ -181,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_our_own_deadline_ended_is_for_its_partition_to_answer_for() {
-        let overdue = |report| of_report(report, "t", THIRD, true);
+        let overdue = |report| of_report(report, "t", THIRD, true, "User:relay");
         let reason = "partition 3 of topic t: no answer before the deadline".to_owned();
         let late = Delivery::unavailable(Unavailability::Transient, Some(THIRD), reason, true);
         let purged = |handed_over| {

@@ -39,6 +39,22 @@ impl MainProducer {
         lock(&self.current).clone()
     }
 
+    /// Replaces a producer that was built from earlier settings. What it carries is finished over its connections.
+    pub async fn renew(&self) {
+        let old = lock(&self.current).clone();
+        if !old.is_outdated() {
+            return;
+        }
+        match Producer::build(&self.settings).await {
+            Ok(next) => {
+                *lock(&self.spare) = Some(next);
+                self.replace(&old, "its settings have changed");
+            }
+            // They were accepted when they were read. It is built when the old one is given up.
+            Err(error) => warn!(%error, "cannot build a producer from the changed settings; keeping the old one"),
+        }
+    }
+
     /// Waits for the reports of what was sent together. False if the deadline passed; then records without an answer have been
     /// purged.
     pub async fn finish(&self, producer: &Arc<Producer>, sent: &SentRecords, deadline: Instant) -> bool {
@@ -87,7 +103,7 @@ impl MainProducer {
         if !Arc::ptr_eq(&current, old) {
             return;
         }
-        let spare = lock(&self.spare).take();
+        let spare = lock(&self.spare).take().filter(|spare| !spare.is_outdated());
         let next = match spare.map_or_else(|| Producer::new(&self.settings), Ok) {
             Ok(next) => next,
             Err(error) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::producer::{Producer, ProducerSettings};
+use super::producer::{Producer, ProducerSettings, Purpose};
 use super::quarantine::FAILURES_MAX;
 use super::{Deadlines, lock};
 use crate::domain::delivery::Delivery;
@@ -26,9 +26,8 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// The client retries a probe only once: we want its result, and the next probe follows anyway.
     pub fn new(mut settings: ProducerSettings) -> Self {
-        settings.config.set("message.send.max.retries", "1");
+        settings.purpose = Purpose::Probes;
         let idle = Mutex::default();
         Probes { settings, idle }
     }
@@ -55,7 +54,12 @@ impl Probes {
 
     /// An idle producer, or a new one.
     async fn producer(&self) -> Option<Idle> {
-        if let Some(idle) = lock(&self.idle).pop() {
+        let reused = {
+            let mut idle = lock(&self.idle);
+            idle.retain(|(producer, _)| !producer.is_outdated());
+            idle.pop()
+        };
+        if let Some(idle) = reused {
             return Some(idle);
         }
         match Producer::build(&self.settings).await {

@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::client::OAuthToken;
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::log_context::LogContext;
+use super::clients::Clients;
+use super::context::Context;
 use super::reports::{Report, Reports, SentRecords};
-use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery, lock};
+use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery, lock, statistics};
 use crate::clock::Clock;
 use crate::domain::delivery::Delivery;
 use crate::domain::partition::Partition;
@@ -31,19 +33,32 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(3);
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Passes delivery reports on.
-pub struct Context(Arc<Reports>);
+struct ReportingContext {
+    context: Context,
+    reports: Arc<Reports>,
+}
 
-impl ClientContext for Context {
+impl ClientContext for ReportingContext {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = Context::ENABLE_REFRESH_OAUTH_TOKEN;
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        LogContext.log(level, facility, message);
+        self.context.log(level, facility, message);
+    }
+
+    fn stats_raw(&self, json: &[u8]) {
+        statistics::record(json);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        LogContext.error(error, reason);
+        self.context.error(error, reason);
+    }
+
+    fn generate_oauth_token(&self, properties: Option<&str>) -> Result<OAuthToken, Box<dyn std::error::Error>> {
+        self.context.generate_oauth_token(properties)
     }
 }
 
-impl ProducerContext for Context {
+impl ProducerContext for ReportingContext {
     /// The number of the records that were sent together, and the slot among them, in one integer: no allocation per record.
     type DeliveryOpaque = usize;
 
@@ -60,14 +75,37 @@ impl ProducerContext for Context {
             handed_over: true,
         };
         failpoint::hit_blocking("delivery_report");
-        self.0.report((opaque >> 32) as u32, opaque & 0xffff_ffff, report);
+        self.reports.report((opaque >> 32) as u32, opaque & 0xffff_ffff, report);
+    }
+}
+
+/// What a producer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Whole batches. Nothing is written behind a record that was refused.
+    Batches,
+    /// Single records that may be refused.
+    SingleRecords,
+    /// A probe. The client retries it only once, because its result is wanted soon and the next probe follows anyway.
+    Probes,
+}
+
+impl Purpose {
+    /// Added to the settings of all clients.
+    pub fn properties(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Purpose::Batches => &[("enable.gapless.guarantee", "true")],
+            Purpose::SingleRecords => &[],
+            Purpose::Probes => &[("message.send.max.retries", "1")],
+        }
     }
 }
 
 /// The settings of a producer.
 #[derive(Clone)]
 pub struct ProducerSettings {
-    pub config: ClientConfig,
+    pub clients: Arc<Clients>,
+    pub purpose: Purpose,
     /// The source of record timestamps.
     pub clock: Arc<Clock>,
     /// When Kafka last acknowledged a record, to any producer of this process.
@@ -75,7 +113,8 @@ pub struct ProducerSettings {
 }
 
 pub struct Producer {
-    client: Arc<BaseProducer<Context>>,
+    client: Arc<BaseProducer<ReportingContext>>,
+    clients: Arc<Clients>,
     reports: Arc<Reports>,
     clock: Arc<Clock>,
     last_ack: Arc<Mutex<Option<Instant>>>,
@@ -89,11 +128,16 @@ impl Producer {
     /// Builds a producer, which takes half a second.
     pub fn new(settings: &ProducerSettings) -> KafkaResult<Arc<Self>> {
         let reports = Arc::new(Reports::default());
-        let context = Context(reports.clone());
-        let client = Arc::new(BaseProducer::from_config_and_context(&settings.config, context)?);
+        let (config, context) = settings.clients.of_producer(settings.purpose);
+        let context = ReportingContext {
+            context,
+            reports: reports.clone(),
+        };
+        let client = Arc::new(BaseProducer::from_config_and_context(&config, context)?);
         serve_reports(client.clone())?;
         Ok(Arc::new(Producer {
             client,
+            clients: settings.clients.clone(),
             reports,
             clock: settings.clock.clone(),
             last_ack: settings.last_ack.clone(),
@@ -177,7 +221,8 @@ impl Producer {
             self.purge();
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let delivery = delivery::of_report(sent.reports()[0], &row.topic, partition, overdue);
+        let principal = self.clients.principal();
+        let delivery = delivery::of_report(sent.reports()[0], &row.topic, partition, overdue, &principal);
         if delivery == Delivery::Acked {
             self.acknowledged(&row.topic, partition.number);
         } else {
@@ -224,6 +269,11 @@ impl Producer {
         self.client.client().fatal_error().is_some()
     }
 
+    /// Have the settings changed since it was built?
+    pub fn is_outdated(&self) -> bool {
+        self.client.client().context().context.generation != self.clients.generation()
+    }
+
     /// The producer gets no new records. Those that it has are finished or purged.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
@@ -242,11 +292,13 @@ impl Producer {
 
 /// Polls for reports on a separate thread until nothing else uses the client. The client is also closed there, because that waits
 /// for threads and sockets.
-fn serve_reports(client: Arc<BaseProducer<Context>>) -> KafkaResult<()> {
+fn serve_reports(client: Arc<BaseProducer<ReportingContext>>) -> KafkaResult<()> {
     let thread = std::thread::Builder::new().name("reports".to_owned());
     let served = thread.spawn(move || {
         while Arc::strong_count(&client) > 1 {
             client.poll(POLL_TIMEOUT);
+            let inner = client.client();
+            inner.context().context.refresh_token(inner.native_client());
         }
     });
     let no_thread = |error| KafkaError::ClientCreation(format!("no thread for delivery reports: {error}"));

@@ -1,17 +1,8 @@
-//! The client's settings: ours, the user's, and those that we do not accept from the user.
+//! The properties that the user gives, by flags and in a file, and those that we do not accept.
 
-use std::time::Duration;
+use std::collections::HashSet;
 
-use rdkafka::ClientConfig;
-use rdkafka::config::FromClientConfig;
-use rdkafka::consumer::BaseConsumer;
-use rdkafka::error::KafkaError;
-use rdkafka::producer::BaseProducer;
-
-use super::{OVERRUN, record_lifetime};
-
-/// The client accepts no larger value.
-const SOCKET_TIMEOUT_MAX: Duration = Duration::from_secs(300);
+use secrecy::{ExposeSecret as _, SecretString};
 
 /// Properties that would break a promise, with the reason and what to use instead.
 const REFUSED: &[(&[&str], &str)] = &[
@@ -57,6 +48,35 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["message.max.bytes"], "the topic's own limit decides"),
     (&["delivery.report.only.error"], "every row needs its report"),
+    (
+        &["sasl.oauthbearer.config", "enable.sasl.oauthbearer.unsecure.jwt"],
+        "tokens come from --kafka-token-file, --kafka-token-command or sasl.oauthbearer.method=oidc",
+    ),
+    (
+        &["sasl.oauthbearer.extensions"],
+        "the client library cannot send extensions with a token that it was given",
+    ),
+    (
+        &["sasl.oauthbearer.metadata.authentication.type"],
+        "a cloud's own token is fetched by a program: use --kafka-token-command",
+    ),
+    (
+        &["https.ca.pem"],
+        "the CA of the token's issuer is read from a file: use https.ca.location",
+    ),
+];
+
+/// Properties that have two names: the other name, and the one by which the client library knows it.
+const ALIASES: [(&str, &str); 3] = [
+    ("sasl.mechanism", "sasl.mechanisms"),
+    (
+        "sasl.oauthbearer.client.credentials.client.id",
+        "sasl.oauthbearer.client.id",
+    ),
+    (
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "sasl.oauthbearer.client.secret",
+    ),
 ];
 
 /// Why the user may not set this property, if so.
@@ -65,129 +85,122 @@ fn refusal(name: &str) -> Option<&'static str> {
     Some(reason)
 }
 
-/// A property that the user gave: its name and its value.
-pub type Property = (String, String);
+/// Where the user gave a property.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Origin {
+    Flag,
+    File,
+}
 
-/// Parses properties given as `name=value`. Also returns the problems of those that we do not accept.
-pub fn parse(given: &[String]) -> (Vec<Property>, Vec<String>) {
-    let mut own = Vec::new();
-    let mut problems = Vec::new();
-    for property in given.iter().filter(|property| !property.trim().is_empty()) {
+/// A property that the user gave. Its value may be a secret.
+#[derive(Clone, Debug)]
+pub struct Property {
+    /// As the user wrote it.
+    pub name: String,
+    pub value: SecretString,
+    origin: Origin,
+}
+
+impl Property {
+    /// One that was given by flag.
+    pub fn flag(name: &str, value: &str) -> Self {
+        Property {
+            name: name.to_owned(),
+            value: value.into(),
+            origin: Origin::Flag,
+        }
+    }
+
+    /// The name by which the client library knows it.
+    pub fn canonical(&self) -> &str {
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == self.name);
+        alias.map_or(&self.name, |(_, canonical)| canonical)
+    }
+
+    pub fn value(&self) -> &str {
+        self.value.expose_secret()
+    }
+
+    /// How a problem with it begins.
+    pub fn label(&self) -> String {
+        self.origin.label(&self.name)
+    }
+}
+
+impl Origin {
+    fn label(self, name: &str) -> String {
+        match self {
+            Origin::Flag => format!("--kafka-property {name}"),
+            Origin::File => format!("--kafka-properties-file: {name}"),
+        }
+    }
+}
+
+/// The value of a property by the name that the client library uses, if the user gave one.
+pub fn value<'a>(own: &'a [Property], canonical: &str) -> Option<&'a str> {
+    find(own, canonical).map(Property::value)
+}
+
+/// The property with this name, which is the one that the client library uses.
+pub fn find<'a>(own: &'a [Property], canonical: &str) -> Option<&'a Property> {
+    own.iter().find(|property| property.canonical() == canonical)
+}
+
+/// Parses properties given as `name=value`, by flags. Also returns the problems of those that we do not accept.
+pub fn of_flags(given: &[SecretString]) -> (Vec<Property>, Vec<String>) {
+    let given = given.iter().map(|property| property.expose_secret().trim());
+    let form = |_| "--kafka-property needs the form name=value".to_owned();
+    parse(given.filter(|property| !property.is_empty()), Origin::Flag, form)
+}
+
+/// The same for the text of a file: one property a line, with `#` or `!` before comments. A value is taken as it is written, so a
+/// backslash is a backslash.
+pub fn of_file(text: &SecretString) -> (Vec<Property>, Vec<String>) {
+    let lines = text.expose_secret().lines().map(|line| match line.trim() {
+        comment if comment.starts_with(['#', '!']) => "",
+        line => line,
+    });
+    let form = |line| format!("--kafka-properties-file, line {line}: needs the form name=value");
+    parse(lines, Origin::File, form)
+}
+
+/// Parses each text that is not empty. `form` is the problem of one that is no property, by its number.
+fn parse<'a>(
+    texts: impl Iterator<Item = &'a str>,
+    origin: Origin,
+    form: impl Fn(usize) -> String,
+) -> (Vec<Property>, Vec<String>) {
+    let (mut own, mut problems) = (Vec::new(), Vec::new());
+    for (text, number) in texts.zip(1..).filter(|(text, _)| !text.is_empty()) {
         // The value may be a secret: only the name is ever repeated.
-        let Some((name, value)) = property.trim().split_once('=') else {
-            problems.push("--kafka-property needs the form name=value".to_owned());
+        let Some((name, value)) = text.split_once('=') else {
+            problems.push(form(number));
             continue;
         };
+        let name = name.trim();
         match refusal(name) {
-            Some(reason) => problems.push(format!("--kafka-property {name} is not yours to set: {reason}")),
-            None => own.push((name.to_owned(), value.to_owned())),
+            Some(reason) => problems.push(format!("{} is not yours to set: {reason}", origin.label(name))),
+            None => own.push(Property {
+                name: name.to_owned(),
+                value: value.trim_start().into(),
+                origin,
+            }),
         }
     }
     (own, problems)
 }
 
-/// Our settings together with the user's own, and why the client does not accept them, if so. The client reads some settings,
-/// such as certificates and the SASL mechanism, only when it is created, so one is created and dropped.
-fn with_own<C: FromClientConfig>(mut config: ClientConfig, own: &[Property]) -> (ClientConfig, Option<String>) {
-    config.extend(own.iter().cloned());
-    let problem = match config.create_native_config() {
-        Err(error) => Some(problem(error, own)),
-        // Nothing more needs checking if all settings are ours.
-        Ok(_) if own.is_empty() => None,
-        Ok(_) => {
-            // Without brokers the client does not connect.
-            let mut offline = config.clone();
-            offline.remove("bootstrap.servers");
-            C::from_config(&offline).err().map(|error| problem(error, own))
-        }
-    };
-    (config, problem)
-}
-
-fn problem(error: KafkaError, own: &[Property]) -> String {
-    match error {
-        KafkaError::ClientConfig(_, reason, name, _) => format!("--kafka-property {name} is not accepted: {reason}"),
-        KafkaError::ClientCreation(reason) => match property_in(&reason, own) {
-            Some(name) => format!("--kafka-property {name} is not accepted: {reason}"),
-            None => format!("the Kafka client does not accept its --kafka-property settings: {reason}"),
-        },
-        other => format!("the Kafka client does not accept its settings: {other}"),
-    }
-}
-
-/// The property that the client's reason is about: it contains its name, or quotes its value.
-fn property_in<'a>(reason: &str, own: &'a [Property]) -> Option<&'a str> {
-    let words = reason.split(|c: char| c.is_whitespace() || c == ':');
-    let named = own.iter().find(|(name, _)| reason.contains(name));
-    let quoted = || {
-        own.iter()
-            .find(|(_, value)| !value.is_empty() && words.clone().any(|word| word == value))
-    };
-    named.or_else(quoted).map(|(name, _)| name.as_str())
-}
-
-/// The settings of every producer, and what is wrong with the user's part of them, if anything.
-pub fn producer_config(
-    brokers: &str,
-    deadline: Duration,
-    rows: usize,
-    bytes: usize,
-    own: &[Property],
-) -> (ClientConfig, Option<String>) {
-    let mut config = ClientConfig::new();
-    let longest_send = (deadline + OVERRUN).min(SOCKET_TIMEOUT_MAX).as_millis().to_string();
-    config
-        .set("bootstrap.servers", brokers)
-        .set("client.id", "outboxd")
-        .set("enable.idempotence", "true")
-        .set("acks", "all")
-        .set("message.timeout.ms", record_lifetime(deadline).as_millis().to_string())
-        // A batch is complete when it is handed over, so waiting for more records only adds latency.
-        .set("linger.ms", "0")
-        .set("compression.type", "lz4")
-        .set("batch.size", "1000000")
-        // We set no limit of our own. The topic decides, and its refusal is the reason that we report.
-        .set("message.max.bytes", "100000000")
-        .set("queue.buffering.max.messages", rows.max(1).to_string())
-        .set(
-            "queue.buffering.max.kbytes",
-            // It must exceed the largest record, since one larger than the whole queue could never be sent.
-            (bytes / 1024).clamp(128 * 1024, 2_000_000).to_string(),
-        )
-        .set("socket.keepalive.enable", "true")
-        // The client reconnects to a broker that gives no answer for longer than any send may take. With the defaults, up to a
-        // minute, publishing would still stop long after a network that dropped packets works again.
-        .set("socket.timeout.ms", &longest_send)
-        .set("socket.connection.setup.timeout.ms", &longest_send)
-        .set("api.version.request.timeout.ms", &longest_send)
-        .set("reconnect.backoff.max.ms", "2000")
-        .set("topic.metadata.refresh.interval.ms", "60000");
-    with_own::<BaseProducer>(config, own)
-}
-
-/// The settings of a consumer that reads topics once, from given offsets, and little at a time; and what is wrong with the user's
-/// part of them, if anything.
-pub fn consumer_config(brokers: &str, own: &[Property]) -> (ClientConfig, Option<String>) {
-    let mut config = ClientConfig::new();
-    config
-        .set("bootstrap.servers", brokers)
-        .set("client.id", "outboxd-verify")
-        // The client requires a name, though the group is never joined and nothing is committed.
-        .set("group.id", "outboxd-verify")
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        // An offset that no longer exists is an error, not a reason to start elsewhere.
-        .set("auto.offset.reset", "error")
-        .set("enable.partition.eof", "true")
-        // These limits count compressed bytes, so they are small: records may be much larger once they are uncompressed.
-        .set("fetch.message.max.bytes", "131072")
-        .set("fetch.max.bytes", "1048576")
-        .set("queued.min.messages", "10000")
-        .set("queued.max.messages.kbytes", "4096")
-        // A few large records fill the queue, and by default the client would then pause for a second.
-        .set("fetch.queue.backoff.ms", "5")
-        .set("socket.keepalive.enable", "true");
-    with_own::<BaseConsumer>(config, own)
+/// Each property once. What is given later wins, and a flag wins over the file.
+pub fn merge(file: Vec<Property>, flags: Vec<Property>) -> Vec<Property> {
+    let mut seen = HashSet::new();
+    let mut merged: Vec<Property> = file
+        .into_iter()
+        .chain(flags)
+        .rev()
+        .filter(|property| seen.insert(property.canonical().to_owned()))
+        .collect();
+    merged.reverse();
+    merged
 }
 
 #[cfg(test)]
@@ -203,51 +216,40 @@ mod tests {
         assert_eq!(refusal("compression.type"), None);
     }
 
-    fn problem_with(own: &[(&str, &str)]) -> Option<String> {
-        let own: Vec<_> = own
-            .iter()
-            .map(|(name, value)| (name.to_string(), value.to_string()))
-            .collect();
-        producer_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &own).1
+    fn pairs(own: &[Property]) -> Vec<(&str, &str)> {
+        own.iter()
+            .map(|property| (property.name.as_str(), property.value()))
+            .collect()
     }
 
     #[test]
-    fn what_a_client_refuses_only_when_it_is_made_is_named() {
+    fn a_file_has_a_property_a_line_and_comments() {
+        let text = "# comment\n\nsasl.username = relay\r\n! comment\nsasl.password=a=b\\c # d\nacks=1\nhunter2\n";
+        let (own, problems) = of_file(&text.into());
         assert_eq!(
-            problem_with(&[
-                ("security.protocol", "ssl"),
-                ("ssl.endpoint.identification.algorithm", "none")
-            ]),
-            None
+            pairs(&own),
+            [("sasl.username", "relay"), ("sasl.password", "a=b\\c # d")]
         );
-        let sasl = ("security.protocol", "sasl_plaintext");
-        for (own, name) in [
-            (
-                &[("security.protocol", "ssl"), ("ssl.ca.location", "/nowhere/ca.pem")][..],
-                "ssl.ca.location",
-            ),
-            (
-                &[
-                    ("security.protocol", "ssl"),
-                    ("ssl.certificate.location", "/nowhere/c.pem"),
-                ],
-                "ssl.certificate.location",
-            ),
-            (&[sasl, ("sasl.mechanism", "GSSAPI")], "sasl.mechanism"),
-            (&[sasl, ("sasl.mechanisms", "GUESSWORK")], "sasl.mechanisms"),
-            (&[("compression.typ", "lz4")], "compression.typ"),
-        ] {
-            let problem = problem_with(own).expect(name);
-            assert!(
-                problem.contains(&format!("--kafka-property {name} is not accepted")),
-                "{problem}"
-            );
-        }
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].starts_with("--kafka-properties-file: acks"), "{problems:?}");
+        assert!(problems[1].contains("line 7"), "{problems:?}");
+        assert!(
+            !format!("{own:?}{problems:?}").contains("hunter2"),
+            "{own:?}{problems:?}"
+        );
+        assert!(!format!("{own:?}").contains("a=b"), "{own:?}");
     }
 
     #[test]
-    fn the_client_accepts_our_settings() {
-        let (_, problem) = producer_config("localhost:9092", Duration::from_secs(5), 4000, 1 << 25, &[]);
-        assert_eq!(problem, None);
+    fn a_flag_wins_over_the_file_under_either_name() {
+        let (file, _) = of_file(&"sasl.mechanism=PLAIN\nsasl.username=a\nsasl.username=b".into());
+        let (flags, _) = of_flags(&["sasl.mechanisms=SCRAM-SHA-512".into()]);
+        let own = merge(file, flags);
+        assert_eq!(
+            pairs(&own),
+            [("sasl.username", "b"), ("sasl.mechanisms", "SCRAM-SHA-512")]
+        );
+        assert_eq!(value(&own, "sasl.mechanisms"), Some("SCRAM-SHA-512"));
+        assert_eq!(value(&own, "sasl.password"), None);
     }
 }

@@ -133,7 +133,8 @@ impl Quarantine {
     }
 
     /// The producer. It is replaced after a fatal error, because it refuses every record then; after a record without an answer,
-    /// because it may never get an answer again; and after many failures, because its epochs would start again.
+    /// because it may never get an answer again; after many failures, because its epochs would start again; and when its settings
+    /// have changed.
     async fn producer(&self) -> Arc<Producer> {
         // The lock is kept while a new one is built, so that all waiting tasks get the same one.
         let mut producer = self.producer.lock().await;
@@ -143,6 +144,8 @@ impl Quarantine {
             "a record without an answer"
         } else if producer.failures() >= FAILURES_MAX {
             "many records that were not acknowledged"
+        } else if producer.is_outdated() {
+            "changed settings"
         } else {
             return producer.clone();
         };

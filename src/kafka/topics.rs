@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminOptions, ResourceSpecifier};
 use rdkafka::error::KafkaResult;
 use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
+use super::clients::Clients;
 use super::{delivery, lock};
 use crate::domain::delivery::{Delivery, Unavailability};
 use crate::metrics;
@@ -72,22 +72,33 @@ struct LookupClient {
 }
 
 pub struct Topics {
-    config: ClientConfig,
+    clients: Arc<Clients>,
     lookup: Arc<Mutex<LookupClient>>,
     cache: Cache,
 }
 
 impl Topics {
-    pub fn new(config: &ClientConfig) -> KafkaResult<Self> {
+    pub fn new(clients: Arc<Clients>) -> KafkaResult<Self> {
         Ok(Topics {
-            config: config.clone(),
             lookup: Arc::new(Mutex::new(LookupClient {
-                admin: Admin::new(config)?,
+                admin: Admin::new(&clients)?,
                 silent_since: None,
                 timeout: SILENCE_TIMEOUT,
             })),
+            clients,
             cache: Cache::default(),
         })
+    }
+
+    /// Gives the client that looks topics up its next token, so that its connections outlive the last one.
+    pub fn refresh_token(&self) {
+        let admin = lock(&self.lookup).admin.clone();
+        admin.refresh_token();
+    }
+
+    /// Whom a broker must allow to write to a topic.
+    pub fn principal(&self) -> String {
+        self.clients.principal()
     }
 
     /// The topic, or the delivery of its rows if it cannot be looked up.
@@ -189,7 +200,7 @@ impl Topics {
                     | Code::UnknownTopic
                     | Code::TopicAuthorizationFailed
                     | Code::InvalidTopic),
-                ) => return Err(delivery::unusable(name, code, false)),
+                ) => return Err(delivery::unusable(name, code, false, &self.principal())),
                 Err(code) => {
                     let reason = format!("topic {name}: cannot be looked up: {code}");
                     return Err(Delivery::unavailable(Unavailability::Transient, None, reason, false));
@@ -199,15 +210,16 @@ impl Topics {
     }
 
     async fn metadata(&self, name: &str) -> Result<TopicMetadata, Code> {
-        let (lookup, config, name) = (self.lookup.clone(), self.config.clone(), name.to_owned());
+        let (lookup, clients, name) = (self.lookup.clone(), self.clients.clone(), name.to_owned());
         // The lookup runs to its end even if its caller stops waiting, so that a missing answer is noted.
         let answer = tokio::task::spawn_blocking(move || {
-            let admin = lock(&lookup).admin.clone();
+            let admin = current_client(&lookup, &clients);
             let answer = ask_brokers(&admin, &name);
             let is_silent = answer.as_ref().is_err_and(|code| is_silence(*code));
             let must_replace = lock(&lookup).must_replace(&admin, is_silent);
             if must_replace {
-                replace_client(&lookup, &config);
+                tracing::debug!("the Kafka client that looks topics up hears nothing; trying a new one");
+                replace_client(&lookup, &clients);
             }
             answer
         });
@@ -260,13 +272,22 @@ impl LookupClient {
     }
 }
 
+/// The client to look topics up with: another one if the settings have changed.
+fn current_client(lookup: &Mutex<LookupClient>, clients: &Clients) -> Arc<Admin> {
+    let admin = lock(lookup).admin.clone();
+    if admin.generation() == clients.generation() {
+        return admin;
+    }
+    replace_client(lookup, clients);
+    lock(lookup).admin.clone()
+}
+
 /// Lookups from now on use a new client.
-fn replace_client(lookup: &Mutex<LookupClient>, config: &ClientConfig) {
-    match Admin::new(config) {
+fn replace_client(lookup: &Mutex<LookupClient>, clients: &Clients) {
+    match Admin::new(clients) {
         Ok(admin) => {
             lock(lookup).admin = admin;
             metrics::admin_client_rebuilt();
-            tracing::debug!("the Kafka client that looks topics up hears nothing; trying a new one");
         }
         Err(error) => tracing::warn!(%error, "cannot build a Kafka client; keeping the old one"),
     }
@@ -303,6 +324,7 @@ fn is_silence(code: Code) -> bool {
             | Code::AllBrokersDown
             | Code::OperationTimedOut
             | Code::Resolve
+            | Code::SSL
             | Code::Authentication
             | Code::Unknown
     )

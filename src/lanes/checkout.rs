@@ -1,6 +1,7 @@
 //! Checks lanes and unordered rows out for a batch, and takes back what the batch found out.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use crate::boottime;
 use crate::domain::checkout::{CheckedOutLane, PollCheckout, UnorderedCheckout};
 use crate::domain::floor::ScanResult;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::row::UNORDERED_LANE;
 use crate::domain::watermark::Watermark;
 
@@ -29,10 +31,12 @@ impl Work {
     }
 }
 
-/// The work of one batch, and the lease and watermark under which it may be done.
+/// The work of one batch, and the lease, watermark and pauses under which it may be done.
 #[derive(Clone, Debug)]
 pub struct Checkout {
     pub term: Term,
+    /// Held until the batch is sent: see [`ObeyedPauses`](super::ObeyedPauses).
+    pub pauses: Arc<Pauses>,
     /// The watermark before the claim: see [`ScanResult::watermark`].
     pub watermark: Watermark,
     /// A claim of lanes counts only if all of these transactions are still in progress after it: they may have ids at or below
@@ -87,9 +91,10 @@ pub struct ClaimLimits {
 pub struct Checkouts<'a>(pub(super) &'a Lanes);
 
 impl Checkouts<'_> {
-    /// Checks out what is ready: some lanes or the unordered rows, in turns.
+    /// Checks out what is ready: some lanes or the unordered rows, in turns. `None` also while everything is paused.
     pub fn next(&self, limits: &ClaimLimits) -> Option<Checkout> {
         let now = Instant::now();
+        let pauses = self.pauses()?;
         let mut state = self.0.lock();
         let term = state.live_term(limits.lease_left)?;
         let watermark = state.tracker.watermark();
@@ -106,6 +111,7 @@ impl Checkouts<'_> {
         self.0.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(Checkout {
             term,
+            pauses,
             watermark,
             bypassed: state.tracker.bypassed_below(work.highest_start()),
             work,
@@ -127,9 +133,10 @@ impl Checkouts<'_> {
         Some((term, of_lane.checkout(lane, 1, tracker)))
     }
 
-    /// Checks out every lane that is not known to be ready. `None`: there is none.
+    /// Checks out every lane that is not known to be ready. `None`: there is none, or everything is paused.
     pub fn for_poll(&self, limits: &ClaimLimits) -> Option<PollCheckout> {
         let now = Instant::now();
+        let pauses = self.pauses()?;
         let mut state = self.0.lock();
         let term = state.live_term(limits.lease_left)?;
         let watermark = state.tracker.watermark();
@@ -151,6 +158,7 @@ impl Checkouts<'_> {
         self.0.outstanding.fetch_add(1, Ordering::AcqRel);
         Some(PollCheckout {
             term,
+            pauses,
             watermark,
             bypassed,
             start,
@@ -160,6 +168,12 @@ impl Checkouts<'_> {
             claims_from: state.unordered.claims_from,
             unordered_epoch: unordered.map(|(_, epoch)| epoch),
         })
+    }
+
+    /// The pauses that a batch must obey. `None`: everything is paused.
+    fn pauses(&self) -> Option<Arc<Pauses>> {
+        let pauses = self.0.pauses.current();
+        (!pauses.cover_everything()).then_some(pauses)
     }
 
     /// Checks lanes in with what a batch found out about them. The checkout is over.
@@ -275,6 +289,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::domain::pause::Pause;
     use crate::domain::watermark::Writers;
     use crate::lanes::tests::{CLAIM_LIMITS, all_done, idle_at, owning};
 
@@ -318,6 +333,26 @@ mod tests {
         assert_eq!(unordered_floor(), 5, "the poll of another term raises nothing");
         lanes.unordered().polled(&poll, None);
         assert_eq!(unordered_floor(), 60);
+    }
+
+    #[test]
+    fn nothing_is_checked_out_while_everything_is_paused_and_a_batch_holds_the_pauses_it_obeys() {
+        let (lanes, _) = owning(2);
+        let batch = lanes.checkouts().next(&CLAIM_LIMITS).expect("ready");
+        let everything = Pause {
+            topic: None,
+            key: None,
+            reason: "maintenance".to_owned(),
+        };
+        lanes.pauses.replace(Pauses::new(1, [everything]));
+        assert_eq!((batch.pauses.version, lanes.pauses.in_effect()), (0, 0));
+        assert!(lanes.checkouts().next(&CLAIM_LIMITS).is_none());
+        assert!(lanes.checkouts().for_poll(&CLAIM_LIMITS).is_none());
+        drop(batch);
+        assert_eq!(lanes.pauses.in_effect(), 1);
+        lanes.pauses.replace(Pauses::new(2, []));
+        let next = lanes.checkouts().next(&CLAIM_LIMITS).expect("ready");
+        assert_eq!(next.pauses.version, 2);
     }
 
     /// Checks out lanes that ask for this many rows each. Returns how many each may claim.

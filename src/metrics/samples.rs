@@ -1,25 +1,32 @@
 //! Metrics of the whole outbox. One worker samples them for all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use metrics::describe_gauge;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
-use super::{
-    OTHER_CONSUMERS, backlog_capped, backlog_rows, backlog_sampled, command_conflicts, command_replays,
-    command_takeovers, commands_granted, commands_in_state, consumer_conflicts, consumer_duplicates, dead_rows,
-    dead_tuples, delayed_rows, held_keys, inbox_poison, inbox_takeovers, inbox_unfinished, oldest_pending,
-    parked_topics, paused_partitions, sampled_gauges, vacuum_horizon_age,
+use super::list::{
+    backlog_estimated, backlog_rows, backlog_sampled, dead_rows, dead_tuples, delayed_rows, held_keys, oldest_pending,
+    parked_topics, paused_partitions, vacuum_horizon_age,
 };
-use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
+use super::metric::OTHER;
+use super::{sampled_gauges, topics};
+use crate::domain::sample::{Sample, TopicSample};
 
 /// The sampled gauges. They have a recorder of their own, because a recorder cannot forget a single series. It is dropped as a
 /// whole when another worker takes over sampling, since its figures would contradict the last ones of this worker.
 struct Sampled {
     recorder: PrometheusRecorder,
+    series: SampledSeries,
+}
+
+/// The series that were sampled before. They are sampled as 0 from then on if nothing is found.
+#[derive(Default)]
+pub struct SampledSeries {
     /// How many commands were sampled last, for each operation that has series of its own and each of its states.
-    operations: BTreeMap<String, BTreeMap<String, i64>>,
+    pub operations: BTreeMap<String, BTreeMap<String, i64>>,
+    topics: BTreeSet<String>,
 }
 
 /// `None` before the first sample, and while another worker samples.
@@ -47,14 +54,16 @@ impl Sampled {
         });
         Sampled {
             recorder,
-            operations: BTreeMap::new(),
+            series: SampledSeries::default(),
         }
     }
+}
 
-    /// Records the gauges that `set` sets as sampled ones.
-    fn record(&self, set: impl FnOnce()) {
-        metrics::with_local_recorder(&self.recorder, set);
-    }
+/// Records the gauges that `set` sets as sampled ones.
+pub fn record(set: impl FnOnce(&mut SampledSeries)) {
+    let mut sampled = lock_sampled();
+    let Sampled { recorder, series } = sampled.get_or_insert_with(Sampled::new);
+    metrics::with_local_recorder(&*recorder, || set(series));
 }
 
 /// Drops the gauges, because another worker samples them.
@@ -65,12 +74,14 @@ pub fn not_sampled() {
 
 pub fn backlog(sample: &Sample) {
     backlog_sampled(true);
-    lock_sampled().get_or_insert_with(Sampled::new).record(|| {
-        backlog_rows(sample.pending);
-        backlog_capped(sample.capped);
-        oldest_pending(sample.oldest_seconds);
+    // Labels are given outside of the sampled recorder, since they make series of the worker's own metrics, too.
+    let labelled = by_label(&sample.topics, topics::label);
+    let known = topics::labelled_topics();
+    record(|series| {
+        series.topics.extend(known);
+        record_topics(&mut series.topics, &labelled);
+        backlog_estimated(sample.estimated);
         delayed_rows(sample.delayed);
-        dead_rows(sample.dead);
         held_keys(sample.held_keys);
         parked_topics(sample.parked_topics);
         paused_partitions(sample.paused_partitions);
@@ -79,59 +90,57 @@ pub fn backlog(sample: &Sample) {
     });
 }
 
-/// How many operations have series of their own: the first ones sampled. All others are counted together, since a client that
-/// puts an id into its operations would create series without end.
-pub const OPERATIONS_MAX: usize = 20;
-
-pub fn commands(counted: &[Commands]) {
-    let mut sampled = lock_sampled();
-    let sampled = sampled.get_or_insert_with(Sampled::new);
-    let operations = &mut sampled.operations;
-    operations
-        .values_mut()
-        .flat_map(BTreeMap::values_mut)
-        .for_each(|count| *count = 0);
-    for commands in counted {
-        let is_named = operations.contains_key(&commands.operation) || operations.len() < OPERATIONS_MAX;
-        let operation = if is_named { commands.operation.as_str() } else { "other" };
-        let states = operations.entry(operation.to_owned()).or_default();
-        *states.entry(commands.state.clone()).or_default() += commands.count;
+/// Adds up the topics that share a label. `label` gives the label of a topic.
+fn by_label(sampled: &[TopicSample], label: impl Fn(&str) -> String) -> BTreeMap<String, TopicSample> {
+    let mut labelled: BTreeMap<String, TopicSample> = BTreeMap::new();
+    for topic in sampled {
+        let label = topic.topic.as_deref().map_or_else(|| OTHER.to_owned(), &label);
+        let sum = labelled.entry(label).or_default();
+        sum.pending += topic.pending;
+        sum.dead += topic.dead;
+        sum.oldest_seconds = sum.oldest_seconds.max(topic.oldest_seconds);
     }
-    metrics::with_local_recorder(&sampled.recorder, || {
-        for (operation, states) in operations {
-            for (state, count) in states {
-                commands_in_state(operation.clone(), state.clone(), *count);
-            }
+    labelled
+}
+
+/// Records every topic, with 0 for those that have nothing pending or dead any more.
+fn record_topics(known: &mut BTreeSet<String>, labelled: &BTreeMap<String, TopicSample>) {
+    known.insert(OTHER.to_owned());
+    known.extend(labelled.keys().cloned());
+    let nothing = TopicSample::default();
+    for label in known.iter() {
+        let topic = labelled.get(label).unwrap_or(&nothing);
+        backlog_rows(label.clone(), topic.pending);
+        oldest_pending(label.clone(), topic.oldest_seconds);
+        dead_rows(label.clone(), topic.dead);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(topic: Option<&str>, pending: i64, oldest_seconds: f64, dead: i64) -> TopicSample {
+        TopicSample {
+            topic: topic.map(str::to_owned),
+            pending,
+            oldest_seconds,
+            dead,
         }
-    });
-}
-
-/// Counts what is new since the last sample of this worker. What happened before its first one was counted by others.
-pub fn counted(before: Option<&Counters>, now: &Counters) {
-    let Some(before) = before else { return };
-    commands_granted(grown(before.granted, now.granted));
-    command_replays(grown(before.replayed, now.replayed));
-    command_conflicts(grown(before.conflicted, now.conflicted));
-    command_takeovers(grown(before.taken_over, now.taken_over));
-    inbox_takeovers(grown(before.inbox_taken_over, now.inbox_taken_over));
-    consumer_conflicts(grown(before.payload_conflicts, now.payload_conflicts));
-    for (consumer, duplicates) in &now.duplicates {
-        // A consumer without an earlier count began at zero.
-        let before = before.duplicates.get(consumer).copied().unwrap_or(0);
-        let name = consumer.as_deref().unwrap_or(OTHER_CONSUMERS).to_owned();
-        consumer_duplicates(name, grown(before, *duplicates));
     }
-}
 
-/// The increase of a count. One that is lower than before began again at zero.
-fn grown(before: i64, now: i64) -> u64 {
-    let since = if now < before { 0 } else { before };
-    u64::try_from(now - since).unwrap_or(0)
-}
-
-pub fn inbox(sample: &InboxSample) {
-    lock_sampled().get_or_insert_with(Sampled::new).record(|| {
-        inbox_unfinished(sample.unfinished);
-        inbox_poison(sample.poison);
-    });
+    #[test]
+    fn topics_that_share_a_label_are_added_up() {
+        let sampled = [
+            sample(Some("orders"), 5, 1.0, 0),
+            sample(Some("new"), 3, 7.0, 1),
+            sample(None, 10, 2.0, 4),
+        ];
+        let label = |topic: &str| if topic == "orders" { topic } else { OTHER }.to_owned();
+        let labelled = by_label(&sampled, label);
+        assert_eq!(labelled.keys().collect::<Vec<_>>(), ["orders", OTHER]);
+        assert_eq!(labelled["orders"].pending, 5);
+        let other = &labelled[OTHER];
+        assert_eq!((other.pending, other.oldest_seconds, other.dead), (13, 7.0, 5));
+    }
 }

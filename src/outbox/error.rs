@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
+use super::connector::BadTlsFiles;
+use crate::tls::certificate_problem;
+
 pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +15,10 @@ pub enum Error {
     Postgres(#[from] tokio_postgres::Error),
     #[error("no database connection: {}", describe_pool(.0))]
     Pool(#[from] deadpool_postgres::PoolError),
+    #[error("there is no login to the database: {0}")]
+    Credentials(String),
+    #[error("no database connection: {0}; the login is tried again once a second")]
+    Refused(String),
     #[error("the database did not answer within {0:?}")]
     Timeout(Duration),
     #[error("migration failed: {}", with_causes(.0))]
@@ -35,7 +42,7 @@ pub enum Kind {
     Transient,
     /// A setting is wrong, such as a file that cannot be read.
     Setting,
-    /// Wrong user or password, or not allowed to connect.
+    /// A wrong user, password or certificate, on either side, or not allowed to connect.
     Login,
     /// A privilege is missing.
     Permission,
@@ -54,6 +61,7 @@ impl Error {
             Error::Setting(_) => Kind::Setting,
             Error::Schema(_) => Kind::Schema,
             Error::Permission(_) => Kind::Permission,
+            Error::Credentials(_) | Error::Refused(_) => Kind::Login,
             Error::Postgres(error) => kind_of(error),
             Error::Pool(deadpool_postgres::PoolError::Backend(error)) => kind_of(error),
             Error::Migration(error) => kind_of_migration(error),
@@ -63,7 +71,11 @@ impl Error {
 }
 
 fn kind_of(error: &tokio_postgres::Error) -> Kind {
+    let cause = std::error::Error::source(error);
     match error.code() {
+        None if cause.is_some_and(<dyn std::error::Error>::is::<BadTlsFiles>) => Kind::Setting,
+        // Waiting will not make a certificate valid.
+        None if certificate_problem(error).is_some() => Kind::Login,
         Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => Kind::Login,
         // The database does not exist, and waiting will not create it.
         Some(&SqlState::INVALID_CATALOG_NAME) => Kind::Login,
@@ -89,7 +101,10 @@ fn kind_of_migration(error: &refinery::Error) -> Kind {
 }
 
 /// The error with its causes, because the client's own message ("db error") says nothing without them.
-fn describe(error: &tokio_postgres::Error) -> String {
+pub(super) fn describe(error: &tokio_postgres::Error) -> String {
+    if let Some(problem) = certificate_problem(error) {
+        return problem;
+    }
     if let Some(db) = error.as_db_error() {
         let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         return format!("PostgreSQL says {}: {}{hint}", db.code().code(), db.message());

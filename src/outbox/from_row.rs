@@ -1,10 +1,11 @@
 //! Reads the rows of answers.
 
+use serde::de::DeserializeOwned;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 use uuid::Uuid;
 
-use super::Result;
+use super::{Error, Result};
 
 /// What can be read from one row of an answer: a column, a tuple of all columns in their order, or a struct.
 pub trait FromRow: Sized {
@@ -28,6 +29,12 @@ macro_rules! from_row {
 }
 pub(super) use from_row;
 
+/// Reads a column that has JSON as its text.
+pub(super) fn json<T: DeserializeOwned>(row: &Row, column: &str) -> Result<T> {
+    let text: &str = row.try_get(column)?;
+    serde_json::from_str(text).map_err(|_| Error::Unexpected("a statement returned JSON of another form"))
+}
+
 macro_rules! columns {
     ($($type:ty),*) => {
         $(impl FromRow for $type {
@@ -38,7 +45,7 @@ macro_rules! columns {
     };
 }
 
-columns!(i16, i32, i64, Uuid, String, Option<String>, Vec<String>);
+columns!(i16, i32, i64, Option<i64>, Uuid, String, Option<String>, Vec<String>);
 
 /// A `count(*)`.
 impl FromRow for u64 {
@@ -62,3 +69,4 @@ tuple!(A 0, B 1, C 2);
 tuple!(A 0, B 1, C 2, D 3);
 tuple!(A 0, B 1, C 2, D 3, E 4);
 tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);

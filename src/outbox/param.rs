@@ -42,6 +42,8 @@ params!(
     String => TEXT,
     Uuid => UUID,
     SystemTime => TIMESTAMPTZ,
+    Option<SystemTime> => TIMESTAMPTZ,
+    Option<f64> => FLOAT8,
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
@@ -54,8 +56,11 @@ params!(
     Vec<Uuid> => UUID_ARRAY,
     Vec<Option<Uuid>> => UUID_ARRAY,
     Vec<&str> => TEXT_ARRAY,
+    Vec<String> => TEXT_ARRAY,
     &[i16] => INT2_ARRAY,
     &[i64] => INT8_ARRAY,
+    &[u8] => BYTEA,
+    &[&str] => TEXT_ARRAY,
 );
 
 pub(super) fn entry_ids(entries: &[InFlightEntry]) -> Vec<i64> {

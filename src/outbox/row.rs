@@ -23,14 +23,14 @@ impl<'a> FromSql<'a> for RawText<'a> {
 /// A row of `claim_lanes.sql` or `poll.sql`, whose next column says whether it was delayed.
 pub fn ordered(row: &tokio_postgres::Row) -> Result<Row> {
     let mut message = Row::from_row(row)?;
-    message.delayed = row.try_get(16)?;
+    message.delayed = row.try_get(17)?;
     Ok(message)
 }
 
 /// A row of `read_claim.sql`, whose last column says whether an earlier claim may have sent it.
 pub fn unordered(row: &tokio_postgres::Row) -> Result<Row> {
     let mut message = Row::from_row(row)?;
-    message.possible_duplicate = row.try_get(16)?;
+    message.possible_duplicate = row.try_get(17)?;
     Ok(message)
 }
 
@@ -61,6 +61,7 @@ impl FromRow for Row {
             created_at: row.try_get(14)?,
             delayed: false,
             possible_duplicate: false,
+            is_repeat: row.try_get(16)?,
             unreadable: None,
         };
         let stored: i32 = row.try_get(15)?;

@@ -36,7 +36,11 @@ statements! {
     lease: [lineage, predecessors, read_in_flight, read_taken_lanes, register, renew, return_lanes, stop_predecessor, stop_worker, stop_worker_in_flight, take_lanes],
     watermark: [ended_writers, highest_id, lowest_unordered, open_writers, read_unordered, rebuild_floors, store_floors, store_unordered_floor, writer_identity],
     maintenance: [delete_stale_claims, delete_stale_in_flight, delete_stale_workers, end_orphaned, history_expire, history_prepare, lost_deleted, lost_kept, purge_idempotency, purge_inbox, purge_messages, purge_processed, purgeable, rescan],
-    status: [sample_backlog, sample_commands, sample_counters, sample_duplicates, sample_inbox, status_dead, status_free_lanes, status_holds, status_open_writer, status_workers],
+    doctor: [autovacuum, connections, durability, history_days, idle_sessions, login, old_snapshots, prepared_transactions, sequence, server, server_time, session_tls, slots, triggers, used_topics],
+    pause: [list_pauses, pause, read_pauses, resume, workers_and_pauses],
+    status: [sample_backlog, sample_commands, sample_counters, sample_finished, sample_inbox, status_dead, status_free_lanes, status_holds, status_open_writer, status_workers],
+    operator: [audit_operations, audit_transactions, dead_correct, dead_discard, dead_ids, dead_list, dead_redrive, dead_show, hold_list, holds_release],
+    replay: [due_rows, replay_begin, replay_left, replay_preview, replay_step, replay_unfinished],
     schema: [applied_version, compatibility, permissions, schema_present, sequence_cache, timeline],
 }
 
@@ -50,9 +54,14 @@ macro_rules! fragments {
 fragments!(
     archived_columns,
     claimable_unordered,
+    dead_filter,
     has_session,
+    is_pending,
     lane_fence,
-    message_columns
+    message_columns,
+    message_length,
+    not_paused,
+    replayed_ids
 );
 
 /// A statement for this schema and for messages of at most this many bytes.

@@ -1,6 +1,7 @@
 //! Keeps the lease of this process and its fair share of the lanes. It registers, renews, takes and returns lanes, and leaves.
 
 mod balance;
+mod pauses;
 mod predecessor;
 mod stored_floors;
 mod term;
@@ -14,6 +15,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use self::balance::Balance;
+use self::pauses::PauseReports;
 use self::stored_floors::StoredFloors;
 use self::term::{LastTerm, Terms};
 use super::Shutdown;
@@ -37,8 +39,8 @@ pub struct LeaseSettings {
 
 /// Wait before a failed registration is tried again.
 const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How often surplus lanes are checked while they wait for the end of their batches.
-const CHECK_SURPLUS_EVERY: Duration = Duration::from_millis(50);
+/// How often surplus lanes, and pauses that are not in effect yet, are checked while they wait for the end of batches.
+const CHECK_BATCHES_EVERY: Duration = Duration::from_millis(50);
 
 impl LeaseSettings {
     fn renew_every(&self) -> Duration {
@@ -97,10 +99,12 @@ impl LeaseTask {
         }
     }
 
-    /// Waits until the batches of the last term have ended, or at least its lease, before a new term begins.
+    /// Waits until all that the last term has sent is answered, or at least its lease has ended, before a new term begins. Until then
+    /// this process is known as that worker, so a pause waits for it.
     async fn wait_for_batches(&self, stop: &CancellationToken) {
         let deadline = Instant::now() + self.settings.duration;
-        while self.lanes.checkouts().outstanding() > 0 && Instant::now() < deadline && !stop.is_cancelled() {
+        let is_sending = || self.lanes.checkouts().outstanding() > 0 || self.lanes.pauses.are_held();
+        while is_sending() && Instant::now() < deadline && !stop.is_cancelled() {
             stop.run_until_cancelled(sleep(Duration::from_millis(20))).await;
         }
     }
@@ -113,21 +117,23 @@ impl LeaseTask {
             outbox: &self.outbox,
             lease: self.settings.duration,
         };
+        let mut pauses = PauseReports::new(&self.lanes, &self.outbox);
         let mut renew_at = Instant::now();
         while !shutdown.stop.is_cancelled() {
             self.health.heartbeat(Loop::Lease);
             let Some(term) = self.lanes.term() else { return };
-            if Instant::now() >= renew_at {
-                let Some(next) = self.renew_and_balance(&term, &balance, &shutdown.draining).await else {
-                    return;
-                };
+            if Instant::now() >= renew_at || pauses.hurry() {
+                let next = self
+                    .renew_and_balance(&term, &balance, &mut pauses, &shutdown.draining)
+                    .await;
+                let Some(next) = next else { return };
                 renew_at = next;
             }
             balance.return_surplus(&term).await;
             floors.store_and_read(&term).await;
             let mut next = renew_at.saturating_duration_since(Instant::now());
-            if self.lanes.ownership().has_surplus() {
-                next = next.min(CHECK_SURPLUS_EVERY);
+            if self.lanes.ownership().has_surplus() || pauses.are_unreported() {
+                next = next.min(CHECK_BATCHES_EVERY);
             }
             tokio::select! {
                 () = sleep(next.max(Duration::from_millis(5))) => {}
@@ -143,10 +149,11 @@ impl LeaseTask {
         &self,
         term: &Term,
         balance: &Balance<'_>,
+        pauses: &mut PauseReports<'_>,
         draining: &CancellationToken,
     ) -> Option<Instant> {
         let began = Instant::now();
-        let wait = match self.renew(term).await {
+        let wait = match self.renew(term, pauses).await {
             Ok(Some(_)) if draining.is_cancelled() => Ok(Duration::MAX),
             Ok(Some(peers)) => balance.balance(term, &peers).await,
             Ok(None) => {
@@ -166,19 +173,21 @@ impl LeaseTask {
         }
     }
 
-    /// Renews the lease, and reads the floor of the unordered rows, which other workers may have lowered. Returns all workers
-    /// with a lease, or `None` if the lease of this one is lost.
-    async fn renew(&self, term: &Term) -> Result<Option<Vec<Peer>>> {
+    /// Renews the lease, and reads the floor of the unordered rows, which other workers may have lowered, and what is paused.
+    /// Returns all workers with a lease, or `None` if the lease of this one is lost.
+    async fn renew(&self, term: &Term, pauses: &mut PauseReports<'_>) -> Result<Option<Vec<Peer>>> {
         let (asked, oldest_entry) = (boottime::now(), self.lanes.in_flight.oldest(term.worker));
+        let (lease, in_effect) = (self.settings.duration, pauses.in_effect());
         failpoint::hit("before_renew").await;
-        let renewal = self.outbox.renew(term, self.settings.duration, oldest_entry).await?;
+        let renewal = self.outbox.renew(term, lease, oldest_entry, in_effect).await?;
         // An answer that comes after the lease has expired does not renew it.
         let Some(renewal) = renewal.filter(|_| term.lasts(boottime::now(), Duration::ZERO)) else {
             return Ok(None);
         };
-        self.lanes.ownership().renewed(asked + self.settings.duration);
+        self.lanes.ownership().renewed(asked + lease);
         let (floor, epoch) = renewal.unordered;
         self.lanes.unordered().note_stored_floor(term.worker, floor, epoch);
+        pauses.renewed(term, in_effect, renewal.pauses).await;
         Ok(Some(renewal.peers))
     }
 
@@ -193,12 +202,12 @@ impl LeaseTask {
         }
     }
 
-    /// Stamps this worker stopped and frees all of its lanes, in one transaction. If some lanes still have a batch in flight, it
-    /// frees only the others. A successor takes those lanes when the lease ends.
+    /// Stamps this worker stopped and frees all of its lanes, in one transaction. If something may still be on its way to Kafka, it
+    /// is not stamped, and only the lanes without a batch in flight are freed. A successor takes the others when the lease ends.
     pub async fn leave(&self) -> Result<()> {
         let Some(term) = self.lanes.term() else { return Ok(()) };
         let (returned, busy) = self.lanes.ownership().remove_idle();
-        if busy == 0 {
+        if busy == 0 && !self.lanes.pauses.are_held() {
             self.outbox.stop_and_return_lanes(&term, &returned).await?;
             info!(lanes = returned.len(), "left: lanes are free for other workers");
         } else {

@@ -1,7 +1,7 @@
 //! Retention, sampled gauges and the rescan. One worker does this: the owner of lane 0.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::sleep;
 use tracing::{error, info, warn};
@@ -48,6 +48,9 @@ struct Jobs {
     consumers_at: Instant,
     /// The database's counters at the last sample. The metrics count what was added since.
     counted: Option<Counters>,
+    finished_at: Instant,
+    /// Until when finished inbox messages are counted. What was finished before the first sample was counted by others.
+    finished_until: Option<SystemTime>,
     orphaned_at: Instant,
     purges: Vec<PurgeJob>,
     rescan_at: Instant,
@@ -88,7 +91,7 @@ impl MaintenanceTask {
             if !self.lanes.ownership().owns(0) {
                 metrics::not_sampled();
                 // The next owner counts from its first sample on. What is added before that is not counted.
-                jobs.counted = None;
+                (jobs.counted, jobs.finished_until) = (None, None);
                 continue;
             }
             if let Err(error) = jobs.step(&self.outbox, self.settings).await {
@@ -114,6 +117,8 @@ impl Jobs {
             sample_at: now,
             consumers_at: now,
             counted: None,
+            finished_at: now,
+            finished_until: None,
             orphaned_at: now,
             purges: purges(on_published, now),
             rescan_at: now + RESCAN_EVERY,
@@ -132,7 +137,8 @@ impl Jobs {
         let now = Instant::now();
         if now >= self.sample_at {
             self.sample_at = now + SAMPLE_EVERY;
-            metrics::backlog(&outbox.sample_backlog(SAMPLE_ROWS_MAX).await?);
+            let topics = metrics::labelled_topics();
+            metrics::backlog(&outbox.sample_backlog(SAMPLE_ROWS_MAX, &topics).await?);
         }
         if now >= self.consumers_at {
             self.consumers_at = now + CONSUMERS_EVERY;
@@ -141,6 +147,10 @@ impl Jobs {
             let counted = outbox.sample_counters().await?;
             metrics::counted(self.counted.as_ref(), &counted);
             self.counted = Some(counted);
+        }
+        if now >= self.finished_at {
+            self.finished_at = now + CONSUMERS_EVERY;
+            self.sample_finished(outbox).await?;
         }
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING_EVERY;
@@ -159,6 +169,19 @@ impl Jobs {
             // If this one fails, the others are due before it is again.
             job.at = now + PURGE_AFTER_FAILURE;
             job.step(outbox, settings.retention).await?;
+        }
+        Ok(())
+    }
+
+    /// Counts inbox messages that were finished since the last sample.
+    async fn sample_finished(&mut self, outbox: &Outbox) -> Result<()> {
+        let Some(counted) = &self.counted else { return Ok(()) };
+        let sample = outbox.sample_finished(self.finished_until, SAMPLE_ROWS_MAX, counted, metrics::INBOX_BUCKETS);
+        let finished = sample.await?;
+        metrics::finished(&finished);
+        self.finished_until = Some(finished.until);
+        if finished.is_full {
+            self.finished_at = Instant::now();
         }
         Ok(())
     }

@@ -24,12 +24,13 @@ use crate::boottime;
 use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::boot_instant::BootInstant;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::retry::RetryPolicy;
 use crate::domain::row::Row;
 use crate::failpoint;
 use crate::health::{Health, Loop};
 use crate::kafka::{Deadlines, OVERRUN, Publisher, record_lifetime};
-use crate::lanes::{Checkout, ClaimLimits, Lanes, RecentlyPublished, Work};
+use crate::lanes::{Checkout, ClaimLimits, Lanes, RecentlyPublished, Work, obeying};
 use crate::metrics::{self, Stream};
 use crate::outbox::{Error, Outbox, Result};
 
@@ -82,7 +83,7 @@ pub struct Relay {
     pub writer: FencedWriter,
 }
 
-/// While Kafka is unreachable, each task reports to `Health` this often.
+/// While Kafka is unreachable or everything is paused, each task reports to `Health` this often.
 const HEALTH_EVERY: Duration = Duration::from_secs(10);
 
 async fn until(at: Option<Instant>) {
@@ -100,7 +101,7 @@ impl Relay {
         while !draining.is_cancelled() {
             self.health.heartbeat(Loop::Relay);
             tokio::select! {
-                () = self.publisher.ready() => {}
+                () = self.may_send() => {}
                 () = sleep(HEALTH_EVERY) => continue,
                 () = draining.cancelled() => return,
             }
@@ -124,6 +125,12 @@ impl Relay {
         }
     }
 
+    /// Waits while Kafka is believed not to answer, and while an operator has paused everything.
+    async fn may_send(&self) {
+        self.publisher.ready().await;
+        self.lanes.pauses.lifted().await;
+    }
+
     fn claim_limits(&self) -> ClaimLimits {
         ClaimLimits {
             rows: self.settings.batch_rows.min(self.budget.rows()),
@@ -135,7 +142,10 @@ impl Relay {
     async fn relay(&self, checkout: Checkout) {
         let reports = match &checkout.work {
             Work::Lanes(lanes) => self.relay_lanes(&checkout, lanes).await,
-            Work::Unordered(unordered) => vec![self.relay_unordered(&checkout.term, unordered).await],
+            Work::Unordered(unordered) => {
+                let (term, pauses) = (&checkout.term, &checkout.pauses);
+                vec![self.relay_unordered(term, unordered, pauses).await]
+            }
         };
         self.lanes.checkouts().checkin(&checkout.term, reports);
     }
@@ -167,17 +177,23 @@ impl Relay {
     }
 
     /// Publishes within the batch deadline, or earlier if the mark could not be written under the lease otherwise.
-    async fn publish(&self, stream: Stream, rows: &[Row], lease_end: BootInstant) -> BatchOutcome {
+    async fn publish(
+        &self,
+        stream: Stream,
+        rows: &[Row],
+        pauses: &Arc<Pauses>,
+        lease_end: BootInstant,
+    ) -> BatchOutcome {
         if rows.is_empty() {
             return BatchOutcome::default();
         }
-        metrics::possible_duplicates(rows.iter().filter(|row| row.possible_duplicate).count());
+        metrics::possible_duplicates(rows.iter().filter(|row| row.is_flagged()).count());
         let bytes: usize = rows.iter().map(Row::size).sum();
         self.budget.weigh(rows.len(), bytes);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);
         let sending = Instant::now();
         let deadlines = self.settings.deadlines(sending, boottime::left(lease_end));
-        let deliveries = self.publisher.publish(rows, deadlines).await;
+        let deliveries = obeying(pauses, self.publisher.publish(rows, deadlines)).await;
         metrics::publish_took(stream, sending.elapsed());
         self.budget.sent(bytes, sending.elapsed(), self.settings.batch_deadline);
         let kafka_answers = self.publisher.answered_since(sending);
@@ -193,7 +209,8 @@ impl Relay {
 
     /// Logs what an operator must act on, once for each event.
     fn report(&self, rows: &[Row], outcome: &BatchOutcome) {
-        metrics::rows_published(outcome.published.len());
+        let published = rows.iter().filter(|row| outcome.has_published(row.id));
+        metrics::rows_published(published.map(|row| row.topic.as_str()));
         metrics::rows_unacknowledged(outcome.unsent.len() + outcome.maybe_sent.len());
         let mut reported: Vec<(&str, &str)> = Vec::new();
         for hold in &outcome.holds {

@@ -9,11 +9,12 @@ use crate::metrics;
 
 /// Counts a refusal, and logs it if the row is dead. It is called unless the refusal was certainly not written, because another
 /// transaction had locked the row. So it also reports a write whose answer was lost.
-pub fn report_refusal(refusal: &Refusal) {
-    metrics::rows_refused(usize::from(refusal.dead), usize::from(!refusal.dead));
+pub fn report_refusal(topic: &str, refusal: &Refusal) {
+    metrics::row_refused(topic, refusal.dead);
     if refusal.dead {
         error!(
             id = refusal.id,
+            topic,
             reason = refusal.reason,
             "dead letter: the row was refused for good"
         );
@@ -21,9 +22,12 @@ pub fn report_refusal(refusal: &Refusal) {
 }
 
 /// Reports refusals after [`FencedWriter::unless_locked`](super::fenced::FencedWriter::unless_locked), unless that wrote nothing.
-pub fn report_unless_locked<'a, T>(written: &Option<Option<T>>, refusals: impl IntoIterator<Item = &'a Refusal>) {
+pub fn report_unless_locked<'a, T>(
+    written: &Option<Option<T>>,
+    refusals: impl Iterator<Item = (&'a str, &'a Refusal)>,
+) {
     if !matches!(written, Some(None)) {
-        refusals.into_iter().for_each(report_refusal);
+        refusals.for_each(|(topic, refusal)| report_refusal(topic, refusal));
     }
 }
 

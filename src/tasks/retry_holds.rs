@@ -9,6 +9,9 @@
 //! Holds of one lane that are due together are changed in one transaction, because after each release the lane scans again
 //! everything that was published since.
 //!
+//! Holds of what an operator has paused are left alone, whatever they were created for. They stay due, so they are tried once the
+//! pause ends.
+//!
 //! Invariant: releasing a hold, marking its head and lowering the stored floor are one transaction. If another transaction has
 //! locked the head, it is marked before that, by itself: see [`crate::tasks::mark_locked`].
 
@@ -26,11 +29,12 @@ use crate::domain::decision::{Decision, KafkaFate, RowFate};
 use crate::domain::hold::Hold;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::retry::{Attempt, Event, Sent};
 use crate::domain::row::Row;
 use crate::failpoint;
 use crate::kafka::Publisher;
-use crate::lanes::{Lanes, RecentlyPublished};
+use crate::lanes::{Lanes, RecentlyPublished, obeying};
 use crate::metrics;
 use crate::outbox::{Outbox, Result};
 use crate::tasks::Shutdown;
@@ -82,10 +86,11 @@ impl RetryHolds {
 
     /// Sends the row that a hold waits for, unless its fate is known already. `None` if this process has lost the lane, or is about
     /// to give it away. Otherwise the caller closes the head when the outcome has been written.
-    async fn try_head(&self, term: &Term, hold: &Hold) -> Result<Option<Tried>> {
+    async fn try_head(&self, term: &Term, hold: &Hold, pauses: &Arc<Pauses>) -> Result<Option<Tried>> {
         // This must come before the row is read: once a row is marked, it is forgotten that Kafka has it.
         let acknowledged = self.lanes.maybe_sent().acknowledged_of(hold.lane);
-        let head = self.outbox.read_head(hold, &acknowledged).await?;
+        let paused_keys = pauses.keys_of(&hold.topic);
+        let head = self.outbox.read_head(hold, &acknowledged, &paused_keys).await?;
         // The round may have taken long, so the lease is checked again before something is sent.
         let live = self.lanes.live_term(self.settings.lease_needed());
         let Some(live) = live.filter(|live| live.worker == term.worker) else {
@@ -95,7 +100,7 @@ impl RetryHolds {
         if !self.lanes.holds().open_head(live.worker, hold.lane) {
             return Ok(None);
         }
-        let tried = self.try_open_head(&live, hold, head, &acknowledged).await;
+        let tried = self.try_open_head(&live, hold, head, &acknowledged, pauses).await;
         if !matches!(tried, Ok(Some(_))) {
             self.lanes.holds().close_heads(live.worker, hold.lane, 1);
         }
@@ -108,6 +113,7 @@ impl RetryHolds {
         hold: &Hold,
         head: Option<Row>,
         acknowledged: &[i64],
+        pauses: &Arc<Pauses>,
     ) -> Result<Option<Tried>> {
         let known = |event| {
             let decision = self.decide(hold, event, true);
@@ -119,6 +125,9 @@ impl RetryHolds {
             Some(row) if acknowledged.contains(&row.id) => return known(Event::MarkLocked),
             Some(row) => row,
         };
+        if let Some(paused) = pauses.covering(&row) {
+            return known(Event::Paused(&row, paused));
+        }
         row.possible_duplicate = self.lanes.maybe_sent().contains(hold.lane, row.id);
         let Some(epoch) = self.lanes.ownership().epoch(hold.lane) else {
             return Ok(None);
@@ -129,7 +138,7 @@ impl RetryHolds {
         };
         // This is known until the release is written. If the lane is given away before, its next owner learns of it.
         self.lanes.maybe_sent().remember(hold.lane, row.id);
-        let decision = self.send(hold, &row, live.ends).await;
+        let decision = self.send(hold, &row, pauses, live.ends).await;
         if decision.row.is_certainly_not_sent() {
             self.lanes.maybe_sent().forget(hold.lane, row.id);
         }
@@ -138,13 +147,16 @@ impl RetryHolds {
     }
 
     /// Sends the row of a hold alone, decides what becomes of it, and notes what this says about Kafka.
-    async fn send(&self, hold: &Hold, row: &Row, lease_end: BootInstant) -> Decision {
+    async fn send(&self, hold: &Hold, row: &Row, pauses: &Arc<Pauses>, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
-        metrics::possible_duplicates(usize::from(row.possible_duplicate));
+        metrics::possible_duplicates(usize::from(row.is_flagged()));
         let until = self.settings.deadlines(began, boottime::left(lease_end));
         let delivery = match hold.head_id {
-            Some(_) => self.publisher.send_head(row, until).await,
-            None => self.publisher.probe(row, probes::deadlines(began, until)).await,
+            Some(_) => obeying(pauses, self.publisher.send_head(row, until)).await,
+            None => {
+                let soon = probes::deadlines(began, until);
+                obeying(pauses, self.publisher.probe(row, soon)).await
+            }
         };
         let kafka_answers = self.publisher.answered_since(began - RECENT_ANSWER);
         let decision = self.decide(hold, Event::Delivered(row, &delivery), kafka_answers);

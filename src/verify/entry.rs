@@ -32,14 +32,19 @@ pub struct Expected {
     /// Its index in the list of topics.
     pub topic: u32,
     pub partition_choice: PartitionChoice,
-    /// Topic and key, or topic and explicit partition, as a number. `None` if no order is promised.
+    /// Topic and key, or topic and explicit partition, as a number. `None` if no order is promised. Rows that an operator had sent
+    /// again are a unit of their own for each operation: they follow newer rows of their key, and each other by id.
     pub unit: Option<u64>,
+    /// The same of its repeat, with the operation that replayed it. `None` if it was not replayed. Rows without order have one, too.
+    pub repeat_unit: Option<u64>,
     /// The aggregate as a number, and its version.
     pub version: Option<(u64, i64)>,
     pub created: Micros,
     /// `None` if the row is pending or dead.
     pub published: Option<Micros>,
     pub dead: bool,
+    /// Its payload was replaced. A record from before may have another one.
+    pub corrected: bool,
     /// `None` if the row could not be read completely. Any record may belong to it.
     pub content: Option<Content>,
 }
@@ -54,11 +59,15 @@ impl Expected {
             id: row.id,
             topic,
             partition_choice: row.partition_choice(),
-            unit: row.unit().map(|unit| number(&(&row.topic, unit))),
+            unit: row.unit().map(|unit| number(&(&row.topic, unit, stored.requeued_by))),
+            repeat_unit: stored
+                .replayed_by
+                .map(|replay| number(&(&row.topic, row.unit(), replay))),
             version: version.map(|version| (aggregate, version)),
             created: micros(row.created_at),
             published: stored.published_at.map(micros),
             dead: stored.state == State::Dead,
+            corrected: stored.corrected,
             content: row.unreadable.is_none().then(|| Content::of_row(row)),
         }
     }

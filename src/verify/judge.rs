@@ -111,25 +111,42 @@ impl Judge {
         let (own, copied): (Vec<&Arrived>, Vec<&Arrived>) = copies.iter().partition(|copy| copy.topic == row.topic);
         counts.foreign += copied.len() as u64;
         let Some(first) = first_of(&own) else {
-            self.note_missing(row);
+            self.note_missing(row, "published, but not in the topic");
             return None;
         };
         // Only the copy that was sent first has no flag. If its request timed out, it may be written after its repeat.
         let original = own.iter().copied().find(|copy| !copy.flagged);
+        let difference = |copy: &Arrived| row.content.and_then(|content| copy.content.difference(content));
+        // It may have arrived as it was before, and then must arrive as it is now.
+        let excused = row.corrected && (row.published.is_none() || own.iter().any(|copy| difference(copy).is_none()));
         for copy in &own {
             if !std::ptr::eq(*copy, first) {
                 let overtaken = first.flagged && original.is_some_and(|original| std::ptr::eq(*copy, original));
                 self.note_repeat(row, copy, copy.flagged || overtaken);
             }
             self.check_partition(row, copy);
-            if let Some(part) = row.content.and_then(|content| copy.content.difference(content)) {
+            if let Some(part) = difference(copy).filter(|_| !excused) {
                 let offender = self.at_record(Some(row.id), copy, &format!("{part} differs from the row"));
                 self.findings.altered.add(offender);
             }
         }
-        row.unit
-            .filter(|_| self.is_surely_first(row, first))
+        let repeats = own.iter().filter(|copy| copy.flagged).count();
+        if row.repeat_unit.is_some() && repeats == 0 {
+            self.note_missing(row, "replayed, but only the earlier copy is in the topic");
+        }
+        self.unit_of(row, first, repeats)
             .map(|unit| first_copy(row, first, unit))
+    }
+
+    /// The unit among whose rows the first copy has its place. `None` if no order is promised, or if it is not certain which copy
+    /// this is.
+    fn unit_of(&self, row: &Expected, first: &Arrived, repeats: usize) -> Option<u64> {
+        let unit = row.unit.filter(|_| self.is_surely_first(row, first))?;
+        match row.repeat_unit {
+            // What was published first is gone, as from a topic that was made anew. Only one repeat is certainly the last one's.
+            Some(repeat) if first.flagged => (repeats == 1).then_some(repeat),
+            _ => Some(unit),
+        }
     }
 
     /// Is this certainly the first copy? An earlier one may have been removed from the topic, or may not have been read.
@@ -139,14 +156,14 @@ impl Judge {
         begins.is_none_or(|begins| row.created >= begins) && !(topic.compacted && copy.flagged)
     }
 
-    fn note_missing(&mut self, row: &Expected) {
+    fn note_missing(&mut self, row: &Expected, missing: &str) {
         let Some(published) = row.published else {
             self.findings.counts.waiting += u64::from(!row.dead);
             return;
         };
         let topic = &self.context.topics[row.topic as usize];
         let (finding, what) = if topic.must_have(row.partition_choice, published) {
-            (&mut self.findings.missing, "published, but not in the topic")
+            (&mut self.findings.missing, missing)
         } else {
             (&mut self.findings.cannot_tell, "the topic need not have it any more")
         };
@@ -354,10 +371,12 @@ mod tests {
             topic: 0,
             partition_choice: PartitionChoice::Explicit(0),
             unit: Some((id % UNITS) as u64),
+            repeat_unit: None,
             version: None,
             created: id,
             published: Some(1_000_000),
             dead: false,
+            corrected: false,
             content: Some(CONTENT),
         }
     }
@@ -531,6 +550,89 @@ mod tests {
         let copies = vec![flagged, record(5, 8), record(5, 9)];
         let findings = judged(context(), vec![row(5)], copies);
         assert_eq!((findings.duplicated.flagged, findings.duplicated.unflagged), (1, 1));
+    }
+
+    #[test]
+    fn a_corrected_row_may_have_arrived_as_it_was_and_must_arrive_as_it_is() {
+        let corrected = Expected {
+            corrected: true,
+            ..row(5)
+        };
+        let mut before = record(5, 7);
+        before.content.payload = 9;
+        let after = Arrived {
+            flagged: true,
+            ..record(5, 8)
+        };
+        let altered = |row: &Expected, records| judged(context(), vec![row.clone()], records).altered.count;
+        assert_eq!(altered(&corrected, vec![before.clone(), after.clone()]), 0);
+        assert_eq!(altered(&corrected, vec![before.clone()]), 1, "only as it was");
+        assert_eq!(
+            altered(&row(5), vec![before.clone(), after]),
+            1,
+            "nobody has corrected it"
+        );
+        let pending = Expected {
+            published: None,
+            ..corrected
+        };
+        assert_eq!(altered(&pending, vec![before]), 0, "it is about to be sent");
+    }
+
+    fn replayed(id: i64) -> Expected {
+        Expected {
+            unit: Some(1),
+            repeat_unit: Some(2),
+            ..row(id)
+        }
+    }
+
+    fn repeat(id: i64, offset: i64) -> Arrived {
+        Arrived {
+            flagged: true,
+            ..record(id, offset)
+        }
+    }
+
+    #[test]
+    fn a_replayed_row_must_arrive_once_more() {
+        let missing = |row: Expected, records| judged(context(), vec![row], records).missing.count;
+        assert_eq!(missing(replayed(5), vec![record(5, 1), repeat(5, 2)]), 0);
+        assert_eq!(missing(replayed(5), vec![repeat(5, 2)]), 0, "the topic was made anew");
+        assert_eq!(missing(replayed(5), vec![record(5, 1)]), 1);
+        let pending = Expected {
+            published: None,
+            ..replayed(5)
+        };
+        let findings = judged(context(), vec![pending], vec![record(5, 1)]);
+        assert_eq!((findings.missing.count, findings.counts.waiting), (0, 1));
+        let unordered = Expected {
+            unit: None,
+            ..replayed(5)
+        };
+        assert_eq!(missing(unordered, vec![record(5, 1)]), 1);
+    }
+
+    #[test]
+    fn repeats_are_judged_among_those_of_their_replay() {
+        let disorder = |rows: &[Expected], records| judged(context(), rows.to_vec(), records).out_of_order.count;
+        let newer = Expected {
+            unit: Some(1),
+            ..row(9)
+        };
+        let rows = [replayed(5), replayed(6), newer];
+        let anew = vec![record(9, 1), repeat(5, 2), repeat(6, 3)];
+        assert_eq!(disorder(&rows, anew), 0, "they follow a newer row of their key");
+        let swapped = vec![record(9, 1), repeat(6, 2), repeat(5, 3)];
+        assert_eq!(disorder(&rows, swapped), 1);
+        let originals = vec![record(6, 1), record(5, 2), repeat(5, 3), repeat(6, 4), record(9, 5)];
+        assert_eq!(
+            disorder(&rows, originals),
+            1,
+            "the first copies were sent in order, too"
+        );
+        let twice = vec![repeat(6, 1), repeat(5, 2), repeat(6, 3), record(9, 4)];
+        assert_eq!(disorder(&rows, twice), 0, "one of them is of another replay");
     }
 
     #[test]

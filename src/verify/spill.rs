@@ -18,7 +18,7 @@ pub const BUCKETS: usize = 128;
 const MEMORY_MAX: u64 = 64 << 20;
 
 /// Maximum size of the entries of a row: what is expected of its record, and its first copy.
-const ROW_BYTES: u64 = 184;
+const ROW_BYTES: u64 = 194;
 /// Size of the entry of a record.
 const RECORD_BYTES: u64 = 65;
 
@@ -142,7 +142,7 @@ macro_rules! fields {
 numbers! { u8 u32 i32 u64 i64 u128 }
 
 fields! {
-    Expected { message_id, id, topic, partition_choice, unit, version, created, published, dead, content }
+    Expected { message_id, id, topic, partition_choice, unit, repeat_unit, version, created, published, dead, corrected, content }
     Arrived { message_id, topic, partition, offset, timestamp, flagged, content }
     First { unit, message_id, id, topic, partition, offset, version, created, published }
     Content { key, payload, headers }
@@ -216,9 +216,9 @@ mod tests {
     }
 
     prop_compose! {
-        fn expected()(id: u128, row: i64, topic: u32, explicit: bool, choice in 0..i32::MAX, unit: Option<u64>,
+        fn expected()(id: u128, row: i64, topic: u32, explicit: bool, choice in 0..i32::MAX, unit: Option<u64>, repeat_unit: Option<u64>,
                       version: Option<(u64, i64)>, created: i64, published: Option<i64>, dead: bool,
-                      content in proptest::option::of(content())) -> Expected {
+                      corrected: bool, content in proptest::option::of(content())) -> Expected {
             Expected {
                 message_id: Uuid::from_u128(id),
                 id: row,
@@ -228,10 +228,12 @@ mod tests {
                     false => PartitionChoice::Hashed(choice as u32),
                 },
                 unit,
+                repeat_unit,
                 version,
                 created,
                 published,
                 dead,
+                corrected,
                 content,
             }
         }

@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use outboxd::config::{Check, KafkaArgs};
-use outboxd::outbox::{Database, Pooler};
+use outboxd::outbox::Database;
 use outboxd::verify::findings::{Finding, Findings};
 use outboxd::verify::{Settings, verify};
 
@@ -23,12 +23,12 @@ impl World {
     pub async fn history(&self, topic: &str) -> History {
         let kafka = KafkaArgs {
             kafka_brokers: Some(self.kafka.clone()),
-            kafka_properties: Vec::new(),
+            ..KafkaArgs::default()
         };
         let settings = Settings {
-            database: Database::parse(&self.database_url, None, Pooler::None).expect("a URL"),
+            database: Database::at(&self.database_url),
             schema: "outbox".to_owned(),
-            kafka: Check::run(|check| Some(kafka.consumer(check))).expect("brokers"),
+            kafka: Check::run(|check| kafka.consumer(check)).expect("brokers"),
             topics: Some(vec![topic.to_owned()]),
             since: None,
             serialized_keys: true,

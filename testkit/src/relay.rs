@@ -1,5 +1,6 @@
 //! A real `outboxd run` process: started, watched, signalled, killed.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,7 +20,12 @@ pub struct RelayBuilder {
 impl RelayBuilder {
     /// As short as the settings allow: recovery is part of what is tested. By environment, so that a flag wins.
     pub fn new(database_url: &str, kafka: &str) -> Self {
-        RelayBuilder::with_defaults(database_url, kafka)
+        RelayBuilder::without_database(kafka).args(&["--database-url", database_url])
+    }
+
+    /// The same for a relay that is told otherwise where its database is.
+    pub fn without_database(kafka: &str) -> Self {
+        RelayBuilder::running(kafka)
             .env("OUTBOXD_BATCH_DEADLINE", "1s")
             .env("OUTBOXD_LEASE", "5s")
             .env("OUTBOXD_POLL_INTERVAL_MAX", "100ms")
@@ -27,9 +33,13 @@ impl RelayBuilder {
 
     /// With the settings a user gets who sets none.
     pub fn with_defaults(database_url: &str, kafka: &str) -> Self {
+        RelayBuilder::running(kafka).args(&["--database-url", database_url])
+    }
+
+    fn running(kafka: &str) -> Self {
         let mut command = outboxd();
         command
-            .args(["run", "--database-url", database_url, "--kafka-brokers", kafka])
+            .args(["run", "--kafka-brokers", kafka])
             .args(["--http-listen", "127.0.0.1:0", "--log-format", "json"]);
         RelayBuilder {
             command,
@@ -142,6 +152,16 @@ impl Relay {
         (!values.is_empty()).then(|| values.iter().sum())
     }
 
+    /// The series of a metric in an answer, by their labels as they are written: `{topic="orders"}`.
+    pub fn series_in<'a>(answer: &'a str, name: &str) -> BTreeMap<&'a str, f64> {
+        let series = answer.lines().filter_map(|line| {
+            let (labels, value) = line.strip_prefix(name)?.rsplit_once(' ')?;
+            let is_it = labels.is_empty() || labels.starts_with('{');
+            is_it.then_some((labels, value.parse().ok()?))
+        });
+        series.collect()
+    }
+
     /// It never stopped, and its loops turn.
     pub fn assert_alive(&self) {
         let answer = self.get("/livez").expect("it answers");
@@ -211,6 +231,14 @@ impl Relay {
     /// Lets it go on.
     pub fn continue_from(&self, name: &str) {
         fs::write(self.dir.path().join(format!("{name}.continue")), b"").expect("a file");
+    }
+
+    /// Arms a failpoint again that it was told to continue from: it stops at the next arrival.
+    pub fn stop_again_at(&self, name: &str) {
+        // In this order: it says that it is ready only while it may not continue.
+        for end in ["ready", "continue"] {
+            fs::remove_file(self.dir.path().join(format!("{name}.{end}"))).expect("it has been there");
+        }
     }
 }
 

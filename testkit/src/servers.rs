@@ -86,6 +86,11 @@ impl OwnKafka {
         ])
     }
 
+    /// One that creates topics that are asked for.
+    pub fn creating_topics() -> Self {
+        OwnKafka::with_properties(&["auto.create.topics.enable=true"])
+    }
+
     /// One that tells its clients to come to this port: a proxy's.
     pub fn advertising(port: u16) -> Self {
         OwnKafka::with_properties(&[&format!("advertised.listeners=BROKER://127.0.0.1:{port}")])
@@ -108,14 +113,15 @@ impl OwnKafka {
 
     /// Grants an operation on a topic to a principal, and so denies the topic to all who were granted nothing.
     pub fn grant(&self, principal: &str, operation: &str, topic: &str) {
-        let output = Command::new("java")
-            .args(["-cp", &format!("{}/*", Stack::get().kafka_libs)])
-            .args(["org.apache.kafka.tools.AclCommand", "--add", "--force"])
-            .args(["--bootstrap-server", &self.address, "--topic", topic])
-            .args(["--allow-principal", principal, "--operation", operation])
-            .output()
-            .expect("java runs");
-        assert!(output.status.success(), "{output:?}");
+        let allowed = [
+            "--allow-principal",
+            principal,
+            "--operation",
+            operation,
+            "--topic",
+            topic,
+        ];
+        kafka_tool(ADD_ACL, &self.address, &allowed);
     }
 
     /// SIGSTOP: connections stay, the kernel takes what is sent, and nobody answers.
@@ -162,6 +168,26 @@ impl Drop for OwnKafka {
     }
 }
 
+/// Adds an ACL.
+pub const ADD_ACL: &[&str] = &["org.apache.kafka.tools.AclCommand", "--add", "--force"];
+
+/// Runs one of Kafka's own tools, a class and its first arguments, against a broker; panics with its words if it fails.
+pub fn kafka_tool(tool: &[&str], broker: &str, args: &[&str]) {
+    let output = Command::new("java")
+        .args([
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            &format!("{}/*", Stack::get().kafka_libs),
+        ])
+        .args(tool)
+        .args(["--bootstrap-server", broker])
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("java runs");
+    assert!(output.status.success(), "{tool:?}: {output:?}");
+}
+
 /// A PostgreSQL server of the test's own, to be crashed.
 pub struct OwnPostgres {
     dir: tempfile::TempDir,
@@ -196,6 +222,11 @@ impl OwnPostgres {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let url = stack(&["postgres-standby", &dir.path().display().to_string(), &self.path()]);
         OwnPostgres { dir, url }
+    }
+
+    /// What the server itself says.
+    pub fn log_path(&self) -> PathBuf {
+        self.dir.path().join("postgres/log")
     }
 
     /// `pg_ctl stop -m immediate`: as if the machine had lost power.

@@ -30,9 +30,14 @@ pub struct World {
 impl World {
     /// A migrated database of its own on the shared stack.
     pub async fn new() -> Self {
+        World::with_kafka(&Stack::get().kafka).await
+    }
+
+    /// The same with another Kafka.
+    pub async fn with_kafka(kafka: &str) -> Self {
         let stack = Stack::get();
         let template = database_template::of(&stack.database_url).await;
-        World::copied(&stack.database_url, &stack.kafka, template).await
+        World::copied(&stack.database_url, kafka, template).await
     }
 
     /// The same on servers of the test's choice.
@@ -78,10 +83,15 @@ impl World {
         }
     }
 
-    /// Runs a subcommand against this world's database, to its end. A migration takes the direct way.
+    /// Runs a subcommand against this world's database, to its end: one word, or two as in "dead list".
     pub fn outboxd(&self, subcommand: &str, args: &[&str]) -> Output {
+        self.command(subcommand).args(args).output().expect("outboxd runs")
+    }
+
+    /// The same, not yet started. A migration takes the direct way.
+    pub fn command(&self, subcommand: &str) -> Command {
         let mut command = outboxd();
-        command.arg(subcommand);
+        command.args(subcommand.split(' '));
         match &self.pooler {
             Some(pooler) if subcommand != "migrate" => {
                 let url = pooler.through(&self.database_url);
@@ -89,7 +99,7 @@ impl World {
             }
             _ => command.args(["--database-url", &self.database_url]),
         };
-        command.args(args).output().expect("outboxd runs")
+        command
     }
 
     /// What `outboxd status` says to a login that is an operator's and nothing else.

@@ -2,17 +2,23 @@
 
 mod consumers;
 mod cost;
+mod doctor;
 mod examples;
 mod faults;
 mod idempotency;
 mod observability;
+mod operators;
 mod order;
 mod partitions;
+mod pause;
 mod polling;
 mod purge;
+mod replay;
 mod row_lifecycle;
 mod scaling;
 mod schema;
+mod secrets;
+mod security;
 mod settings;
 mod unordered_rows;
 mod verify;

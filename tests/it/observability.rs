@@ -1,5 +1,10 @@
 //! What a person or a probe sees of it: metrics, health, status, and what it costs while idle.
 
+mod backlog;
+mod client;
+mod kit;
+mod labels;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -38,10 +43,8 @@ async fn every_metric_is_there_and_explained() {
         let sampled = sampled.filter(|rest| rest.starts_with([' ', '{']) || rest.starts_with("_bucket{"));
         assert!(sampled.count() > 0, "{name} has no sample in\n{scrape}");
     }
-    for stream in ["ordered", "unordered"] {
-        let end_to_end = format!("outboxd_end_to_end_seconds_count{{stream=\"{stream}\"}} 1");
-        assert!(scrape.contains(&end_to_end), "{end_to_end} in\n{scrape}");
-    }
+    let end_to_end = format!("outboxd_end_to_end_seconds_count{{topic=\"{topic}\"}} 2");
+    assert!(scrape.contains(&end_to_end), "{end_to_end} in\n{scrape}");
     let foreign: Vec<&str> = scrape
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
@@ -247,7 +250,7 @@ async fn what_a_hold_keeps_back_is_backlog_wherever_the_floors_are() {
     let text = status_text(&world);
     assert!(text.contains("Backlog   3 pending, oldest 2h"), "{text}");
     assert!(text.contains("waits for you"), "{text}");
-    assert!(text.contains("SELECT outbox.release_hold('t', 'k')"), "{text}");
+    assert!(text.contains("outboxd hold release --topic t --key k"), "{text}");
 }
 
 #[tokio::test]

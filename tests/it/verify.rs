@@ -265,6 +265,66 @@ async fn an_inversion_is_undecided_unless_something_tells_that_the_transactions_
     assert_eq!((verified.count("out_of_order"), verified.count("may_overlap")), (0, 0));
 }
 
+/// What a redrive leaves in these rows.
+async fn note_redrive(plot: &Plot, operation: i64, ids: &[i64]) {
+    let note = "UPDATE outbox.message SET requeued_by = $1 WHERE id = ANY ($2)";
+    plot.world.db.execute(note, &[&operation, &ids]).await.expect("noted");
+}
+
+#[tokio::test]
+async fn redriven_rows_are_judged_among_themselves() {
+    let plot = Plot::with(1, &["a", "a", "a", "a", "b"]).await;
+    plot.publish(&[3, 4, 1, 2, 5]).await;
+    assert_eq!(
+        plot.verify(&["--serialized-keys"]).count("out_of_order"),
+        2,
+        "nobody has redriven them"
+    );
+    note_redrive(&plot, 7, &[1, 2]).await;
+    plot.verify(&["--serialized-keys"]).assert_only("", None, 0);
+}
+
+#[tokio::test]
+async fn redriven_rows_of_one_operation_in_the_wrong_order_are_called_so() {
+    let plot = Plot::with(1, &["a", "a", "a", "a"]).await;
+    plot.publish(&[3, 4, 2, 1]).await;
+    note_redrive(&plot, 7, &[1, 2]).await;
+    plot.verify(&["--serialized-keys"])
+        .assert_only("out_of_order", Some(1), 1);
+    plot.verify(&[]).assert_only("may_overlap", Some(1), 2);
+    // The second operation was later, or a row of the first was refused once more.
+    note_redrive(&plot, 8, &[1]).await;
+    plot.verify(&["--serialized-keys"]).assert_only("", None, 0);
+}
+
+#[tokio::test]
+async fn a_corrected_row_may_have_arrived_as_it_was_before() {
+    let plot = Plot::with(1, &["a", "b"]).await;
+    plot.publish(&[1]).await;
+    plot.plant(&plot.rows[&2]).await;
+    plot.world
+        .execute(
+            "UPDATE outbox.message SET dead_at = now() WHERE id = 2;
+             SELECT outbox.dead_correct(2, payload_bytes => 'corrected')",
+        )
+        .await;
+    plot.verify(&[]).assert_only("", None, 0);
+    plot.world
+        .execute("UPDATE outbox.message SET available_at = NULL, published_at = clock_timestamp() WHERE id = 2")
+        .await;
+    plot.verify(&[]).assert_only("altered", Some(2), 1);
+    let mut corrected = flagged(&plot.rows[&2]);
+    corrected.payload = Some(b"corrected".to_vec());
+    plot.plant(&corrected).await;
+    let verified = plot.verify(&[]);
+    assert_eq!(
+        (verified.count("altered"), verified.code),
+        (0, Some(0)),
+        "{:#}",
+        verified.report
+    );
+}
+
 #[tokio::test]
 async fn a_row_written_after_the_other_was_published_did_overlap() {
     let plot = Plot::with(1, &["a", "a"]).await;

@@ -1,5 +1,6 @@
 //! What `outboxd status` advises: the next step for each thing that is not as it should be.
 
+use super::pauses;
 use super::render::{age, plain};
 use crate::domain::partition::Partition;
 use crate::outbox::WriterIdentity;
@@ -14,6 +15,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     } else if status.free_lanes > 0 {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
+    advice.extend(pauses::advice(&status.pauses));
     if let Some(hold) = status.holds.iter().find(|hold| hold.unit.is_empty()) {
         advice.push(format!(
             "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",
@@ -31,10 +33,11 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
             plain(&hold.reason)
         ));
     }
+    let is_tried_again = |hold: &HoldStatus| paused(hold).is_none() && hold.retry_in_seconds.is_some();
     if status
         .holds
         .iter()
-        .any(|hold| !hold.unit.is_empty() && paused(hold).is_none() && hold.retry_in_seconds.is_some())
+        .any(|hold| !hold.unit.is_empty() && is_tried_again(hold))
     {
         advice.push(
             "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
@@ -44,18 +47,20 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     let waits_for_you = |hold: &&HoldStatus| hold.retry_in_seconds.is_none() && paused(hold).is_none();
     if let Some(hold) = status.holds.iter().find(waits_for_you) {
         advice.push(format!(
-            "Topic {} waits behind a dead letter: SELECT {schema}.release_hold({}) leaves it dead and lets the rows behind it flow; \
-             redrive and discard do so, too.",
+            "Topic {} waits behind a dead letter: `{}` leaves it dead and lets the rows behind it flow; `outboxd dead redrive` and \
+             `outboxd dead discard` do so, too.",
             plain(&hold.topic),
-            hold_arguments(hold),
+            command("hold release", &hold_filter(hold), schema),
         ));
     }
     if status.backlog.dead > 0 {
         let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
-        let ids = ids.join(", ");
+        let ids = format!("--id {}", ids.join(","));
         advice.push(format!(
-            "Dead letters: once the cause is fixed, SELECT {schema}.redrive(ARRAY[{ids}]) sends them again; \
-             SELECT {schema}.discard(ARRAY[{ids}]) removes them for good."
+            "Dead letters: once the cause is fixed, `{}` sends them again; `{}` removes them for good; `{}` shows all.",
+            command("dead redrive", &ids, schema),
+            command("dead discard", &ids, schema),
+            command("dead list", "", schema)
         ));
     }
     advice.extend(status.open_writer.as_ref().and_then(about_writer));
@@ -65,14 +70,34 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     advice
 }
 
-/// The arguments of `release_hold` for a hold.
-fn hold_arguments(hold: &HoldStatus) -> String {
-    let topic = literal(&hold.topic);
+/// A command to paste. Where the database is, the environment says.
+fn command(subcommand: &str, arguments: &str, schema: &str) -> String {
+    let schema = match schema {
+        "outbox" => String::new(),
+        other => format!("--schema {other}"),
+    };
+    let words = ["outboxd", subcommand, &schema, arguments];
+    words
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The filter of `hold release` for a hold.
+fn hold_filter(hold: &HoldStatus) -> String {
+    let topic = option("--topic", &hold.topic);
     match hold.unit.split_at_checked(2) {
-        Some(("k:", key)) => format!("{topic}, {}", literal(key)),
-        Some(("p:", partition)) => format!("{topic}, partition => {}", literal(partition)),
+        Some(("k:", key)) => format!("{topic} {}", option("--key", key)),
+        Some(("p:", partition)) => format!("{topic} {}", option("--partition", partition)),
         _ => topic,
     }
+}
+
+/// A flag and its value. A value that looks like a flag itself is tied to its own.
+fn option(flag: &str, value: &str) -> String {
+    let separator = if value.starts_with('-') { '=' } else { ' ' };
+    format!("{flag}{separator}{}", shell_word(value))
 }
 
 /// Advice about a writer that stays open. Every writer is open for a moment, so a young one gets none.
@@ -105,6 +130,23 @@ fn about_writer(writer: &OpenWriter) -> Option<String> {
             )
         }),
     }
+}
+
+/// A word of a shell's command line to paste. Control characters are escaped as bash, zsh and ksh read them, since they must not
+/// reach the terminal.
+fn shell_word(text: &str) -> String {
+    if !text.contains(char::is_control) {
+        return shell_words::quote(text).into_owned();
+    }
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '\\' | '\'' => escaped.extend(['\\', c]),
+            c if c.is_control() => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => escaped.push(c),
+        }
+    }
+    format!("$'{escaped}'")
 }
 
 /// An SQL string literal to paste. Control characters are escaped, since they must not reach the terminal.
@@ -170,9 +212,33 @@ mod tests {
     }
 
     #[test]
-    fn a_held_key_is_named_by_a_literal_that_can_be_pasted() {
-        assert_eq!(literal("k:o'brien"), "'k:o''brien'");
-        assert_eq!(literal(r"k:a\b"), r"'k:a\b'");
-        assert_eq!(literal("k:a\\b\n"), r"E'k:a\\b\u000a'");
+    fn a_name_is_a_literal_that_can_be_pasted() {
+        assert_eq!(literal("o'brien"), "'o''brien'");
+        assert_eq!(literal(r"a\b"), r"'a\b'");
+        assert_eq!(literal("a\\b\n"), r"E'a\\b\u000a'");
+    }
+
+    #[test]
+    fn a_held_key_is_a_word_that_can_be_pasted() {
+        for key in ["customer-42", "", "o'brien", "a b", "$(id)", "-n", "a\\b"] {
+            let words = shell_words::split(&format!("--key {}", shell_word(key)));
+            assert_eq!(words.expect("words"), ["--key", key], "{key}");
+        }
+        assert_eq!(shell_word("it's a\\b\n"), r"$'it\'s a\\b\u000a'");
+    }
+
+    #[test]
+    fn a_value_that_looks_like_a_flag_is_tied_to_its_own() {
+        assert_eq!(option("--key", "-n"), "--key=-n");
+        assert_eq!(option("--key", "n"), "--key n");
+    }
+
+    #[test]
+    fn a_command_names_the_schema_if_it_is_another_one() {
+        assert_eq!(command("dead list", "", "outbox"), "outboxd dead list");
+        assert_eq!(
+            command("dead redrive", "--id 7", "other"),
+            "outboxd dead redrive --schema other --id 7"
+        );
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::advice::advice;
+use super::pauses::write_pauses;
 use crate::domain::partition::Partition;
 use crate::outbox::status::{HoldStatus, Status};
 
@@ -16,10 +17,10 @@ pub fn render(status: &Status, schema: &str) -> String {
 
 fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Result {
     let backlog = &status.backlog;
-    let more = if backlog.capped { "at least " } else { "" };
+    let about = if backlog.estimated { "about " } else { "" };
     writeln!(
         out,
-        "Backlog   {more}{} pending, oldest {}",
+        "Backlog   {about}{} pending, oldest {}",
         backlog.pending,
         age(backlog.oldest_seconds)
     )?;
@@ -32,6 +33,7 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
     )?;
     writeln!(out)?;
     write_workers(out, status)?;
+    write_pauses(out, &status.pauses)?;
     write_holds(out, &status.holds)?;
     write_dead(out, status)?;
     writeln!(out, "\nWhat to do")?;
@@ -138,15 +140,16 @@ pub fn age(seconds: f64) -> String {
 pub mod tests {
     use super::*;
     use crate::domain::sample::Sample;
-    use crate::outbox::WriterIdentity;
     use crate::outbox::status::{DeadStatus, OpenWriter, WorkerStatus};
+    use crate::outbox::{PauseStatus, WriterIdentity};
     use proptest::prelude::*;
 
-    fn quiet() -> Status {
+    pub fn quiet() -> Status {
         Status {
             backlog: Sample::default(),
             workers: Vec::new(),
             free_lanes: 0,
+            pauses: Vec::new(),
             holds: Vec::new(),
             dead: Vec::new(),
             open_writer: None,
@@ -217,8 +220,8 @@ pub mod tests {
         assert!(text.contains("its turn has not come, not tried yet, held 1s"), "{text}");
         assert!(text.contains("id 7 orders key -: too large (1m 1s ago)"), "{text}");
         assert!(text.contains("Topic gone takes nothing"), "{text}");
-        assert!(text.contains("SELECT outbox.redrive(ARRAY[7]) sends"), "{text}");
-        assert!(text.contains("SELECT outbox.discard(ARRAY[7]) removes"), "{text}");
+        assert!(text.contains("`outboxd dead redrive --id 7` sends"), "{text}");
+        assert!(text.contains("`outboxd dead discard --id 7` removes"), "{text}");
     }
 
     /// A status with this text wherever others choose the text.
@@ -255,6 +258,13 @@ pub mod tests {
             reason: Some(text.into()),
             age_seconds: 1.0,
         });
+        status.pauses.push(PauseStatus {
+            topic: Some(text.into()),
+            key: Some(text.into()),
+            reason: text.into(),
+            login: text.into(),
+            age_seconds: 1.0,
+        });
         status.open_writer = Some(OpenWriter {
             writer,
             age_seconds: Some(100.0),
@@ -264,11 +274,11 @@ pub mod tests {
     }
 
     #[test]
-    fn a_hold_that_waits_for_an_operator_is_named_as_the_function_takes_it() {
+    fn a_hold_that_waits_for_an_operator_is_named_as_the_command_takes_it() {
         for (unit, arguments) in [
-            ("k:o'brien", "'orders', 'o''brien'"),
-            ("p:3", "'orders', partition => '3'"),
-            ("", "'orders'"),
+            ("k:customer 42", "--topic orders --key 'customer 42'"),
+            ("p:3", "--topic orders --partition 3"),
+            ("", "--topic orders"),
         ] {
             let mut status = quiet();
             status.holds.push(HoldStatus {
@@ -282,8 +292,8 @@ pub mod tests {
                 retry_in_seconds: None,
             });
             let text = render(&status, "outbox");
-            let call = format!("SELECT outbox.release_hold({arguments}) ");
-            assert!(text.contains(&call), "{text}");
+            let command = format!("`outboxd hold release {arguments}` ");
+            assert!(text.contains(&command), "{text}");
         }
     }
 

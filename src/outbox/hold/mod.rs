@@ -13,15 +13,24 @@ use crate::domain::decision::Refusal;
 use crate::domain::hold::{Hold, HoldChange, NewHold};
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::{LoweredLane, Term};
+use crate::domain::pause::Pauses;
 use crate::domain::row::Row;
 
 from_row!(Hold: lane, topic, unit, head_id, resume_floor, failures, wait);
 from_row!(LoweredLane: epoch, floor);
 
 impl Outbox {
-    /// Returns held keys in lanes of this worker, those due first.
-    pub async fn due_keys(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
-        let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
+    /// Returns held keys in lanes of this worker that are not paused, those due first.
+    pub async fn due_keys(&self, term: &Term, most: usize, pauses: &Pauses) -> Result<Vec<Hold>> {
+        let (topics, (key_topics, key_units)) = (pauses.topics(), pauses.key_units());
+        let params: Params<'_> = &[
+            &term.worker,
+            &term.incarnation,
+            &(most as i64),
+            &topics,
+            &key_topics,
+            &key_units,
+        ];
         self.query(&self.statements.due_keys, params).await
     }
 
@@ -31,9 +40,10 @@ impl Outbox {
         Ok(BTreeSet::from_iter(topics))
     }
 
-    /// Returns one hold of each topic and partition that is paused in lanes of this worker, those due first.
-    pub async fn due_probes(&self, term: &Term, most: usize) -> Result<Vec<Hold>> {
-        let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64)];
+    /// Returns one hold of each topic and partition that accepts nothing, in lanes of this worker, those due first. Topics that an
+    /// operator has paused are left out.
+    pub async fn due_probes(&self, term: &Term, most: usize, pauses: &Pauses) -> Result<Vec<Hold>> {
+        let params: Params<'_> = &[&term.worker, &term.incarnation, &(most as i64), &pauses.topics()];
         self.query(&self.statements.due_probes, params).await
     }
 
@@ -44,17 +54,19 @@ impl Outbox {
         self.query(&self.statements.holds_of_units, params).await
     }
 
-    /// Returns holds of unordered rows that are due, except those being probed, and reserves them for the duration of `reserve`.
+    /// Returns holds of unordered rows that are due, except those being probed and those of paused topics, and reserves them for the
+    /// duration of `reserve`.
     pub async fn reserve_unordered_probes(
         &self,
         term: &Term,
         reserve: Duration,
         under_way: &[(String, String)],
         most: usize,
+        pauses: &Pauses,
     ) -> Result<Vec<Hold>> {
         let (topics, units) = unit_columns(under_way.iter().map(|(topic, unit)| (topic, unit)));
         let (reserve, most) = (reserve.as_secs_f64(), most as i64);
-        let params: Params<'_> = &[&reserve, &term.incarnation, &topics, &units, &most];
+        let params: Params<'_> = &[&reserve, &term.incarnation, &topics, &units, &most, &pauses.topics()];
         self.query(&self.statements.reserve_unordered_probes, params).await
     }
 
@@ -65,15 +77,15 @@ impl Outbox {
         self.execute(&self.statements.postpone_unit, params).await.map(drop)
     }
 
-    /// Reads the head of a hold. If any row may be the head, it is none of `acknowledged`. Returns `None` if there is no such
-    /// pending row, so that the hold has no reason any more.
-    pub async fn read_head(&self, hold: &Hold, acknowledged: &[i64]) -> Result<Option<Row>> {
+    /// Reads the head of a hold. If any row may be the head, it is none of `acknowledged`, and its key is none of `paused_keys`.
+    /// Returns `None` if there is no such pending row, so that the hold has no reason any more.
+    pub async fn read_head(&self, hold: &Hold, acknowledged: &[i64], paused_keys: &[&str]) -> Result<Option<Row>> {
         let Hold { lane, topic, unit, .. } = hold;
         let head: Option<Row> = match hold.head_id {
             Some(head) => self.query_opt(&self.statements.read_head, &[lane, &head]).await?,
             None => {
                 let (partition, partitions) = hold.partition();
-                let params: Params<'_> = &[lane, topic, unit, &partition, &partitions, &acknowledged];
+                let params: Params<'_> = &[lane, topic, unit, &partition, &partitions, &acknowledged, &paused_keys];
                 self.query_opt(&self.statements.read_topic_head, params).await?
             }
         };

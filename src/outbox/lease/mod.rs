@@ -9,7 +9,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::param::{Params, json_rows};
-use super::{Outbox, Result, Transaction};
+use super::{Outbox, Result, Transaction, known_version};
 use crate::domain::id_ranges::IdRanges;
 use crate::domain::in_flight::InFlightRanges;
 use crate::domain::lease::{ReturnedLane, TakenLane, Term};
@@ -32,6 +32,8 @@ pub struct Renewal {
     pub peers: Vec<Peer>,
     /// The stored floor of the unordered rows, and its epoch.
     pub unordered: (i64, i64),
+    /// The version of the pauses that are stored.
+    pub pauses: i64,
 }
 
 /// What `read_taken_lanes.sql` returns: the lane, what may have been sent of it, its topics with holds, whether its in-flight
@@ -60,17 +62,25 @@ impl Outbox {
             &identity.map(|identity| identity.pid),
             &identity.map(|identity| identity.started),
             &identity.and(session_key),
+            &known_version(),
         ];
         self.query_one(&self.statements.register, params).await
     }
 
     /// Renews the lease. Returns `None` if it could not be renewed. No in-flight entry of this worker has a lower id than
-    /// `oldest_entry`.
-    pub async fn renew(&self, term: &Term, lease: Duration, oldest_entry: i64) -> Result<Option<Renewal>> {
-        let params: Params<'_> = &[&term.worker, &lease.as_secs_f64(), &term.incarnation, &oldest_entry];
-        let rows: Vec<(Uuid, f64, i64, SystemTime, i64, i64)> =
+    /// `oldest_entry`, and everything that it sends obeys the pauses of version `pauses_seen` or later ones.
+    pub async fn renew(
+        &self,
+        term: &Term,
+        lease: Duration,
+        oldest_entry: i64,
+        pauses_seen: i64,
+    ) -> Result<Option<Renewal>> {
+        let lease = lease.as_secs_f64();
+        let params: Params<'_> = &[&term.worker, &lease, &term.incarnation, &oldest_entry, &pauses_seen];
+        let rows: Vec<(Uuid, f64, i64, SystemTime, i64, i64, i64)> =
             self.for_lease().query(&self.statements.renew, params).await?;
-        let Some(&(.., floor, epoch)) = rows.first() else {
+        let Some(&(.., floor, epoch, pauses)) = rows.first() else {
             return Ok(None);
         };
         let peers = rows.iter().map(|&(worker, lease_left, lanes, now, ..)| Peer {
@@ -82,6 +92,7 @@ impl Outbox {
         Ok(Some(Renewal {
             peers: peers.collect(),
             unordered: (floor, epoch),
+            pauses,
         }))
     }
 

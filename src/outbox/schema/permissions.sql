@@ -7,9 +7,9 @@ FROM (
                  ('claim', 'SELECT'), ('claim', 'INSERT'), ('claim', 'UPDATE'), ('claim', 'DELETE'),
                  ('in_flight', 'SELECT'), ('in_flight', 'INSERT'), ('in_flight', 'DELETE'),
                  ('hold', 'SELECT'), ('hold', 'INSERT'), ('hold', 'UPDATE'), ('hold', 'DELETE'),
-                 ('history', 'SELECT'), ('history', 'INSERT'), ('consumer_counters', 'SELECT'),
+                 ('history', 'SELECT'), ('history', 'INSERT'), ('pause', 'SELECT'), ('pause_version', 'SELECT'), ('consumer_counters', 'SELECT'),
                  ('consumer_duplicate_counters', 'SELECT'),
-                 ('idempotency_counters', 'SELECT')) AS t (name, privilege)
+                 ('idempotency_counters', 'SELECT'), ('idempotency_durations', 'SELECT'), ('inbox_finished', 'SELECT')) AS t (name, privilege)
     UNION ALL
     SELECT 'UPDATE (' || c.name || ') on outbox.message', has_column_privilege('outbox.message', c.name, 'UPDATE')
     FROM (VALUES ('available_at'), ('published_at'), ('dead_at'), ('attempts'), ('last_error')) AS c (name)
@@ -17,6 +17,7 @@ FROM (
     SELECT 'SELECT (' || c.name || ') on outbox.' || c.tab, has_column_privilege('outbox.' || c.tab, c.name, 'SELECT')
     FROM (VALUES ('inbox_message', 'consumer'), ('inbox_message', 'priority'), ('inbox_message', 'next_attempt_at'),
                  ('inbox_message', 'done_at'), ('inbox_message', 'poison_at'), ('inbox_message', 'behind'),
+                 ('inbox_message', 'received_at'),
                  ('processed_message', 'processed_at'),
                  ('idempotency_request', 'scope'), ('idempotency_request', 'status'), ('idempotency_request', 'locked_until'),
                  ('idempotency_request', 'failure_code'), ('idempotency_request', 'updated_at'),

@@ -1,20 +1,28 @@
 //! Reads what `outboxd status` shows, and samples for gauges. No statement here writes, locks a row or scans without a limit.
 
-use serde::Serialize;
+use std::time::SystemTime;
 
-use super::from_row::{FromRow, from_row};
-use super::{Outbox, Params, Result, WriterIdentity};
-use crate::domain::sample::{Commands, Counters, InboxSample, Sample};
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::from_row::{FromRow, from_row, json};
+use super::{Outbox, Params, PauseStatus, Result, WriterIdentity};
+use crate::domain::sample::{
+    Commands, ConsumerCount, Counters, DurationCount, FinishedGroup, FinishedMessages, InboxSample, Sample, TopicSample,
+};
 
 /// How many rows are scanned for a count, and how many examples are shown.
-const SCAN_MAX: i64 = 100_000;
+pub const SCAN_MAX: i64 = 100_000;
 const EXAMPLES_MAX: i64 = 10;
+/// How many pauses are shown.
+const PAUSES_MAX: i64 = 100;
 
 #[derive(Debug, Serialize)]
 pub struct Status {
     pub backlog: Sample,
     pub workers: Vec<WorkerStatus>,
     pub free_lanes: i64,
+    pub pauses: Vec<PauseStatus>,
     pub holds: Vec<HoldStatus>,
     pub dead: Vec<DeadStatus>,
     pub open_writer: Option<OpenWriter>,
@@ -69,26 +77,72 @@ from_row!(WorkerStatus: name, id, version, lanes, lease_left_seconds, age_second
 from_row!(HoldStatus: topic, unit, lanes, failures, reason, head_id, age_seconds, retry_in_seconds);
 from_row!(DeadStatus: id, topic, key, attempts, reason, age_seconds);
 from_row!(OpenWriter: age_seconds, later_transactions; writer);
-from_row!(Sample: pending, capped, oldest_seconds, delayed, dead, held_keys, parked_topics, paused_partitions, horizon_age, dead_tuples);
+from_row!(Sample: pending, estimated, oldest_seconds, delayed, dead, held_keys, parked_topics, paused_partitions, horizon_age, dead_tuples; topics);
 from_row!(InboxSample: unfinished, poison);
-from_row!(Counters: granted, replayed, conflicted, taken_over, payload_conflicts, inbox_taken_over .. Counters::default());
+from_row!(FinishedMessages: until, is_full; groups);
 from_row!(Commands: operation, state, count);
+
+impl FromRow for Counters {
+    fn from_row(row: &Row) -> Result<Self> {
+        Ok(Counters {
+            granted: row.try_get("granted")?,
+            replayed: row.try_get("replayed")?,
+            conflicted: row.try_get("conflicted")?,
+            taken_over: row.try_get("taken_over")?,
+            duplicates: json::<Vec<ConsumerCount>>(row, "duplicates")?,
+            payload_conflicts: row.try_get("payload_conflicts")?,
+            inbox_taken_over: row.try_get("inbox_taken_over")?,
+            durations: json::<Vec<DurationCount>>(row, "durations")?,
+        })
+    }
+}
+
+impl FromRow for Vec<TopicSample> {
+    fn from_row(row: &Row) -> Result<Self> {
+        json(row, "topics")
+    }
+}
+
+impl FromRow for Vec<FinishedGroup> {
+    fn from_row(row: &Row) -> Result<Self> {
+        json(row, "groups")
+    }
+}
 
 impl Outbox {
     pub async fn status(&self) -> Result<Status> {
         let examples: Params<'_> = &[&EXAMPLES_MAX];
         Ok(Status {
-            backlog: self.sample_backlog(SCAN_MAX).await?,
-            workers: self.query(&self.statements.status_workers, &[]).await?,
-            free_lanes: self.query_one(&self.statements.status_free_lanes, &[]).await?,
+            backlog: self.sample_backlog(SCAN_MAX, &[]).await?,
+            workers: self.workers().await?,
+            free_lanes: self.free_lanes().await?,
+            pauses: self.list_pauses(PAUSES_MAX).await?,
             holds: self.query(&self.statements.status_holds, examples).await?,
             dead: self.query(&self.statements.status_dead, examples).await?,
-            open_writer: self.query_opt(&self.statements.status_open_writer, &[]).await?,
+            open_writer: self.open_writer().await?,
         })
     }
 
-    pub async fn sample_backlog(&self, scan_max: i64) -> Result<Sample> {
-        self.query_one(&self.statements.sample_backlog, &[&scan_max]).await
+    /// The workers that have not stopped, expired ones included.
+    pub async fn workers(&self) -> Result<Vec<WorkerStatus>> {
+        self.query(&self.statements.status_workers, &[]).await
+    }
+
+    /// How many lanes have no live owner.
+    pub async fn free_lanes(&self) -> Result<i64> {
+        self.query_one(&self.statements.status_free_lanes, &[]).await
+    }
+
+    /// The transaction that was the first of those that have written to the outbox and are open.
+    pub async fn open_writer(&self) -> Result<Option<OpenWriter>> {
+        self.query_opt(&self.statements.status_open_writer, &[]).await
+    }
+
+    /// Samples the backlog. `topics` are returned by name, besides those with the most rows.
+    pub async fn sample_backlog(&self, scan_max: i64, topics: &[String]) -> Result<Sample> {
+        let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+        self.query_one(&self.statements.sample_backlog, &[&scan_max, &topics])
+            .await
     }
 
     pub async fn sample_inbox(&self, scan_max: i64) -> Result<InboxSample> {
@@ -96,12 +150,22 @@ impl Outbox {
     }
 
     pub async fn sample_counters(&self) -> Result<Counters> {
-        let counters = self.query_one(&self.statements.sample_counters, &[]).await?;
-        let duplicates: Vec<(Option<String>, i64)> = self.query(&self.statements.sample_duplicates, &[]).await?;
-        Ok(Counters {
-            duplicates: duplicates.into_iter().collect(),
-            ..counters
-        })
+        self.query_one(&self.statements.sample_counters, &[]).await
+    }
+
+    /// Inbox messages that were finished since then, or none if that is `None`. The consumers of `counters` are returned by name, and
+    /// messages that took about the same time, by these bounds in seconds, together.
+    pub async fn sample_finished(
+        &self,
+        since: Option<SystemTime>,
+        scan_max: i64,
+        counters: &Counters,
+        bounds: &[f64],
+    ) -> Result<FinishedMessages> {
+        let consumers = counters.duplicates.iter();
+        let consumers: Vec<&str> = consumers.filter_map(|count| count.consumer.as_deref()).collect();
+        let params: Params<'_> = &[&since, &consumers, &bounds.to_vec(), &scan_max];
+        self.query_one(&self.statements.sample_finished, params).await
     }
 
     pub async fn sample_commands(&self, scan_max: i64, operations: usize) -> Result<Vec<Commands>> {

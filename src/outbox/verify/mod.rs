@@ -41,6 +41,12 @@ pub struct StoredRow {
     pub row: Row,
     pub state: State,
     pub published_at: Option<SystemTime>,
+    /// The operation by which an operator had it sent again.
+    pub requeued_by: Option<i64>,
+    /// The operation that replayed it after it had been published.
+    pub replayed_by: Option<i64>,
+    /// An operator has replaced its payload.
+    pub corrected: bool,
 }
 
 impl Snapshot {
@@ -105,5 +111,8 @@ fn stored_row(row: &tokio_postgres::Row) -> Result<StoredRow> {
         row: Row::from_row(row)?,
         state,
         published_at,
+        requeued_by: row.try_get("requeued_by")?,
+        replayed_by: row.try_get("replayed_by")?,
+        corrected: row.try_get("corrected")?,
     })
 }

@@ -6,6 +6,7 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::LeaseSettings;
+use super::pauses::read_pauses;
 use crate::boottime;
 use crate::domain::in_flight::InFlightRanges;
 use crate::domain::lease::{Term, UnorderedState};
@@ -77,10 +78,12 @@ impl Terms<'_> {
         Ok(began)
     }
 
-    /// The lineage of the server, and the state of the unordered rows. Rebuilds floors if that is necessary.
+    /// The lineage of the server, and the state of the unordered rows. Rebuilds floors if that is necessary, and reads what is
+    /// paused: as the worker is registered, a pause that is committed from now on waits until this worker has seen it.
     async fn stored_state(&self, term: &Term) -> Result<(String, UnorderedState)> {
         let lineage = self.outbox.lineage(term.incarnation).await?;
         self.rebuild_floors(term).await?;
+        read_pauses(self.lanes, self.outbox).await?;
         let unordered = self.outbox.read_unordered(term.incarnation).await?.unwrap_or_default();
         Ok((lineage, unordered))
     }

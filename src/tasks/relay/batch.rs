@@ -6,6 +6,8 @@ use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::checkout::{CheckedOutLane, UnorderedCheckout};
 use crate::domain::floor::ScanResult;
 use crate::domain::hold::NewHold;
+use crate::domain::pause::Pauses;
+use crate::domain::retry::RetryPolicy;
 use crate::domain::row::{LANE_COUNT, Row, UNORDERED_LANE};
 use crate::domain::watermark::Watermark;
 use crate::lanes::{LaneReport, SentRows};
@@ -94,6 +96,30 @@ pub fn put_acknowledged_back(rows: &mut Vec<Row>, acknowledged: Vec<Row>, outcom
     let ids: Vec<i64> = acknowledged.iter().map(|row| row.id).collect();
     outcome.leave_unmarked(&ids);
     rows.extend(acknowledged);
+    rows.sort_by_cached_key(|row| row.id);
+}
+
+/// Takes out the rows that a pause keeps back.
+pub fn take_paused(rows: &mut Vec<Row>, pauses: &Pauses) -> Vec<Row> {
+    if pauses.is_empty() {
+        return Vec::new();
+    }
+    rows.extract_if(.., |row| pauses.covering(row).is_some()).collect()
+}
+
+/// Puts them back. They are held, so that floors may pass them.
+pub fn put_paused_back(
+    rows: &mut Vec<Row>,
+    paused: Vec<Row>,
+    pauses: &Pauses,
+    policy: &RetryPolicy,
+    outcome: &mut BatchOutcome,
+) {
+    if paused.is_empty() {
+        return;
+    }
+    outcome.keep_back(&paused, pauses, policy);
+    rows.extend(paused);
     rows.sort_by_cached_key(|row| row.id);
 }
 
@@ -261,7 +287,8 @@ mod tests {
     use crate::domain::id_ranges::IdRanges;
     use crate::domain::lease::Term;
     use crate::domain::maybe_sent::MaybeSent;
-    use crate::domain::retry::{OnDead, RetryPolicy};
+    use crate::domain::pause::Pause;
+    use crate::domain::retry::OnDead;
     use crate::domain::row::tests::row;
     use crate::lanes::tests::owning_maybe_sent;
     use crate::lanes::{ClaimLimits, Lanes, Work};
@@ -530,6 +557,48 @@ mod tests {
         assert_eq!((report.sent.published, report.sent.acknowledged), (vec![4], vec![2]));
         let lowest_pending = report.scan.and_then(|scan| scan.lowest_pending);
         assert_eq!(lowest_pending, Some(2), "still none passes it");
+    }
+
+    // ── rows that are paused ──────────────────────────────────────────────────────────────────────
+
+    #[test]
+    fn paused_rows_are_not_sent_and_the_floor_passes_them_because_they_are_held() {
+        let mut rows = of_lane(0, [1, 2, 3, 4]);
+        rows[1].key = Some("other".into());
+        rows[3].key = Some("other".into());
+        let pauses = |key: Option<&str>| {
+            let pause = Pause {
+                topic: Some("orders".to_owned()),
+                key: key.map(str::to_owned),
+                reason: "broken consumer".to_owned(),
+            };
+            Pauses::new(1, [pause])
+        };
+        assert!(take_paused(&mut rows, &Pauses::default()).is_empty());
+        let key = pauses(Some("k"));
+        let paused = take_paused(&mut rows, &key);
+        assert_eq!((ids(&rows), ids(&paused)), (vec![2, 4], vec![1, 3]));
+        let mut outcome = BatchOutcome {
+            published: vec![2, 4],
+            ..BatchOutcome::default()
+        };
+        put_paused_back(&mut rows, paused, &key, &POLICY, &mut outcome);
+        assert_eq!(ids(&rows), [1, 2, 3, 4]);
+        assert_eq!((outcome.unsent.as_slice(), outcome.holds.len()), (&[1, 3][..], 1));
+        assert_eq!(outcome.holds[0].head_id, Some(1), "the first row of the key");
+        let report = reported(&checked_out(0), &rows, &outcome);
+        assert_eq!(report.scan, Some(ScanResult::of_everything(Watermark::default())));
+        assert_eq!(report.sent.published, [2, 4]);
+        assert_eq!(report.held_topics, BTreeSet::from(["orders".to_owned()]));
+
+        let topic = pauses(None);
+        let paused = take_paused(&mut rows, &topic);
+        assert!(rows.is_empty());
+        let mut outcome = BatchOutcome::default();
+        put_paused_back(&mut rows, paused, &topic, &POLICY, &mut outcome);
+        let report = reported(&checked_out(0), &rows, &outcome);
+        assert!(report.sent.published.is_empty() && report.pause.is_none());
+        assert_eq!(report.scan, Some(ScanResult::of_everything(Watermark::default())));
     }
 
     // ── returned_maybe_sent, with_floors ──────────────────────────────────────────────────────────

@@ -1,13 +1,14 @@
 //! A batch of checked-out lanes: claim, in-flight entry, publish, write.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{debug, warn};
 
 use super::batch::{
     RowsByLane, discarded_report, failed_report, flag_possible_duplicates, in_order, lane_report, maybe_sent_by_lane,
-    put_acknowledged_back, take_acknowledged, with_epochs, with_floors,
+    put_acknowledged_back, put_paused_back, take_acknowledged, take_paused, with_epochs, with_floors,
 };
 use super::write::Batch;
 use super::{Relay, before_claim};
@@ -15,6 +16,7 @@ use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::checkout::CheckedOutLane;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::row::Row;
 use crate::domain::watermark::Watermark;
 use crate::failpoint;
@@ -22,9 +24,19 @@ use crate::lanes::{Checkout, LaneReport};
 use crate::metrics::{self, Stream};
 use crate::outbox::{ClaimedRows, LaneOutcome, Result};
 
+/// Under what the rows of a claim may be sent.
+#[derive(Clone, Copy)]
+pub(super) struct Conditions<'a> {
+    pub(super) term: &'a Term,
+    /// As it was before the claim.
+    pub(super) watermark: Watermark,
+    pub(super) pauses: &'a Arc<Pauses>,
+}
+
 /// Rows of checked-out lanes, from their claim until their outcome is written.
 pub(super) struct LaneBatch<'a> {
     pub(super) term: &'a Term,
+    pauses: &'a Arc<Pauses>,
     pub(super) checked_out: &'a [CheckedOutLane],
     pub(super) rows: Vec<Row>,
     /// The lanes that its rows are in, with their epochs.
@@ -38,8 +50,12 @@ impl Relay {
         let began = Instant::now();
         match self.claim_lanes(checkout, lanes).await {
             Ok(Some(claim)) => {
-                self.relay_claim(&checkout.term, checkout.watermark, lanes, claim, began)
-                    .await
+                let conditions = Conditions {
+                    term: &checkout.term,
+                    watermark: checkout.watermark,
+                    pauses: &checkout.pauses,
+                };
+                self.relay_claim(conditions, lanes, claim, began).await
             }
             Ok(None) => lanes.iter().map(|lane| discarded_report(lane.lane)).collect(),
             Err(error) => {
@@ -64,8 +80,7 @@ impl Relay {
     /// Publishes and marks what was claimed of these lanes.
     pub(super) async fn relay_claim(
         &self,
-        term: &Term,
-        watermark: Watermark,
+        conditions: Conditions<'_>,
         lanes: &[CheckedOutLane],
         claim: ClaimedRows,
         began: Instant,
@@ -79,7 +94,8 @@ impl Relay {
         flag_possible_duplicates(&mut rows, lanes);
         metrics::rows_claimed(rows.len());
         let mut batch = LaneBatch {
-            term,
+            term: conditions.term,
+            pauses: conditions.pauses,
             checked_out: lanes,
             lanes: with_epochs(lanes, &rows),
             rows,
@@ -95,7 +111,7 @@ impl Relay {
         };
         let rows = RowsByLane::new(&batch.rows);
         let report = |lane: &CheckedOutLane| {
-            let report = lane_report(lane, &rows, &cuts, watermark, &outcome);
+            let report = lane_report(lane, &rows, &cuts, conditions.watermark, &outcome);
             LaneReport {
                 hit_limit: report.hit_limit || more_delayed,
                 over_budget: over_budget.contains(&lane.lane),
@@ -113,6 +129,7 @@ impl Relay {
             return Ok(Some(BatchOutcome::default()));
         }
         let acknowledged = take_acknowledged(&mut batch.rows, batch.checked_out);
+        let paused = take_paused(&mut batch.rows, batch.pauses);
         if !batch.rows.is_empty() {
             batch.entry = self.writer.write_entry(batch.term, &batch.lanes, &batch.rows).await?;
             if batch.entry.is_none() {
@@ -122,10 +139,14 @@ impl Relay {
             }
         }
         let lease_end = self.lease_end(batch.term);
-        let mut outcome = self.publish(Stream::Ordered, &batch.rows, lease_end).await;
+        let mut outcome = self
+            .publish(Stream::Ordered, &batch.rows, batch.pauses, lease_end)
+            .await;
+        let policy = &self.settings.policy;
+        put_paused_back(&mut batch.rows, paused, batch.pauses, policy, &mut outcome);
         put_acknowledged_back(&mut batch.rows, acknowledged, &mut outcome);
         failpoint::hit("after_publish").await;
-        if outcome.published.is_empty() && batch.entry.is_none() {
+        if batch.entry.is_none() && outcome.holds.is_empty() {
             // All of its rows still wait for their marks, and it is stored already that they may have been sent.
             return Ok(Some(outcome));
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use tracing::warn;
 
 use super::batch::{discarded_report, empty_report, with_rows};
+use super::ordered::Conditions;
 use super::poll_schedule::{PollResult, PollSlot};
 use super::{Relay, before_claim};
 use crate::domain::checkout::{CheckedOutLane, PollCheckout};
@@ -27,9 +28,13 @@ impl Relay {
     pub(super) async fn poll(&self, slot: PollSlot<'_>) {
         let began = Instant::now();
         if let Some(PollHit { checkout, lanes, claim }) = self.poll_for_hit(slot).await {
-            let PollCheckout { term, watermark, .. } = checkout;
-            let reports = self.relay_claim(&term, watermark, &lanes, claim, began).await;
-            self.lanes.checkouts().checkin(&term, reports);
+            let conditions = Conditions {
+                term: &checkout.term,
+                watermark: checkout.watermark,
+                pauses: &checkout.pauses,
+            };
+            let reports = self.relay_claim(conditions, &lanes, claim, began).await;
+            self.lanes.checkouts().checkin(&checkout.term, reports);
         }
     }
 
@@ -88,7 +93,8 @@ impl Relay {
         None
     }
 
-    /// Every lane of ours is ready or checked out. A claim of unordered rows finds out whether there are any.
+    /// Every lane of ours is ready or checked out, or everything has just been paused. A claim of unordered rows finds out whether
+    /// there are any.
     fn poll_without_lanes(&self) -> PollResult {
         self.lanes.unordered().set_ready();
         if self.lanes.ownership().count() > 0 {

@@ -1,16 +1,18 @@
 //! A batch of unordered rows: claim, publish, write.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::warn;
 
 use super::Relay;
-use super::batch::{failed_report, returned_maybe_sent, unordered_report};
+use super::batch::{failed_report, put_paused_back, returned_maybe_sent, take_paused, unordered_report};
 use super::write::Batch;
 use crate::boottime;
 use crate::domain::batch_outcome::BatchOutcome;
 use crate::domain::checkout::UnorderedCheckout;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::failpoint;
 use crate::lanes::{LaneReport, LockedRows};
@@ -29,7 +31,12 @@ pub(super) struct UnorderedBatch<'a> {
 
 impl Relay {
     /// Unordered rows need no proof of the soft floor: a row below it is found as soon as the end of its writer is noticed.
-    pub(super) async fn relay_unordered(&self, term: &Term, checked_out: &UnorderedCheckout) -> LaneReport {
+    pub(super) async fn relay_unordered(
+        &self,
+        term: &Term,
+        checked_out: &UnorderedCheckout,
+        pauses: &Arc<Pauses>,
+    ) -> LaneReport {
         let (began, lease_end) = (Instant::now(), boottime::now() + self.settings.lease);
         let claimed = match self.claim_unordered(term, checked_out).await {
             Ok(claimed) => claimed,
@@ -53,7 +60,9 @@ impl Relay {
         }
         metrics::rows_claimed(rows.len());
         failpoint::hit("after_claim_unordered").await;
-        let mut outcome = self.publish(Stream::Unordered, &rows, lease_end).await;
+        let paused = take_paused(&mut rows, pauses);
+        let mut outcome = self.publish(Stream::Unordered, &rows, pauses, lease_end).await;
+        put_paused_back(&mut rows, paused, pauses, &self.settings.policy, &mut outcome);
         let batch = UnorderedBatch {
             term,
             checked_out,

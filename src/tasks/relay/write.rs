@@ -1,11 +1,13 @@
 //! Writes the outcome of a batch of either kind, without the rows that another session has locked.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use super::Relay;
 use super::ordered::LaneBatch;
 use super::unordered::UnorderedBatch;
 use crate::domain::batch_outcome::BatchOutcome;
+use crate::domain::decision::Refusal;
 use crate::domain::lease::Term;
 use crate::domain::row::Row;
 use crate::metrics::{self, Stream};
@@ -29,19 +31,20 @@ impl<'a> Batch<'a> {
 impl Relay {
     /// Writes the outcome of a batch. Returns how many rows were marked. `None`: fenced, or the term is over.
     pub(super) async fn write(&self, batch: Batch<'_>, outcome: &mut BatchOutcome) -> Option<u64> {
-        let (stream, term, rows) = batch.parts();
+        let (stream, _, rows) = batch.parts();
         let began = Instant::now();
-        let written = self.write_unlocked(batch, term, outcome).await;
+        let written = self.write_unlocked(batch, outcome).await;
         metrics::mark_took(stream, began.elapsed());
         let marked = written?;
         metrics::rows_marked(marked);
-        if let Some(oldest) = rows.iter().map(|row| row.created_at).min() {
-            metrics::end_to_end(stream, self.lanes.clock.age(oldest));
-        }
+        let published = rows.iter().filter(|row| outcome.has_published(row.id));
+        let created = published.map(|row| (row.topic.as_str(), row.created_at));
+        metrics::end_to_end(created, |created_at| self.lanes.clock.age(created_at));
         Some(marked)
     }
 
-    async fn write_unlocked(&self, batch: Batch<'_>, term: &Term, outcome: &mut BatchOutcome) -> Option<u64> {
+    async fn write_unlocked(&self, batch: Batch<'_>, outcome: &mut BatchOutcome) -> Option<u64> {
+        let (_, term, rows) = batch.parts();
         loop {
             let tried = &*outcome;
             let write = || async {
@@ -51,7 +54,7 @@ impl Relay {
                 }
             };
             let written = self.writer.unless_locked(term, write).await;
-            report_unless_locked(&written, &tried.refused);
+            report_unless_locked(&written, with_topics(&tried.refused, rows));
             if let Some(marked) = written? {
                 return Some(marked);
             }
@@ -67,4 +70,13 @@ impl Relay {
         outcome.leave_locked(&locked, &self.settings.policy);
         Some(())
     }
+}
+
+/// Refusals of rows, each with the topic of its row.
+fn with_topics<'a>(refusals: &'a [Refusal], rows: &'a [Row]) -> impl Iterator<Item = (&'a str, &'a Refusal)> {
+    let some: &[Row] = if refusals.is_empty() { &[] } else { rows };
+    let topics: HashMap<i64, &str> = some.iter().map(|row| (row.id, row.topic.as_str())).collect();
+    refusals
+        .iter()
+        .map(move |refusal| (topics.get(&refusal.id).copied().unwrap_or_default(), refusal))
 }

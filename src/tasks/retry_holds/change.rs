@@ -7,6 +7,7 @@ use tracing::info;
 
 use super::RetryHolds;
 use crate::domain::checkout::CheckedOutLane;
+use crate::domain::decision::Refusal;
 use crate::domain::hold::HoldChange;
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::{LoweredLane, Term};
@@ -67,7 +68,7 @@ impl RetryHolds {
             Ok(write.await?.then_some(()))
         };
         let written = self.writer.unless_locked(term, write).await;
-        report_unless_locked(&written, changes.iter().filter_map(|change| change.refused.as_ref()));
+        report_unless_locked(&written, refusals(changes));
         let is_written = written?.is_some();
         if is_written {
             self.lanes.in_flight.done(&entries);
@@ -81,7 +82,7 @@ impl RetryHolds {
         let ((number, epoch), entries) = ((lane.lane, lane.epoch), entries(changes));
         let write = || self.outbox.release_holds(term, number, epoch, changes, &entries);
         let written = self.writer.unless_locked(term, write).await;
-        report_unless_locked(&written, changes.iter().filter_map(|change| change.refused.as_ref()));
+        report_unless_locked(&written, refusals(changes));
         let Some(lowered) = written? else { return Some(false) };
         self.lanes.in_flight.done(&entries);
         failpoint::hit("after_hold_release").await;
@@ -92,7 +93,7 @@ impl RetryHolds {
     /// How a hold is postponed whose head another transaction has locked. The outcome of the head is written later.
     fn when_locked(&self, term: &Term, change: &HoldChange) -> Option<HoldChange> {
         if let Some(head) = change.published {
-            metrics::rows_published(1);
+            metrics::rows_published(std::iter::once(change.hold.topic.as_str()));
             let lane = change.hold.lane;
             self.lanes.maybe_sent().remember_acknowledged(term.worker, lane, head);
         }
@@ -105,11 +106,11 @@ impl RetryHolds {
     }
 
     async fn note_released(&self, term: &Term, lane: i16, lowered: LoweredLane, changes: &[HoldChange]) {
-        let published = changes.iter().filter_map(|change| change.published);
-        let count = published.clone().count();
-        metrics::rows_published(count);
-        metrics::rows_marked(count as u64);
-        published.for_each(|id| self.lanes.maybe_sent().forget(lane, id));
+        let published = changes.iter().filter(|change| change.published.is_some());
+        metrics::rows_published(published.map(|change| change.hold.topic.as_str()));
+        let marked = changes.iter().filter_map(|change| change.published);
+        metrics::rows_marked(marked.clone().count() as u64);
+        marked.for_each(|id| self.lanes.maybe_sent().forget(lane, id));
         // If the query fails, the lane keeps the held topics that it had. This only costs some reading.
         let held_topics = self.outbox.held_topics(lane).await.ok();
         self.lanes.holds().released(term, lane, lowered, held_topics);
@@ -140,4 +141,11 @@ impl RetryHolds {
 
 fn entries(changes: &[HoldChange]) -> Vec<InFlightEntry> {
     changes.iter().filter_map(|change| change.entry).collect()
+}
+
+/// Refusals of heads, each with its topic.
+fn refusals(changes: &[HoldChange]) -> impl Iterator<Item = (&str, &Refusal)> {
+    changes
+        .iter()
+        .filter_map(|change| Some((change.hold.topic.as_str(), change.refused.as_ref()?)))
 }

@@ -51,13 +51,16 @@ impl RetryHolds {
 
     /// Does one round. Returns how long to wait for the next.
     async fn retry_due(&self, draining: &CancellationToken) -> Result<Duration> {
-        if !self.lanes.holds().exist() || self.publisher.is_paused() {
+        let pauses = self.lanes.pauses.current();
+        if !self.lanes.holds().exist() || self.publisher.is_paused() || pauses.cover_everything() {
             return Ok(IDLE_WAIT);
         }
         let Some(term) = self.lanes.live_term(self.settings.lease_needed()) else {
             return Ok(IDLE_WAIT);
         };
-        let holds = self.outbox.due_keys(&term, READ_MAX).await?;
+        let holds = self.outbox.due_keys(&term, READ_MAX, &pauses).await?;
+        // A round may be long. Each head obeys the pauses of its own time.
+        drop(pauses);
         let lanes = by_lane(holds.iter().filter(|hold| hold.wait <= 0.0).cloned());
         stream::iter(lanes)
             .for_each_concurrent(LANES_AT_ONCE, async |(lane, holds)| {
@@ -125,7 +128,11 @@ impl RetryHolds {
 
     /// Sends the head of a hold. Returns the change to write, or `None` if there is none or the lane is being given away.
     async fn retry(&self, term: &Term, hold: Hold) -> Result<Option<HoldChange>> {
-        let Some(Tried { decision, sent }) = self.try_head(term, &hold).await? else {
+        let pauses = self.lanes.pauses.current();
+        if pauses.cover_hold(&hold) {
+            return Ok(None);
+        }
+        let Some(Tried { decision, sent }) = self.try_head(term, &hold, &pauses).await? else {
             return Ok(None);
         };
         let lane = hold.lane;

@@ -1,6 +1,7 @@
 //! Probes topics and partitions that accept nothing. However many lanes hold one, only one row is sent there at a time, with a
 //! short deadline. If Kafka accepts it, all lanes of this process release their holds for it, and if not, all postpone them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -16,6 +17,7 @@ use crate::domain::decision::HoldFate;
 use crate::domain::hold::{Hold, HoldChange};
 use crate::domain::in_flight::InFlightEntry;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::row::UNORDERED_LANE;
 use crate::kafka::Deadlines;
 use crate::metrics;
@@ -44,6 +46,8 @@ type Recovered = (TopicUnit, oneshot::Sender<()>);
 /// The probes to send now.
 struct DueProbes {
     term: Term,
+    /// By which they were chosen. Each probe obeys them.
+    pauses: Arc<Pauses>,
     /// One hold of each topic or partition.
     holds: Vec<Hold>,
     /// How long to wait before the next ones.
@@ -63,7 +67,7 @@ impl RetryHolds {
         while !draining.is_cancelled() {
             let wait = match self.due_probes(&probing).await {
                 Ok(Some(due)) => {
-                    let probe = |hold: &Hold| self.probe(due.term, hold.clone(), &recovered);
+                    let probe = |hold: &Hold| self.probe(due.term, hold.clone(), due.pauses.clone(), &recovered);
                     probes.extend(due.holds.iter().map(probe));
                     probing.extend(due.holds);
                     due.wait
@@ -89,13 +93,16 @@ impl RetryHolds {
         if !self.lanes.holds().exist() {
             self.publisher.end_probes();
         }
+        let pauses = self.lanes.pauses.current();
+        let may_send = self.lanes.holds().exist() && !self.publisher.is_paused() && !pauses.cover_everything();
         let term = self.lanes.live_term(self.settings.lease_needed());
-        let Some(term) = term.filter(|_| self.lanes.holds().exist() && !self.publisher.is_paused()) else {
+        let Some(term) = term.filter(|_| may_send) else {
             return Ok(None);
         };
         let unordered = probing.iter().filter(|hold| hold.lane == UNORDERED_LANE).count();
         // Holds whose probe is in flight are read, too.
-        let paused = self.outbox.due_probes(&term, PROBES_AT_ONCE + probing.len()).await?;
+        let most = PROBES_AT_ONCE + probing.len();
+        let paused = self.outbox.due_probes(&term, most, &pauses).await?;
         let is_new = |hold: &&Hold| !probing.iter().any(|other| topic_unit(other) == topic_unit(hold));
         let due = paused.iter().filter(is_new).filter(|hold| hold.wait <= 0.0);
         let room = PROBES_AT_ONCE.saturating_sub(probing.len() - unordered);
@@ -103,24 +110,35 @@ impl RetryHolds {
         let excluded: Vec<TopicUnit> = probing.iter().chain(&holds).map(topic_unit).collect();
         let room = UNORDERED_AT_ONCE.saturating_sub(unordered);
         let reserve = self.settings.lease;
-        let reserved = self.outbox.reserve_unordered_probes(&term, reserve, &excluded, room);
+        let reserved = self
+            .outbox
+            .reserve_unordered_probes(&term, reserve, &excluded, room, &pauses);
         holds.extend(reserved.await?);
         let waits = paused.iter().map(|hold| hold.wait).filter(|wait| *wait > 0.0);
         let next = Duration::from_secs_f64(waits.fold(IDLE_WAIT.as_secs_f64(), f64::min));
         Ok(Some(DueProbes {
             term,
+            pauses,
             holds,
             wait: next.max(PAUSE_MIN),
         }))
     }
 
     /// Sends one probe, writes its outcome, and waits until all lanes are released if it was accepted. Returns what it was for.
-    async fn probe(&self, term: Term, hold: Hold, recovered: &mpsc::Sender<Recovered>) -> TopicUnit {
+    async fn probe(
+        &self,
+        term: Term,
+        hold: Hold,
+        pauses: Arc<Pauses>,
+        recovered: &mpsc::Sender<Recovered>,
+    ) -> TopicUnit {
         let topic_unit = topic_unit(&hold);
         let result = match hold.lane {
-            UNORDERED_LANE => self.probe_unordered(&term, &hold).await,
-            _ => self.probe_lane(&term, &hold).await,
+            UNORDERED_LANE => self.probe_unordered(&term, &hold, &pauses).await,
+            _ => self.probe_lane(&term, &hold, &pauses).await,
         };
+        // It is sent, and what follows may take long.
+        drop(pauses);
         let written = match result {
             Ok(Some(HoldFate::PostponeAll { wait, reason })) => {
                 self.outbox.postpone_unit(&term, &hold, &reason, wait).await
@@ -152,8 +170,8 @@ impl RetryHolds {
 
     /// Probes with the oldest row that the hold of one lane keeps back. Returns what becomes of the hold, or `None` if there was no
     /// row to send or this process lost the lane.
-    async fn probe_lane(&self, term: &Term, hold: &Hold) -> Result<Option<HoldFate>> {
-        let Some(tried) = self.try_head(term, hold).await? else {
+    async fn probe_lane(&self, term: &Term, hold: &Hold, pauses: &Arc<Pauses>) -> Result<Option<HoldFate>> {
+        let Some(tried) = self.try_head(term, hold, pauses).await? else {
             return Ok(None);
         };
         let result = self.write_probe(term, hold, tried).await;

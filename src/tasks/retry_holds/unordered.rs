@@ -1,5 +1,6 @@
 //! Probes for holds of unordered rows. These belong to no worker, so the row that is sent is claimed like any other.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::warn;
@@ -9,6 +10,7 @@ use crate::boottime;
 use crate::domain::decision::{Decision, HoldFate, RowFate};
 use crate::domain::hold::Hold;
 use crate::domain::lease::Term;
+use crate::domain::pause::Pauses;
 use crate::domain::retry::Event;
 use crate::domain::row::{Row, UNORDERED_LANE};
 use crate::lanes::LockedRows;
@@ -17,8 +19,13 @@ use crate::outbox::{Result, UnorderedFilter, UnorderedOutcome};
 use crate::tasks::report::report_refusal;
 
 impl RetryHolds {
-    /// Probes with the oldest free row that a hold keeps back. Returns as [`RetryHolds::probe_lane`].
-    pub(super) async fn probe_unordered(&self, term: &Term, hold: &Hold) -> Result<Option<HoldFate>> {
+    /// Probes with the oldest free row that a hold keeps back, whose topic is not paused. Returns as [`RetryHolds::probe_lane`].
+    pub(super) async fn probe_unordered(
+        &self,
+        term: &Term,
+        hold: &Hold,
+        pauses: &Arc<Pauses>,
+    ) -> Result<Option<HoldFate>> {
         let began = boottime::now();
         let Some((claim, mut row)) = self.claim_head(term, hold).await? else {
             // There is no row to probe with. After the release the next batch finds out whether Kafka accepts rows.
@@ -30,7 +37,7 @@ impl RetryHolds {
             self.decide(hold, Event::TooLate(&row), true)
         } else {
             row.possible_duplicate |= self.lanes.maybe_sent().contains(UNORDERED_LANE, row.id);
-            self.send(hold, &row, began + self.settings.lease).await
+            self.send(hold, &row, pauses, began + self.settings.lease).await
         };
         let claimed = (claim, row.id);
         match self.write_unordered(term, hold, claimed, &decision).await {
@@ -70,9 +77,10 @@ impl RetryHolds {
         let lease = self.settings.lease;
         let write = self.outbox.write_unordered_outcome(term, claim, &outcome, lease);
         write.await?;
-        outcome.refused.iter().for_each(report_refusal);
+        let refused = outcome.refused.iter();
+        refused.for_each(|refusal| report_refusal(&hold.topic, refusal));
         if !outcome.unmarked.is_empty() {
-            metrics::rows_published(1);
+            metrics::rows_published(std::iter::once(hold.topic.as_str()));
             let ids = ids.to_vec();
             let locked = LockedRows { claim, ids, claimed };
             self.lanes.unordered().remember_locked(term.worker, locked);
@@ -125,7 +133,7 @@ impl RetryHolds {
 
     async fn release_unordered(&self, term: &Term, hold: &Hold, published: Option<(i64, i64)>) -> Result<()> {
         let marked = self.outbox.release_unordered_hold(term, hold, published).await?;
-        metrics::rows_published(usize::from(published.is_some()));
+        metrics::rows_published(published.iter().map(|_| hold.topic.as_str()));
         metrics::rows_marked(marked);
         if let Some(stored) = self.outbox.read_unordered(term.incarnation).await? {
             self.lanes.unordered().note_stored(term.worker, stored);

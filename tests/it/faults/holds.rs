@@ -318,7 +318,10 @@ async fn a_topic_with_thousands_of_holds_that_are_due_does_not_keep_others_from_
         .await;
     let holds = statement::text("due_keys")
         .replace("$1", "(SELECT id FROM outbox.worker)")
-        .replace("$2", "(SELECT incarnation FROM outbox.server)");
+        .replace("$2", "(SELECT incarnation FROM outbox.server)")
+        .replace("$4", "'{}'")
+        .replace("$5", "'{}'")
+        .replace("$6", "'{}'");
     let read = |most: i64| {
         let holds = holds.replace("$3", &most.to_string());
         format!("SELECT string_agg(DISTINCT topic || ' ' || (wait <= 0), ', ') FROM ({holds}) AS read")

@@ -20,7 +20,7 @@ impl Worker {
         let (db, id) = (world.session().await, Uuid::new_v4());
         // Of a process of which nothing can be proven.
         let (nothing, none) = (None::<String>, None::<i64>);
-        let params: [&(dyn ToSql + Sync); 9] = [
+        let params: [&(dyn ToSql + Sync); 10] = [
             &id,
             &"test",
             &"0",
@@ -30,6 +30,7 @@ impl Worker {
             &none,
             &none,
             &none,
+            &outboxd::outbox::known_version(),
         ];
         let row = db.query_one(&statement::text("register"), &params).await;
         let incarnation = row.expect("registered").get("incarnation");
@@ -37,7 +38,7 @@ impl Worker {
     }
 
     async fn renew(&self) -> bool {
-        let params: [&(dyn ToSql + Sync); 4] = [&self.id, &60.0f64, &self.incarnation, &0i64];
+        let params: [&(dyn ToSql + Sync); 5] = [&self.id, &60.0f64, &self.incarnation, &0i64, &0i64];
         let here = self
             .db
             .query(&statement::text("renew"), &params)

@@ -202,10 +202,17 @@ async fn another_schema_name_works_from_migrate_to_status() {
     let text = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(text.contains("Dead      1"), "{text}{}", stderr_of(&status));
     assert!(
-        text.contains("SELECT other.redrive(") && text.contains("SELECT other.release_hold("),
+        text.contains("outboxd dead redrive --schema other --id 3")
+            && text.contains("outboxd hold release --schema other --topic"),
         "{text}"
     );
     assert!(!text.contains("outbox."), "{text}");
+    let discarded = world.outboxd("dead discard", &["--schema", "other", "--yes"]);
+    assert!(discarded.status.success(), "{}", stderr_of(&discarded));
+    world
+        .until("SELECT count(*) = 0 FROM other.message WHERE dead_at IS NOT NULL")
+        .await;
+    assert_eq!(world.text("SELECT command FROM other.audit").await, "dead discard");
     relay.stop();
     assert!(world.is_true("SELECT to_regnamespace('outbox') IS NULL").await);
     assert_eq!(read_until(&world.kafka, &topic, 2, SOON).await.len(), 2);

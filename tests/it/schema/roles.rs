@@ -59,6 +59,12 @@ async fn a_producer_writes_its_own_columns_and_nothing_else() {
         "SELECT outbox.redrive(ARRAY[1])",
         "SELECT outbox.discard(ARRAY[1])",
         "SELECT outbox.release_hold('t', 'k')",
+        "SELECT outbox.dead_redrive(ARRAY[1])",
+        "SELECT outbox.dead_correct(1, '{}')",
+        "SELECT outbox.dead_discard(ARRAY[1])",
+        "SELECT outbox.hold_release('t', 'k')",
+        "SELECT outbox.holds_release('{t}', '{k:k}')",
+        "SELECT FROM outbox.audit",
         "SELECT outbox.purge_message('1 day')",
         "CREATE TABLE outbox.mine ()",
     ] {
@@ -73,6 +79,8 @@ async fn a_login_without_a_role_can_do_nothing() {
     denied(&stranger, "SELECT outbox.enqueue('t', 'k', '1')").await;
     denied(&stranger, "INSERT INTO outbox.message (topic, key) VALUES ('t', 'k')").await;
     denied(&stranger, "SELECT outbox.redrive(ARRAY[1])").await;
+    denied(&stranger, "SELECT outbox.dead_redrive(ARRAY[1])").await;
+    denied(&stranger, "SELECT FROM outbox.audit").await;
 }
 
 /// A relay that is not the owner goes through everything it ever does to a row.
@@ -172,6 +180,9 @@ async fn the_relay_role_cannot_change_what_the_application_wrote() {
         "DELETE FROM outbox.history",
         "DELETE FROM outbox.lane",
         "DELETE FROM outbox.schema_history",
+        "UPDATE outbox.message SET requeued_by = 1",
+        "SELECT outbox.dead_redrive(ARRAY[1])",
+        "SELECT FROM outbox.audit",
     ] {
         denied(&relay, statement).await;
     }
@@ -200,6 +211,12 @@ async fn an_operator_sees_the_status_and_redrives_but_changes_no_content() {
         "SELECT outbox.release_hold('t', 'k')",
         "SELECT outbox.redrive(ARRAY[1])",
         "SELECT outbox.discard(ARRAY[1])",
+        "SELECT outbox.hold_release('t', 'k')",
+        "SELECT outbox.holds_release('{t}', '{k:k}')",
+        "SELECT outbox.dead_redrive(ARRAY[1])",
+        "SELECT outbox.dead_correct(1, '{}')",
+        "SELECT outbox.dead_discard(ARRAY[1])",
+        "SELECT FROM outbox.audit",
     ] {
         operator.batch_execute(statement).await.expect(statement);
     }
@@ -208,6 +225,7 @@ async fn an_operator_sees_the_status_and_redrives_but_changes_no_content() {
         "UPDATE outbox.message SET dead_at = NULL",
         "UPDATE outbox.message SET available_at = now()",
         "UPDATE outbox.message SET attempts = 0, last_error = NULL",
+        "UPDATE outbox.message SET requeued_by = 1",
         "DELETE FROM outbox.message",
         "UPDATE outbox.hold SET retry_at = now()",
         "UPDATE outbox.message SET payload = '2'",

@@ -1,0 +1,58 @@
+//! `outboxd pause`: keeps back a topic, a key of it, or everything, until `outboxd resume`.
+
+mod effect;
+mod scope;
+
+use clap::Args;
+use serde_json::json;
+
+use super::Failure;
+use crate::config::{Check, DatabaseArgs};
+use crate::outbox::Outbox;
+
+pub use effect::{Effect, EffectArgs, STATEMENT_TIMEOUT};
+pub use scope::{ScopeArgs, check_reason, describe};
+
+#[derive(Args, Debug)]
+pub struct PauseArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+
+    #[command(flatten)]
+    scope: ScopeArgs,
+
+    /// Why, for `outboxd status` and the audit
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+
+    #[command(flatten)]
+    effect: EffectArgs,
+}
+
+pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
+    let (database, scope, wait) = Check::run(|check| {
+        let database = args.database.database(check);
+        let (scope, wait) = (args.scope.scope(check), args.effect.longest_wait(check));
+        check.ensure(
+            !args.reason.trim().is_empty(),
+            "--reason is empty: say why, for whoever finds it paused",
+        );
+        check_reason(check, &args.reason);
+        Some((database?, scope, wait))
+    })?;
+    let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;
+    let change = outbox.pause(scope, &args.reason).await?;
+    let effect = Effect::wait(&outbox, change.version, wait).await?;
+    if args.effect.json {
+        let own = json!({ "command": "pause", "topic": scope.topic, "key": scope.key, "changed": change.changed });
+        println!("{}", effect.as_json(own));
+    } else {
+        let what = describe(scope.topic, scope.key);
+        let head = match change.changed {
+            0 => format!("Paused already: {what}"),
+            _ => format!("Paused {what}"),
+        };
+        println!("{head}; {}.", effect.summary());
+    }
+    effect.require("pause")
+}

@@ -1,0 +1,119 @@
+//! What is paused or resumed, as flags.
+
+use clap::Args;
+
+use crate::config::Check;
+use crate::outbox::PauseScope;
+
+/// The longest key that a message may have, in bytes.
+const KEY_BYTES_MAX: usize = 1024;
+/// The longest topic name of Kafka, in bytes.
+const TOPIC_BYTES_MAX: usize = 249;
+/// The longest reason that the audit takes, in bytes.
+const REASON_BYTES_MAX: usize = 1000;
+
+/// A topic, a key of it, or everything.
+#[derive(Args, Clone, Debug)]
+pub struct ScopeArgs {
+    /// The topic
+    #[arg(long, value_name = "TOPIC", required_unless_present = "all")]
+    topic: Option<String>,
+
+    /// One key of the topic; other keys, and rows without a key, are not affected
+    #[arg(long, value_name = "KEY", requires = "topic", conflicts_with = "all")]
+    key: Option<String>,
+
+    /// Everything
+    #[arg(long, conflicts_with = "topic")]
+    all: bool,
+}
+
+impl ScopeArgs {
+    pub fn scope(&self, check: &mut Check) -> PauseScope<'_> {
+        if let Some(topic) = &self.topic {
+            check.ensure(
+                is_legal_topic(topic),
+                format!("--topic {topic:?} is not a name that a Kafka topic can have"),
+            );
+        }
+        if let Some(key) = &self.key {
+            check.ensure(
+                key.len() <= KEY_BYTES_MAX && !key.contains('\0'),
+                format!("--key is not a key that a message can have: at most {KEY_BYTES_MAX} bytes of text"),
+            );
+        }
+        PauseScope {
+            topic: self.topic.as_deref(),
+            key: self.key.as_deref(),
+        }
+    }
+}
+
+fn is_legal_topic(topic: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=TOPIC_BYTES_MAX).contains(&topic.len()) && topic.chars().all(is_legal) && !matches!(topic, "." | "..")
+}
+
+pub fn check_reason(check: &mut Check, reason: &str) {
+    check.ensure(
+        reason.len() <= REASON_BYTES_MAX && !reason.contains('\0'),
+        format!("--reason is not a text of at most {REASON_BYTES_MAX} bytes"),
+    );
+}
+
+/// What is paused, in words. Control characters of a key are escaped, since they must not control the terminal.
+pub fn describe(topic: Option<&str>, key: Option<&str>) -> String {
+    match (topic, key) {
+        (None, _) => "everything".to_owned(),
+        (Some(topic), None) => format!("topic {}", topic.escape_debug()),
+        (Some(topic), Some(key)) => format!("key {key:?} of topic {}", topic.escape_debug()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        scope: ScopeArgs,
+    }
+
+    fn parsed(args: &[&str]) -> Option<ScopeArgs> {
+        let args = ["outboxd"].into_iter().chain(args.iter().copied());
+        Some(Command::try_parse_from(args).ok()?.scope)
+    }
+
+    #[test]
+    fn a_scope_is_a_topic_a_key_of_it_or_everything() {
+        let said = |args: &[&str]| {
+            let scope = parsed(args)?;
+            let scope = Check::run(|check| Some(scope.scope(check))).ok()?;
+            Some(describe(scope.topic, scope.key))
+        };
+        let is = |said: Option<String>, expected: &str| assert_eq!(said.as_deref(), Some(expected));
+        is(said(&["--topic", "orders"]), "topic orders");
+        is(
+            said(&["--topic", "orders", "--key", "a\u{7}b"]),
+            r#"key "a\u{7}b" of topic orders"#,
+        );
+        is(said(&["--topic", "orders", "--key", ""]), r#"key "" of topic orders"#);
+        is(said(&["--all"]), "everything");
+        let long = "k".repeat(1025);
+        for refused in [
+            &[] as &[&str],
+            &["--key", "7"],
+            &["--all", "--topic", "orders"],
+            &["--all", "--key", "7"],
+            &["--topic", "no topic"],
+            &["--topic", ".."],
+            &["--topic", ""],
+            &["--topic", "orders", "--key", long.as_str()],
+        ] {
+            assert_eq!(said(refused), None, "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Why TLS failed, in words. The client library says only that verification failed, or which alert a broker sent, so the broker is
+//! asked once more, by a handshake that ends before anything is sent.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+
+use crate::tls::{self, Verify};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Errors of OpenSSL have a number whose last digits are the reason. From here on it is that of the alert that the broker sent.
+const FIRST_ALERT: u32 = 1000;
+const REASON: u32 = 0xfff;
+
+/// What is wrong with the broker's end of a TLS connection, if that can be seen from here. Blocks.
+pub fn inspect(broker: &str, ca: Option<PathBuf>, checks_name: bool) -> Option<String> {
+    let (host, _) = broker.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let name = ServerName::try_from(host.to_owned()).ok()?;
+    let settings = tls::Settings {
+        verify: if checks_name {
+            Verify::ChainAndName
+        } else {
+            Verify::Chain
+        },
+        ca,
+        identity: None,
+    };
+    let config = Arc::new(settings.client_config().ok()?);
+    let mut connection = ClientConnection::new(config, name).ok()?;
+    let mut stream = connect(broker).ok()?;
+    while connection.is_handshaking() {
+        if let Err(error) = connection.complete_io(&mut stream) {
+            return describe(&error, broker);
+        }
+    }
+    None
+}
+
+fn connect(broker: &str) -> io::Result<TcpStream> {
+    let mut refused = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in broker.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_write_timeout(Some(TIMEOUT))?;
+                return Ok(stream);
+            }
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn describe(error: &io::Error, broker: &str) -> Option<String> {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    let is_no_tls = match cause {
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            let problem = tls::certificate_problem(error)?;
+            return Some(format!(
+                "{broker}: {problem}. See ssl.ca.location, and the broker's advertised.listeners"
+            ));
+        }
+        Some(rustls::Error::InvalidMessage(_)) => true,
+        // An alert may be about the certificate that was not shown here.
+        Some(_) => false,
+        // A broker closes a connection on which it cannot read a request.
+        None => matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+        ),
+    };
+    is_no_tls.then(|| {
+        format!("{broker} does not answer in TLS: is TLS switched off there? See its listeners and security.protocol")
+    })
+}
+
+/// The address of the broker that a reason of the client library begins with: `sasl_ssl://host:9093/1: …`.
+pub fn broker_in(reason: &str) -> Option<&str> {
+    let (_, rest) = reason.split_once("://")?;
+    let (broker, _) = rest.split_once('/')?;
+    Some(broker)
+}
+
+/// What the broker said about this client's certificate, by the alert that it sent.
+pub fn refusal_of_ours(reason: &str) -> Option<String> {
+    let words = match alert(reason)? {
+        42 | 43 | 46 => "the broker does not accept this client's certificate, or wants one and got none",
+        44 => "this client's certificate has been revoked",
+        45 => "this client's certificate has expired",
+        48 => "this client's certificate is not signed by a CA that the broker trusts",
+        116 => "the broker wants a certificate of this client",
+        _ => return None,
+    };
+    Some(format!("{words}; see ssl.certificate.location and ssl.key.location"))
+}
+
+/// The number of the TLS alert in a reason of the client library, which quotes OpenSSL's error as `error:0A000412:…`.
+fn alert(reason: &str) -> Option<u32> {
+    let (_, rest) = reason.split_once("error:")?;
+    let (number, _) = rest.split_once(':')?;
+    let reason = u32::from_str_radix(number, 16).ok()? & REASON;
+    reason.checked_sub(FIRST_ALERT).filter(|alert| *alert < 256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_names_the_broker_and_the_alert() {
+        let handshake = "sasl_ssl://localhost:9093/bootstrap: SSL handshake failed: error:0A000086:SSL routines::certificate \
+                         verify failed: broker certificate could not be verified";
+        assert_eq!(broker_in(handshake), Some("localhost:9093"));
+        assert_eq!(alert(handshake), None);
+        assert_eq!(broker_in("ssl://[::1]:9093/1: Receive failed"), Some("[::1]:9093"));
+        assert_eq!(broker_in("localhost:9092/1: Disconnected"), None);
+        for (number, expected) in [("0A00045C", Some(116)), ("0A000412", Some(42)), ("14094418", Some(48))] {
+            let reason = format!("ssl://b:1/1: Receive failed: error:{number}:SSL routines::tlsv13 alert");
+            assert_eq!(alert(&reason), expected, "{number}");
+            assert!(
+                refusal_of_ours(&reason)
+                    .expect(number)
+                    .contains("ssl.certificate.location")
+            );
+        }
+        assert_eq!(alert("error:xyz:"), None);
+        assert_eq!(alert("error:0A00"), None);
+    }
+
+    #[test]
+    fn a_server_that_hangs_up_is_said_to_speak_no_tls() {
+        let of = |kind| describe(&io::Error::from(kind), "b:9093");
+        let words = of(io::ErrorKind::UnexpectedEof).expect("words");
+        assert!(words.contains("b:9093 does not answer in TLS"), "{words}");
+        assert_eq!(of(io::ErrorKind::ConnectionRefused), None, "nobody is there");
+        assert_eq!(of(io::ErrorKind::WouldBlock), None, "no answer in time");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_said_with_the_broker() {
+        let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let words = describe(&io::Error::new(io::ErrorKind::InvalidData, unknown), "b:9093").expect("words");
+        assert!(words.starts_with("b:9093: the server's certificate"), "{words}");
+        assert!(words.contains("CA") && words.contains("ssl.ca.location"), "{words}");
+    }
+}

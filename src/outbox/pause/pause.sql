@@ -1,0 +1,1 @@
+SELECT version, changed FROM outbox.pause($1, $2, $3)

@@ -1,0 +1,1 @@
+SELECT version, changed FROM outbox.resume($1, $2, $3)
