@@ -348,7 +348,7 @@ fn targets(entries: &[Entry], commits: &[Commit]) -> Vec<Target> {
     let insert = Spread::of(commits.iter().map(|commit| commit.outbox / commit.bare));
     vec![
         wal(OnPublished::Delete, 100.0),
-        wal(OnPublished::Keep, 250.0),
+        wal(OnPublished::Keep, 180.0),
         wal(OnPublished::Archive, 450.0),
         postgres(OnPublished::Delete, 12.0),
         postgres(OnPublished::Keep, 17.0),

@@ -340,7 +340,7 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
         drain(Shape::Unordered, OnPublished::Delete, 70_000.0),
         Target::at_least(
             "drain, delete, of postgres alone",
-            0.75,
+            0.85,
             ratio(Contestant::PostgresAlone(OnPublished::Delete)),
         ),
         Target::at_least("drain, delete, of the textbook", 10.0, ratio(Contestant::Textbook)).shown("×", 1),

@@ -320,11 +320,11 @@ fn targets(entries: &[Entry]) -> Vec<Target> {
     let alone = find(entries, COMPARED_RATE, Contestant::LoadAlone);
     let ratio = find(entries, COMPARED_RATE, Contestant::Outboxd).zip(alone);
     vec![
-        at_1000("p50", 0.5, 5.0),
-        at_1000("p99", 0.99, 20.0),
+        at_1000("p50", 0.5, 6.0),
+        at_1000("p99", 0.99, 25.0),
         Target::at_most(
             "PostgreSQL's processor time at 1,000/s, of the load alone",
-            1.3,
+            1.6,
             ratio.and_then(|(with, without)| Some(with.postgres_of(without)?.median)),
         )
         .shown("×", 2),
