@@ -85,15 +85,22 @@ END $$;
 
 REVOKE ALL ON FUNCTION outbox.audit_record FROM PUBLIC;
 
--- ── The record of a redrive ────────────────────────────────────────────────────────────────────
+-- ── The records of redrives and replays ────────────────────────────────────────────────────────
 
 -- A redriven row is sent after newer rows of its key. With this record `outboxd verify` compares it with the other rows of its
 -- operation, which are sent in the order of their ids, and not with those that were sent before.
 ALTER TABLE outbox.message ADD COLUMN requeued_by bigint;
 ALTER TABLE outbox.history ADD COLUMN requeued_by bigint;
 
+-- Every record of a row that was published before is flagged as a possible duplicate. The first copy of the row was sent then, or
+-- by what requeued_by says.
+ALTER TABLE outbox.message ADD COLUMN replayed_by bigint;
+ALTER TABLE outbox.history ADD COLUMN replayed_by bigint;
+
 COMMENT ON COLUMN outbox.message.requeued_by IS 'The operation in outbox.audit that sent this row again.';
 COMMENT ON COLUMN outbox.history.requeued_by IS 'The operation in outbox.audit that sent this row again.';
+COMMENT ON COLUMN outbox.message.replayed_by IS 'The operation in outbox.audit that replayed this row after it had been published.';
+COMMENT ON COLUMN outbox.history.replayed_by IS 'The operation in outbox.audit that replayed this row after it had been published.';
 
 -- ── Dead letters ───────────────────────────────────────────────────────────────────────────────
 
@@ -121,10 +128,13 @@ END $$;
 -- sent in the order of available_at and id. All rows of an operation get the time when it began, so that they are sent in the
 -- order of their ids, however many transactions it has and whatever the clock does meanwhile.
 -- Where rows of its key have waited behind one of them, the relay tries it at once and then continues the key in order.
+-- A redrive of a replayed row is one more replay of it: its first copy was sent before, and still counts as that of requeued_by.
 CREATE FUNCTION outbox.dead_requeue(ids bigint[], operation bigint) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE outbox.message m
-    SET dead_at = NULL, attempts = 0, requeued_by = dead_requeue.operation,
+    SET dead_at = NULL, attempts = 0,
+        requeued_by = CASE WHEN m.replayed_by IS NULL THEN dead_requeue.operation ELSE m.requeued_by END,
+        replayed_by = CASE WHEN m.replayed_by IS NOT NULL THEN dead_requeue.operation END,
         available_at = (SELECT a.at FROM outbox.audit a WHERE a.id = dead_requeue.operation)
     WHERE m.id = ANY (dead_requeue.ids);
     UPDATE outbox.hold h SET retry_at = now() WHERE h.head_id = ANY (dead_requeue.ids);

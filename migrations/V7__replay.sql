@@ -7,15 +7,7 @@
 -- A replay notes all of its rows when it begins, and its steps take them from there. So no row is lost and none is sent twice,
 -- wherever it is stopped, and what is published meanwhile is not part of it.
 
--- ── The record of a replay ─────────────────────────────────────────────────────────────────────
-
--- Every record of such a row is flagged as a possible duplicate. The first copy of the row was sent before, or by what
--- requeued_by says.
-ALTER TABLE outbox.message ADD COLUMN replayed_by bigint;
-ALTER TABLE outbox.history ADD COLUMN replayed_by bigint;
-
-COMMENT ON COLUMN outbox.message.replayed_by IS 'The operation in outbox.audit that replayed this row after it had been published.';
-COMMENT ON COLUMN outbox.history.replayed_by IS 'The operation in outbox.audit that replayed this row after it had been published.';
+-- ── What a replay has yet to take ──────────────────────────────────────────────────────────────
 
 -- The rows that replays have yet to take. A step deletes those that it takes.
 CREATE TABLE outbox.replay_row (
@@ -35,19 +27,6 @@ CREATE TABLE outbox.replay_row (
 COMMENT ON TABLE outbox.replay_row IS 'Rows that outboxd replay has yet to take, noted when the replay began.';
 
 GRANT SELECT ON outbox.replay_row TO outbox_operator;
-
--- A redrive of a replayed row is one more replay of it. Its first copy was sent before, and still counts as that of
--- requeued_by.
-CREATE OR REPLACE FUNCTION outbox.dead_requeue(ids bigint[], operation bigint) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    UPDATE outbox.message m
-    SET dead_at = NULL, attempts = 0,
-        requeued_by = CASE WHEN m.replayed_by IS NULL THEN dead_requeue.operation ELSE m.requeued_by END,
-        replayed_by = CASE WHEN m.replayed_by IS NOT NULL THEN dead_requeue.operation END,
-        available_at = (SELECT a.at FROM outbox.audit a WHERE a.id = dead_requeue.operation)
-    WHERE m.id = ANY (dead_requeue.ids);
-    UPDATE outbox.hold h SET retry_at = now() WHERE h.head_id = ANY (dead_requeue.ids);
-$$;
 
 -- ── What can be replayed ───────────────────────────────────────────────────────────────────────
 
