@@ -16,7 +16,28 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
     advice.extend(pauses::advice(&status.pauses));
-    if let Some(hold) = status.holds.iter().find(|hold| hold.unit.is_empty()) {
+    advice.extend(about_holds(&status.holds, schema));
+    if status.backlog.dead > 0 {
+        let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
+        let ids = format!("--id {}", ids.join(","));
+        advice.push(format!(
+            "Dead letters: once the cause is fixed, `{}` sends them again; `{}` removes them for good; `{}` shows all.",
+            command("dead redrive", &ids, schema),
+            command("dead discard", &ids, schema),
+            command("dead list", "", schema)
+        ));
+    }
+    advice.extend(status.open_writer.as_ref().and_then(about_writer));
+    if advice.is_empty() {
+        advice.push("Nothing: all is well.".to_owned());
+    }
+    advice
+}
+
+/// Advice about the rows that may not be published now: one sentence for each kind of hold.
+fn about_holds(holds: &[HoldStatus], schema: &str) -> Vec<String> {
+    let mut advice = Vec::new();
+    if let Some(hold) = holds.iter().find(|hold| hold.unit.is_empty()) {
         advice.push(format!(
             "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",
             plain(&hold.topic),
@@ -24,7 +45,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
         ));
     }
     let paused = |hold: &HoldStatus| Partition::of_unit(&hold.unit);
-    if let Some((hold, partition)) = status.holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
+    if let Some((hold, partition)) = holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
         advice.push(format!(
             "Partition {} of topic {} takes nothing ({}): see to its leader and its in-sync replicas; it is tried again by itself, and \
              rows of the topic's other partitions are published.",
@@ -45,27 +66,13 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
         );
     }
     let waits_for_you = |hold: &&HoldStatus| hold.retry_in_seconds.is_none() && paused(hold).is_none();
-    if let Some(hold) = status.holds.iter().find(waits_for_you) {
+    if let Some(hold) = holds.iter().find(waits_for_you) {
         advice.push(format!(
             "Topic {} waits behind a dead letter: `{}` leaves it dead and lets the rows behind it flow; `outboxd dead redrive` and \
              `outboxd dead discard` do so, too.",
             plain(&hold.topic),
             command("hold release", &hold_filter(hold), schema),
         ));
-    }
-    if status.backlog.dead > 0 {
-        let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
-        let ids = format!("--id {}", ids.join(","));
-        advice.push(format!(
-            "Dead letters: once the cause is fixed, `{}` sends them again; `{}` removes them for good; `{}` shows all.",
-            command("dead redrive", &ids, schema),
-            command("dead discard", &ids, schema),
-            command("dead list", "", schema)
-        ));
-    }
-    advice.extend(status.open_writer.as_ref().and_then(about_writer));
-    if advice.is_empty() {
-        advice.push("Nothing: all is well.".to_owned());
     }
     advice
 }
