@@ -192,17 +192,13 @@ impl<'a> Operation<'a> {
         self.changed += u64::from(step.changed.unsigned_abs());
     }
 
-    /// Asks, unless told not to. Without a terminal nobody would answer.
+    /// Asks, unless told not to.
     fn is_confirmed(&self) -> Result<bool, Failure> {
         if self.args.yes {
             return Ok(true);
         }
         let matched = self.matched.describe(self.words);
-        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-            return Err(Failure::Usage(format!("nobody can be asked: {matched}; add --yes")));
-        }
-        eprintln!("{}", self.preview());
-        ask(&format!("{} {matched}?", self.words.verb))
+        is_confirmed(&matched, &self.preview(), &format!("{} {matched}?", self.words.verb))
     }
 
     /// What an operator should see before anything is changed.
@@ -282,6 +278,17 @@ impl<'a> Operation<'a> {
 }
 
 const BAR: &str = "{prefix} {bar:40.green} {pos}/{len} rows";
+
+/// Shows what would be changed, and asks. Without a terminal nobody would answer.
+pub fn is_confirmed(what: &str, preview: &str, question: &str) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Err(Failure::Usage(format!("nobody can be asked: {what}; add --yes")));
+    }
+    if !preview.is_empty() {
+        eprintln!("{preview}");
+    }
+    ask(question)
+}
 
 /// Asks a question on the terminal. Only "y" and "yes" mean yes.
 fn ask(question: &str) -> Result<bool, Failure> {

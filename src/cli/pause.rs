@@ -1,5 +1,6 @@
 //! `outboxd pause`: keeps back a topic, a key of it, or everything, until `outboxd resume`.
 
+mod confirm;
 mod effect;
 mod scope;
 
@@ -10,6 +11,7 @@ use super::Failure;
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
 
+pub use confirm::{Change, ConfirmArgs};
 pub use effect::{Effect, EffectArgs, STATEMENT_TIMEOUT};
 pub use scope::{ScopeArgs, check_reason, describe};
 
@@ -26,8 +28,14 @@ pub struct PauseArgs {
     reason: String,
 
     #[command(flatten)]
+    confirm: ConfirmArgs,
+
+    #[command(flatten)]
     effect: EffectArgs,
 }
+
+/// So many rows are read at most to count those that wait.
+pub const PENDING_SCAN_MAX: i64 = 100_000;
 
 pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
     let (database, scope, wait) = Check::run(|check| {
@@ -41,10 +49,20 @@ pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
         Some((database?, scope, wait))
     })?;
     let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;
+    let pause = Change {
+        command: "pause",
+        verb: "Pause",
+        scope,
+        pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await?,
+    };
+    if !args.confirm.confirm(pause, args.effect.json)? {
+        return Ok(());
+    }
     let change = outbox.pause(scope, &args.reason).await?;
     let effect = Effect::wait(&outbox, change.version, wait).await?;
     if args.effect.json {
-        let own = json!({ "command": "pause", "topic": scope.topic, "key": scope.key, "changed": change.changed });
+        let mut own = pause.as_json();
+        own["changed"] = json!(change.changed);
         println!("{}", effect.as_json(own));
     } else {
         let what = describe(scope.topic, scope.key);

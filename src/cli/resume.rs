@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::pause::{Effect, EffectArgs, STATEMENT_TIMEOUT, ScopeArgs, check_reason, describe};
+use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs, check_reason, describe};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
 
@@ -21,6 +21,9 @@ pub struct ResumeArgs {
     reason: Option<String>,
 
     #[command(flatten)]
+    confirm: ConfirmArgs,
+
+    #[command(flatten)]
     effect: EffectArgs,
 }
 
@@ -35,14 +38,23 @@ pub async fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         Some((database?, scope, wait))
     })?;
     let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;
+    let resume = Change {
+        command: "resume",
+        verb: "Resume",
+        scope,
+        pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await?,
+    };
+    if !args.confirm.confirm(resume, args.effect.json)? {
+        return Ok(());
+    }
     let change = outbox.resume(scope, args.reason.as_deref()).await?;
     let effect = Effect::wait(&outbox, change.version, wait).await?;
     let mut others = outbox.list_pauses(PAUSES_MAX).await?;
     others.retain(|other| overlap(scope, other));
     if args.effect.json {
-        let own = json!({
-            "command": "resume", "topic": scope.topic, "key": scope.key, "changed": change.changed, "still_paused": others,
-        });
+        let mut own = resume.as_json();
+        own["changed"] = json!(change.changed);
+        own["still_paused"] = json!(others);
         println!("{}", effect.as_json(own));
     } else {
         let what = describe(scope.topic, scope.key);

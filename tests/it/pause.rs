@@ -12,7 +12,7 @@ use testkit::*;
 
 /// Runs `outboxd pause` or `outboxd resume`; answers what it says.
 fn told(world: &World, command: &str, args: &[&str]) -> serde_json::Value {
-    let output = world.outboxd(command, &[args, &["--json"]].concat());
+    let output = world.outboxd(command, &[args, &["--yes", "--json"]].concat());
     assert!(output.status.success(), "{command}: {}", stderr_of(&output));
     serde_json::from_slice(&output.stdout).expect("JSON")
 }

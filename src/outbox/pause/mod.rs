@@ -22,6 +22,14 @@ pub struct PauseChange {
     pub changed: i32,
 }
 
+/// How many rows a pause or resume is about.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingRows {
+    pub rows: i64,
+    /// There may be more if this is false: not all rows were read.
+    pub is_all: bool,
+}
+
 /// A live worker.
 #[derive(Clone, Debug)]
 pub struct WorkerAndPauses {
@@ -43,6 +51,7 @@ pub struct PauseStatus {
 }
 
 from_row!(PauseChange: version, changed);
+from_row!(PendingRows: rows, is_all);
 from_row!(WorkerAndPauses: name, obeys);
 from_row!(PauseStatus: topic, key, reason, login, age_seconds);
 
@@ -58,6 +67,12 @@ impl Outbox {
             .into_iter()
             .filter_map(|(_, topic, key, reason)| reason.map(|reason| Pause { topic, key, reason }));
         Ok(Pauses::new(version, pauses))
+    }
+
+    /// Counts the pending rows of this scope, at most about this many.
+    pub async fn pending_rows(&self, scope: PauseScope<'_>, scan_max: i64) -> Result<PendingRows> {
+        let params: Params<'_> = &[&scope.topic, &scope.key, &scan_max];
+        self.query_one(&self.statements.pending_rows, params).await
     }
 
     pub async fn pause(&self, scope: PauseScope<'_>, reason: &str) -> Result<PauseChange> {

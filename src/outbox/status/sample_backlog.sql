@@ -12,9 +12,7 @@
 --
 -- Returned by name are the topics of $2, and of the others the 50 with the most rows.
 WITH ranges AS MATERIALIZED (
-    SELECT false AS is_passed, f.floor AS low, 9223372036854775807 AS high FROM (SELECT min(floor) AS floor FROM outbox.lane) f
-    UNION ALL
-    SELECT true, (SELECT min(resume_floor) FROM outbox.hold), (SELECT min(floor) FROM outbox.lane)
+    {pending_ranges}
 ), walked AS MATERIALIZED (
     SELECT r.is_passed, m.id, m.topic, m.created_at, m.pending
     FROM ranges r CROSS JOIN LATERAL (

@@ -51,7 +51,7 @@ async fn an_operator_may_pause_and_the_audit_names_the_login() {
     let url = world.login("alice", &["outbox_operator"]).await;
     let run = |command: &str, args: &[&str]| {
         let mut outboxd = outboxd();
-        outboxd.args([command, "--database-url", &url]).args(args);
+        outboxd.args([command, "--yes", "--database-url", &url]).args(args);
         let output = outboxd.output().expect("outboxd runs");
         assert!(output.status.success(), "{}", stderr_of(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -84,6 +84,55 @@ async fn an_operator_may_pause_and_the_audit_names_the_login() {
         r#"resume {"all": true} 1 {}"#,
     ];
     assert_eq!(world.text(&format!("{audit}'{login}'")).await, expected.join("; "));
+}
+
+#[tokio::test]
+async fn the_rows_that_a_pause_is_about_are_counted_first_and_nobody_is_asked_without_a_terminal() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    pause(&world, &["--topic", &topic]);
+    let relay = world.relay().start_ready().await;
+    world.fill(&topic, 10, 2).await;
+    held_everywhere(&world, &topic).await;
+    // A floor has passed these ten, and none of those that follow.
+    world.floor_passes(10).await;
+    drop(relay);
+    world.fill(&topic, 4, 2).await;
+    world.fill("bills", 1, 1).await;
+    world.execute("UPDATE outbox.message SET available_at = now() - interval '1 s' WHERE topic = 'bills'").await;
+    world.fill("later", 1, 1).await;
+    world.execute("UPDATE outbox.message SET available_at = now() + interval '1 h' WHERE topic = 'later'").await;
+
+    for (command, scope, pending) in [
+        ("pause", &["--all"] as &[&str], 15),
+        ("resume", &["--topic", &topic], 14),
+        ("pause", &["--topic", &topic, "--key", "k1"], 7),
+        ("pause", &["--topic", "bills"], 1),
+        ("pause", &["--topic", "later"], 0),
+    ] {
+        let reason: &[&str] = if command == "pause" { &["--reason", "why"] } else { &[] };
+        let args = [scope, reason].concat();
+        let output = world.outboxd(command, &[&args[..], &["--dry-run", "--json"]].concat());
+        assert!(output.status.success(), "{}", stderr_of(&output));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(
+            (&said["pending"], &said["pending_is_all"], &said["dry_run"]),
+            (&pending.into(), &true.into(), &true.into()),
+            "{scope:?}: {said}"
+        );
+        let output = world.outboxd(command, &args);
+        assert_eq!(output.status.code(), Some(64), "{}", stderr_of(&output));
+        let rows = format!("with {pending} pending row");
+        assert!(
+            stderr_of(&output).contains(&rows) && stderr_of(&output).contains("add --yes"),
+            "{}",
+            stderr_of(&output)
+        );
+    }
+    assert_eq!(world.count("SELECT version FROM outbox.pause_version").await, 1);
+    let output = world.outboxd("resume", &["--topic", &topic, "--dry-run"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said, format!("Would resume topic {topic}, with 14 pending rows.\n"));
 }
 
 #[tokio::test]

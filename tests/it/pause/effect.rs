@@ -9,6 +9,7 @@ fn pausing(world: &World, args: &[&str]) -> Child {
     outboxd()
         .args([
             "pause",
+            "--yes",
             "--database-url",
             &world.database_url,
             "--reason",
@@ -89,7 +90,7 @@ async fn a_worker_that_does_not_answer_is_named_and_then_waited_for_no_longer_th
     let topic = world.topic("orders", 1, &[]).await;
     let silent = world.relay().args(&["--worker-name", "relay-2"]).start_ready().await;
     silent.signal("STOP");
-    let impatient = ["--timeout", "1s", "--reason", "poison", "--topic", topic.as_str()];
+    let impatient = ["--yes", "--timeout", "1s", "--reason", "poison", "--topic", topic.as_str()];
     let output = world.outboxd("pause", &impatient);
     assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
     assert!(stderr_of(&output).contains("relay-2"), "{}", stderr_of(&output));
@@ -111,7 +112,7 @@ async fn nothing_is_paused_while_a_worker_runs_that_does_not_know_pauses() {
     let world = World::new().await;
     let relay = world.relay().args(&["--worker-name", "relay-3"]).start_ready().await;
     world.execute("UPDATE outbox.worker SET knows = 3").await;
-    let output = world.outboxd("pause", &["--all", "--reason", "poison"]);
+    let output = world.outboxd("pause", &["--all", "--yes", "--reason", "poison"]);
     assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
     for words in ["relay-3", "nothing was paused", "Finish the rollout"] {
         assert!(stderr_of(&output).contains(words), "{words}: {}", stderr_of(&output));

@@ -89,7 +89,7 @@ async fn a_repeat_that_dies_is_a_dead_letter_and_is_redriven_as_a_repeat() {
 async fn a_replay_of_what_is_paused_waits_for_the_resume() {
     let (world, topic, relay) = published_world(&[], 50, 5).await;
     world.floor_passes(50).await;
-    let pause = world.outboxd("pause", &["--topic", &topic, "--reason", "not yet"]);
+    let pause = world.outboxd("pause", &["--topic", &topic, "--yes", "--reason", "not yet"]);
     assert!(pause.status.success(), "{}", stderr_of(&pause));
     assert_eq!(replay(&world, &["--id", "1-50"])["changed"], 50);
     let waits = format!(
@@ -98,7 +98,7 @@ async fn a_replay_of_what_is_paused_waits_for_the_resume() {
     );
     world.until(&waits).await;
     assert_eq!(world.records(&topic).await.len(), 50, "nothing is sent");
-    let resume = world.outboxd("resume", &["--topic", &topic]);
+    let resume = world.outboxd("resume", &["--topic", &topic, "--yes"]);
     assert!(resume.status.success(), "{}", stderr_of(&resume));
     world.drained(SOON).await;
     world.held(0).await;
