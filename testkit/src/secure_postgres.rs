@@ -61,6 +61,11 @@ impl SecurePostgres {
         World::on(&self.server.url, &Stack::get().kafka).await
     }
 
+    /// A database on it without the schema.
+    pub async fn empty_world(&self, kafka: &str) -> World {
+        World::empty_on(&self.server.url, kafka).await
+    }
+
     /// Shows this certificate from now on.
     pub async fn show(&self, leaf: &str) {
         self.install_certificate(leaf);

@@ -60,7 +60,8 @@ impl World {
         World::empty_on(&stack.database_url, &stack.kafka).await
     }
 
-    async fn empty_on(server_url: &str, kafka: &str) -> Self {
+    /// The same on servers of the test's choice.
+    pub async fn empty_on(server_url: &str, kafka: &str) -> Self {
         World::copied(server_url, kafka, "template1").await
     }
 

@@ -22,6 +22,7 @@ mod security;
 mod settings;
 mod unordered_rows;
 mod verify;
+mod walk;
 mod wire_format;
 
 /// The test kit finds the binary by itself: it must be the one that cargo has built for this run.
