@@ -4,7 +4,9 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs, check_reason, describe};
+use super::pause::{
+    Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs, check_reason, describe,
+};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
 

@@ -55,11 +55,7 @@ fn about_holds(holds: &[HoldStatus], schema: &str) -> Vec<String> {
         ));
     }
     let is_tried_again = |hold: &HoldStatus| paused(hold).is_none() && hold.retry_in_seconds.is_some();
-    if status
-        .holds
-        .iter()
-        .any(|hold| !hold.unit.is_empty() && is_tried_again(hold))
-    {
+    if holds.iter().any(|hold| !hold.unit.is_empty() && is_tried_again(hold)) {
         advice.push(
             "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
                 .to_owned(),

@@ -99,9 +99,13 @@ async fn the_rows_that_a_pause_is_about_are_counted_first_and_nobody_is_asked_wi
     drop(relay);
     world.fill(&topic, 4, 2).await;
     world.fill("bills", 1, 1).await;
-    world.execute("UPDATE outbox.message SET available_at = now() - interval '1 s' WHERE topic = 'bills'").await;
+    world
+        .execute("UPDATE outbox.message SET available_at = now() - interval '1 s' WHERE topic = 'bills'")
+        .await;
     world.fill("later", 1, 1).await;
-    world.execute("UPDATE outbox.message SET available_at = now() + interval '1 h' WHERE topic = 'later'").await;
+    world
+        .execute("UPDATE outbox.message SET available_at = now() + interval '1 h' WHERE topic = 'later'")
+        .await;
 
     for (command, scope, pending) in [
         ("pause", &["--all"] as &[&str], 15),

@@ -65,7 +65,14 @@ async fn a_pause_takes_effect_although_who_asked_for_it_is_killed() {
     let relay = world.relay().failpoint("before_renew").start_ready().await;
     relay.at_failpoint("before_renew").await;
     let mut asking = outboxd()
-        .args(["pause", "--yes", "--database-url", &world.database_url, "--topic", &topic])
+        .args([
+            "pause",
+            "--yes",
+            "--database-url",
+            &world.database_url,
+            "--topic",
+            &topic,
+        ])
         .args(["--reason", "broken consumer"])
         .stdout(Stdio::null())
         .spawn()

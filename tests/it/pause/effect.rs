@@ -90,7 +90,15 @@ async fn a_worker_that_does_not_answer_is_named_and_then_waited_for_no_longer_th
     let topic = world.topic("orders", 1, &[]).await;
     let silent = world.relay().args(&["--worker-name", "relay-2"]).start_ready().await;
     silent.signal("STOP");
-    let impatient = ["--yes", "--timeout", "1s", "--reason", "poison", "--topic", topic.as_str()];
+    let impatient = [
+        "--yes",
+        "--timeout",
+        "1s",
+        "--reason",
+        "poison",
+        "--topic",
+        topic.as_str(),
+    ];
     let output = world.outboxd("pause", &impatient);
     assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
     assert!(stderr_of(&output).contains("relay-2"), "{}", stderr_of(&output));
