@@ -249,7 +249,7 @@ impl Inspector {
         match tokio::runtime::Handle::current().block_on(described) {
             Ok(answers) => answers
                 .into_iter()
-                .map(|answer| answer.map(|resource| topic_settings(&resource)).map_err(refusal))
+                .map(|answer| answer.map_err(refusal).and_then(|resource| topic_settings(&resource)))
                 .collect(),
             Err(error) => topics
                 .iter()
@@ -284,14 +284,19 @@ fn state(partition: &MetadataPartition) -> PartitionState {
     }
 }
 
-fn topic_settings(resource: &ConfigResource) -> TopicSettings {
+/// A topic of which brokers may tell nothing comes without settings. The client library drops the reason, but the topic is there, so
+/// it is a missing ACL.
+fn topic_settings(resource: &ConfigResource) -> Result<TopicSettings, TopicRefusal> {
+    if resource.entries.is_empty() {
+        return Err(TopicRefusal::Forbidden);
+    }
     let text = |name: &str| resource.get(name)?.value.as_deref();
-    TopicSettings {
+    Ok(TopicSettings {
         max_message_bytes: text("max.message.bytes").and_then(|value| value.parse().ok()),
         min_in_sync: text("min.insync.replicas").and_then(|value| value.parse().ok()),
         stamps_itself: text("message.timestamp.type") == Some("LogAppendTime"),
         ahead_max_ms: text("message.timestamp.after.max.ms").and_then(|value| value.parse().ok()),
-    }
+    })
 }
 
 #[cfg(test)]

@@ -1,23 +1,21 @@
 //! What keeps the server from removing old rows and old WAL, and floors from moving.
 
 use testkit::*;
-use tokio_postgres::Client;
 
 use super::{assert_contains, examine, world_and_relay};
 
 /// Everything that is older than a moment is old.
 const AT_ONCE: [&str; 2] = ["--max-transaction-age", "200ms"];
 
-/// Waits until the session has been in its state for long enough.
-async fn is_old(world: &World, session: &Client) {
-    let pid: i32 = session
-        .query_one("SELECT pg_backend_pid()", &[])
-        .await
-        .expect("a pid")
-        .get(0);
-    let condition =
-        "SELECT clock_timestamp() - greatest(state_change, xact_start) > interval '300 ms' FROM pg_stat_activity";
-    world.until(&format!("{condition} WHERE pid = {pid}")).await;
+/// Waits until the session of this application has been in its state for long enough. It is not asked itself: the answer would keep
+/// a snapshot.
+async fn is_old(world: &World, application: &str) {
+    let age = "clock_timestamp() - greatest(state_change, xact_start) > interval '300 ms'";
+    world
+        .until(&format!(
+            "SELECT {age} FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{application}'"
+        ))
+        .await;
 }
 
 #[tokio::test]
@@ -49,7 +47,7 @@ async fn a_session_that_is_idle_in_a_transaction_is_named_to_who_may_see_it() {
         .batch_execute("SET application_name = 'billing'; BEGIN; SELECT 1")
         .await
         .expect("begun");
-    is_old(&world, &forgotten).await;
+    is_old(&world, "billing").await;
     let (found, fix) = examine(&url, &AT_ONCE).only_advice("db.idle_in_transaction");
     assert_contains(&found, &["this login may not see"]);
     assert_contains(
@@ -80,7 +78,7 @@ async fn a_writer_that_stays_open_is_named() {
         .batch_execute("SET application_name = 'shop'; BEGIN; INSERT INTO outbox.message (topic, key, payload) VALUES ('t', 'k', '1')")
         .await
         .expect("written");
-    is_old(&world, &writer).await;
+    is_old(&world, "shop").await;
     let report = examine(&world.database_url, &AT_ONCE);
     assert_eq!(report.with("problem"), ["db.idle_in_transaction", "db.open_writer"]);
     let (found, fix) = report.said("db.open_writer");
