@@ -48,8 +48,8 @@ async fn killed_and_run_again(command: &str, left: &str) {
     assert_eq!((&again["matched"], &again["changed"]), (&500.into(), &500.into()));
     assert_eq!(world.count(left).await, 0);
     // Each row was changed once, in the order of ids.
-    let changed = "SELECT count(*) = 2500 AND count(DISTINCT id) = 2500
-                   FROM outbox.audit a, unnest(a.ids) AS id";
+    let changed = "SELECT count(*) = 2500 AND count(DISTINCT row_id) = 2500
+                   FROM outbox.audit a, unnest(a.ids) AS audited (row_id)";
     assert!(world.is_true(changed).await);
     let operations = "SELECT string_agg(changed::text, ',' ORDER BY operation)
                       FROM (SELECT operation, sum(changed) AS changed FROM outbox.audit GROUP BY operation) o";

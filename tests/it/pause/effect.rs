@@ -27,7 +27,9 @@ async fn stops_at(failpoint: &str, key: Option<&str>) {
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     world.insert(&topic, &[(key, b"claimed before".to_vec())]).await;
-    let relay = world.relay().failpoint(failpoint).start_ready().await;
+    // So long that enough of the claim's own lease is left to send the row afterwards.
+    let relay = world.relay().args(&["--lease", "15s"]).failpoint(failpoint);
+    let relay = relay.start_ready().await;
     relay.at_failpoint(failpoint).await;
     let mut pausing = pausing(&world, &["--topic", &topic]);
     world.until("SELECT count(*) = 1 FROM outbox.pause").await;

@@ -17,8 +17,8 @@ async fn stopped_before_the_third_step(world: &World, topic: &str, dir: &Path) -
 /// Every message was audited once, in one operation.
 async fn assert_one_operation(world: &World, rows: usize) {
     let audited = format!(
-        "SELECT count(*) = {rows} AND count(DISTINCT id) = {rows} AND count(DISTINCT a.operation) = 1
-         FROM outbox.audit a, unnest(a.ids) AS id"
+        "SELECT count(*) = {rows} AND count(DISTINCT row_id) = {rows} AND count(DISTINCT a.operation) = 1
+         FROM outbox.audit a, unnest(a.ids) AS audited (row_id)"
     );
     assert!(world.is_true(&audited).await);
     assert_eq!(

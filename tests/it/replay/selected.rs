@@ -49,7 +49,7 @@ async fn each_filter_takes_its_rows(on_published: &str) {
         world.drained(SOON).await;
         publish_hours_ago(&world).await;
         let audited = format!(
-            "SELECT array_agg(id ORDER BY id) FROM outbox.audit a, unnest(a.ids) AS id WHERE a.operation = {}",
+            "SELECT array_agg(row_id ORDER BY row_id) FROM outbox.audit a, unnest(a.ids) AS audited (row_id) WHERE a.operation = {}",
             said["operation"]
         );
         let audited: Vec<i64> = world.db.query_one(&audited, &[]).await.expect("an audit").get(0);

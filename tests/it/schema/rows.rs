@@ -114,6 +114,27 @@ const REFUSED: &[(&str, &[&str])] = &[
         &["outbox.lane (lane) VALUES (64)", "outbox.lane (lane) VALUES (-2)"],
     ),
     (
+        "pause_has_a_reason",
+        &["outbox.pause (reason) VALUES ('')", "outbox.pause (reason) VALUES (' ')"],
+    ),
+    (
+        "pause_key_is_at_most_1024_bytes",
+        &["outbox.pause (topic, key, reason) VALUES ('orders', repeat('ä', 513), 'why')"],
+    ),
+    (
+        "pause_of_a_key_names_its_topic",
+        &["outbox.pause (key, reason) VALUES ('k', 'why')"],
+    ),
+    (
+        "pause_topic_is_a_legal_kafka_name",
+        &[
+            "outbox.pause (topic, reason) VALUES ('', 'why')",
+            "outbox.pause (topic, reason) VALUES ('..', 'why')",
+            "outbox.pause (topic, reason) VALUES ('no topic', 'why')",
+            "outbox.pause (topic, reason) VALUES (repeat('t', 250), 'why')",
+        ],
+    ),
+    (
         "unordered_lane_has_no_owner",
         &["outbox.lane (lane, owner) VALUES (-1, gen_random_uuid())"],
     ),

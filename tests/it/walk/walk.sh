@@ -63,7 +63,7 @@ SQL
 echo relay-s3cret >"$FOLDER/relay-password"
 as_relay=(--database-url "$(url relay)" --database-password-file "$FOLDER/relay-password")
 says "TLS" outboxd doctor "${as_relay[@]}"
-outboxd run "${as_relay[@]}" --max-attempts 1 --http-listen 127.0.0.1:0 2>"$FOLDER/log" &
+"$OUTBOXD" run "${as_relay[@]}" --max-attempts 1 --http-listen 127.0.0.1:0 >"$FOLDER/log" 2>&1 &
 relay=$!
 
 # From here on the operator, whose password is in the file that psql reads as well.
@@ -109,7 +109,7 @@ says "3 of 3 messages" outboxd replay --topic "$TOPIC" --id 1-3 --reason "the co
 await all_is_published
 
 # What PostgreSQL and Kafka have is the same, and nothing is wrong.
-says "holds" outboxd verify
+says "The promises held" outboxd verify
 says "replay" outboxd audit
 says "TLS" outboxd doctor "${as_relay[@]}"
 
