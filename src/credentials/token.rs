@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -28,8 +30,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// The first wait after a failure. It doubles each time.
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The wait between two tokens, however often brokers refuse them.
-const BETWEEN_TOKENS: Duration = Duration::from_secs(5);
+/// The first wait between two tokens while brokers refuse them. It doubles each time.
+const REFUSED_WAIT_MIN: Duration = Duration::from_secs(5);
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(60);
+/// A refusal so long after the one before is the first of another outage.
+const REFUSALS_END_AFTER: Duration = Duration::from_secs(180);
 /// Longest wait for a token. A command and an issuer have shorter limits of their own.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -118,24 +123,7 @@ fn timestamp(json: &Value) -> Option<SystemTime> {
 /// What a JWT says about itself, if the token is one.
 fn claims(token: &str) -> Option<Value> {
     let [_, claims, _]: [&str; 3] = token.split('.').collect::<Vec<_>>().try_into().ok()?;
-    serde_json::from_slice(&base64url(claims)?).ok()
-}
-
-/// Decodes base64 as JWTs have it: with the alphabet for URLs, and without padding.
-fn base64url(text: &str) -> Option<Vec<u8>> {
-    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let (mut bytes, mut bits, mut count) = (Vec::new(), 0u32, 0);
-    for sign in text.bytes() {
-        let value = ALPHABET.iter().position(|known| *known == sign)?;
-        bits = (bits << 6) | value as u32;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    Some(bytes)
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
 }
 
 /// Where tokens come from.
@@ -193,8 +181,20 @@ struct State {
     renewal: Option<SystemTime>,
     /// When a token was last asked for.
     asked: Option<Instant>,
+    /// How many tokens brokers have refused in a row.
+    refusals: u32,
     /// Why there is no newer token.
     problem: Option<String>,
+}
+
+impl State {
+    /// The wait between the last token, of so long ago, and the next one, if brokers refuse it.
+    fn refusal_wait(&mut self, ago: Duration) -> Duration {
+        self.refusals = if ago > REFUSALS_END_AFTER { 0 } else { self.refusals };
+        let wait = REFUSED_WAIT_MIN * 2u32.pow(self.refusals.min(4));
+        self.refusals += 1;
+        wait.min(REFUSED_WAIT_MAX)
+    }
 }
 
 impl Tokens {
@@ -317,11 +317,12 @@ impl Tokens {
         wait.min(LOOK_EVERY)
     }
 
-    /// The next token is due now, but not sooner after the last one than [`BETWEEN_TOKENS`].
+    /// The next token is due now. The issuer is asked less and less often while brokers refuse what it gives.
     async fn hurry(&self) {
         let asked = self.state().asked;
         if let Some(asked) = asked {
-            tokio::time::sleep_until((asked + BETWEEN_TOKENS).into()).await;
+            let at = asked + self.state().refusal_wait(asked.elapsed());
+            tokio::time::sleep_until(at.into()).await;
         }
         self.state().renewal = None;
     }
@@ -388,6 +389,17 @@ mod tests {
         let opaque = parse("0paque\n").expect("a token");
         assert_eq!((opaque.principal.as_str(), opaque.expires), ("unknown", at(1_300)));
         assert_eq!(opaque.secret.expose_secret(), "0paque");
+    }
+
+    #[test]
+    fn an_issuer_whose_tokens_are_refused_is_asked_less_and_less_often() {
+        let mut state = State::default();
+        let waits: Vec<u64> = (0..6)
+            .map(|_| state.refusal_wait(Duration::from_secs(60)).as_secs())
+            .collect();
+        assert_eq!(waits, [5, 10, 20, 40, 60, 60]);
+        let later = state.refusal_wait(REFUSALS_END_AFTER + Duration::from_secs(1));
+        assert_eq!(later, REFUSED_WAIT_MIN, "another outage");
     }
 
     #[test]

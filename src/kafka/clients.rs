@@ -224,9 +224,7 @@ impl Clients {
     async fn words(&self, failure: &Failure) -> Option<String> {
         let current = self.current();
         if failure.is_login() {
-            // Why there is no token has been said where it was to be fetched.
-            let is_told = current.security.uses_tokens() && self.tokens.current().is_err();
-            return (!is_told).then(|| current.security.login_advice());
+            return Some(current.security.login_advice());
         }
         if !current.security.uses_tls {
             return None;

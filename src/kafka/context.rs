@@ -16,6 +16,9 @@ use super::failures::Failures;
 use super::oauth::Login;
 use super::statistics;
 
+/// What the library says when a client gets no token from us.
+const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
+
 pub struct Context {
     /// The number of the settings that the client was built from.
     pub generation: u64,
@@ -57,6 +60,10 @@ impl ClientContext for Context {
         tracing::debug!(%error, reason, "librdkafka");
         let code = error.rdkafka_error_code();
         statistics::count_error(code);
+        // Why there is no token has been said where it was to be fetched.
+        if reason.starts_with(NO_TOKEN) {
+            return;
+        }
         self.failures.note(self.generation, code, reason);
     }
 

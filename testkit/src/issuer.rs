@@ -13,6 +13,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Form, Json, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use rcgen::KeyPair;
 use rustls::pki_types::pem::PemObject;
@@ -42,7 +44,7 @@ impl Signer {
         let (x, y) = pair.public_key_raw()[1..].split_at(32);
         let key = json!({
             "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "kid": KEY_ID,
-            "x": base64url(x), "y": base64url(y),
+            "x": URL_SAFE_NO_PAD.encode(x), "y": URL_SAFE_NO_PAD.encode(y),
         });
         Signer {
             key: EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes()).expect("a key in PEM format"),
@@ -74,18 +76,6 @@ impl Default for Signer {
     fn default() -> Self {
         Signer::new()
     }
-}
-
-fn base64url(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let bits = chunk.iter().fold(0u32, |bits, byte| (bits << 8) | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for sign in 0..=chunk.len() {
-            text.push(char::from(ALPHABET[(bits >> (18 - 6 * sign)) as usize & 63]));
-        }
-    }
-    text
 }
 
 /// What the issuer answers to a client that it knows.
@@ -246,11 +236,8 @@ async fn token(
 /// By HTTP's Basic authentication.
 fn is_known(headers: &HeaderMap) -> bool {
     let login = headers.get("authorization").and_then(|login| login.to_str().ok());
-    let known = base64url(format!("{CLIENT_ID}:{CLIENT_SECRET}").as_bytes());
-    login.is_some_and(|login| {
-        let sent = login.trim_start_matches("Basic ").trim_end_matches('=');
-        sent.replace('+', "-").replace('/', "_") == known
-    })
+    let known = format!("Basic {}", STANDARD.encode(format!("{CLIENT_ID}:{CLIENT_SECRET}")));
+    login.is_some_and(|login| login == known)
 }
 
 struct TlsListener {
