@@ -1,6 +1,6 @@
 -- Oldest outboxd schema that may run on this: 1
 --
--- What operators do. Dead letters and holds are changed by the functions below and by nothing else, and whoever calls one leaves
+-- What operators do. Dead letters and holds are changed by the functions below and by nothing else, and each call leaves
 -- a row in outbox.audit. `outboxd dead` and `outboxd hold` call them; any other tool may.
 
 -- ── The audit ──────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ use tracing::warn;
 /// What the certificate of the server must prove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Nothing. What is sent is encrypted, for whoever answers.
+    /// Nothing. What is sent is encrypted, but anybody may answer.
     Nothing,
     /// That a trusted CA has issued it, for whatever host.
     Chain,

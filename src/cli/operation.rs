@@ -56,16 +56,21 @@ pub struct OperationArgs {
 impl OperationArgs {
     /// What the audit keeps of a change of what `filter` names.
     pub fn purpose(&self, check: &mut Check, filter: &Filter) -> Purpose {
-        let bytes = self.reason.as_ref().map_or(0, String::len);
-        check.ensure(
-            bytes <= REASON_BYTES_MAX,
-            format!("--reason has {bytes} bytes; {REASON_BYTES_MAX} are allowed"),
-        );
+        check_reason(check, self.reason.as_deref().unwrap_or_default());
         Purpose {
             reason: self.reason.clone(),
             filter: filter.to_json().to_string(),
         }
     }
+}
+
+/// The audit refuses a longer one.
+pub fn check_reason(check: &mut Check, reason: &str) {
+    let bytes = reason.len();
+    check.ensure(
+        bytes <= REASON_BYTES_MAX,
+        format!("--reason has {bytes} bytes; {REASON_BYTES_MAX} are allowed"),
+    );
 }
 
 /// How an operation is spoken of.

@@ -8,12 +8,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
+use super::operation::check_reason;
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
 
 pub use confirm::{Change, ConfirmArgs};
 pub use effect::{Effect, EffectArgs, STATEMENT_TIMEOUT};
-pub use scope::{ScopeArgs, check_reason, describe};
+pub use scope::{ScopeArgs, describe};
 
 #[derive(Args, Debug)]
 pub struct PauseArgs {
@@ -43,7 +44,7 @@ pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
         let (scope, wait) = (args.scope.scope(check), args.effect.longest_wait(check));
         check.ensure(
             !args.reason.trim().is_empty(),
-            "--reason is empty: say why, for whoever finds it paused",
+            "--reason is empty: say why, for those who find it paused",
         );
         check_reason(check, &args.reason);
         Some((database?, scope, wait))

@@ -4,9 +4,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::pause::{
-    Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs, check_reason, describe,
-};
+use super::operation::check_reason;
+use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs, describe};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
 

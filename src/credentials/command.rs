@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 
 use super::{SIZE_MAX, secret};
 
-/// Longest run. Whoever needs the secret waits for it.
+/// Longest run. A connection waits for it.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
 /// A program and its arguments, which may be secrets themselves.

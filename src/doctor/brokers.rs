@@ -63,7 +63,7 @@ fn tls(protection: &Protection) -> Diagnosis {
     if !protection.is_encrypted {
         return CHECK.advice(
             "connections are not encrypted (security.protocol)",
-            "Whoever is on the way can read and change messages.",
+            "Anybody on the way can read and change messages.",
             "Set --kafka-property security.protocol=sasl_ssl (or ssl), and ssl.ca.location to the brokers' CA.",
         );
     }
@@ -96,7 +96,7 @@ fn auth(protection: &Protection) -> Diagnosis {
     if is_readable && !protection.is_encrypted && !protection.is_local {
         return CHECK.problem(
             format!("{found}; its password or token travels in plain text"),
-            "Whoever is on the way can use it.",
+            "Anybody on the way can use it.",
             "Set --kafka-property security.protocol=sasl_ssl, or use SCRAM-SHA-512.",
         );
     }

@@ -11,7 +11,7 @@ use crate::tls::Verify;
 /// The oldest PostgreSQL that the migrations run on.
 const VERSION_MIN: i32 = 150_000;
 
-/// Clocks further apart than this confuse whoever compares logs.
+/// Clocks further apart than this confuse a comparison of logs.
 const SKEW_ADVICE: Duration = Duration::from_secs(1);
 /// Clocks further apart than this make certificates and tokens invalid.
 const SKEW_PROBLEM: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ pub fn tls(session: &SessionTls, transport: &Transport) -> Diagnosis {
         } else {
             CheckId::DbTls.advice(
                 found,
-                "Whoever is on the way can read and change messages.",
+                "Anybody on the way can read and change messages.",
                 "Add sslmode=verify-full to --database-url, and --database-tls-ca with the server's CA.",
             )
         };
@@ -207,7 +207,7 @@ pub fn connections(there: &Connections, needed: i64, server: &Server, pooler: Po
 }
 
 pub fn role(rights: &LoginRights, server: &Server) -> Diagnosis {
-    const WHY: &str = "Whoever gets hold of this login can do more harm than a relay needs to be able to.";
+    const WHY: &str = "A thief of this login can do more harm than a relay needs to be able to.";
     let login = &server.login;
     let found = match (rights.is_superuser, rights.is_owner) {
         (true, _) => format!("{login} is a superuser"),

@@ -308,7 +308,7 @@ fn hold_key(row: &Row, reason: &str, failures: i32, wait: Option<Duration>) -> H
 }
 
 /// Holds the key or the topic of a row that was not sent because of a pause. The hold is due at once, and is not tried before the
-/// pause ends. So whoever ends it need not know of the hold.
+/// pause ends. So a resume need not know of the hold.
 fn hold_of_pause(row: &Row, paused: Paused<'_>, sent: Sent<'_>) -> HoldFate {
     let reason = format!("paused: {}", paused.reason);
     match (sent, paused.scope) {

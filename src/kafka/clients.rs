@@ -1,7 +1,7 @@
 //! The settings that clients are built from now, and the clients of the library themselves.
 //!
 //! Settings have a *generation*. It rises when the properties file, or a certificate or key that a property names, has changed;
-//! whoever keeps a client compares generations and builds another one. Files are read again after a connection has failed or no
+//! the owner of a client compares generations and builds another one. Files are read again after a connection has failed or no
 //! token could be fetched, and every minute.
 
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! The pauses that this process obeys, and whether something is still being sent that obeys older ones.
 //!
-//! A pause is in effect here when nothing is being sent that began before this process knew of it. So whoever sends holds the
+//! A pause is in effect here when nothing is being sent that began before this process knew of it. So every sender holds the
 //! pauses that it obeys until it has sent, and [`ObeyedPauses::in_effect`] looks for older ones that are still held.
 
 use std::mem::ManuallyDrop;

@@ -23,7 +23,7 @@ use crate::credentials::password::has_expired;
 use crate::credentials::pgpass;
 use crate::tls;
 
-/// After a refused login the next one waits this long, whoever makes it: servers lock out a login that fails often.
+/// After a refused login the next one waits this long, in all tasks: servers lock out a login that fails often.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A client, and the task that serves its connection.

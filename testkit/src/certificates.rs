@@ -104,7 +104,7 @@ impl Certificates {
         };
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, issuer).expect("signed");
-        // Whoever reads both in between gets a pair that does not match, as with any two files.
+        // A reader in between gets a pair that does not match, as with any two files.
         self.write(&format!("{name}.key"), &key.serialize_pem());
         self.write(&format!("{name}.pem"), &certificate.pem());
     }

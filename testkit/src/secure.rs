@@ -64,7 +64,7 @@ impl SecureKafka {
         kafka
     }
 
-    /// The listener that tests use themselves. Whoever comes there may do anything.
+    /// The listener that tests use themselves. A client may do anything there.
     pub fn plain(&self) -> &str {
         self.listener("BROKER")
     }

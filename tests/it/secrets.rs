@@ -76,7 +76,7 @@ impl Guarded {
         (output.status.code().expect("it ends by itself"), stderr_of(&output))
     }
 
-    /// Any subcommand, without the passwords of whoever runs the tests. One that does not end by itself is told to.
+    /// Any subcommand, without the passwords of the user who runs the tests. One that does not end by itself is told to.
     fn command(&self, subcommand: &str, environment: &[(&str, &str)], flags: &[&str]) -> Output {
         let mut bounded = Command::new("timeout");
         bounded

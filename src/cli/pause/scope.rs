@@ -9,8 +9,6 @@ use crate::outbox::PauseScope;
 const KEY_BYTES_MAX: usize = 1024;
 /// The longest topic name of Kafka, in bytes.
 const TOPIC_BYTES_MAX: usize = 249;
-/// The longest reason that the audit takes, in bytes.
-const REASON_BYTES_MAX: usize = 1000;
 
 /// A topic, a key of it, or everything.
 #[derive(Args, Clone, Debug)]
@@ -38,7 +36,7 @@ impl ScopeArgs {
         }
         if let Some(key) = &self.key {
             check.ensure(
-                key.len() <= KEY_BYTES_MAX && !key.contains('\0'),
+                key.len() <= KEY_BYTES_MAX,
                 format!("--key is not a key that a message can have: at most {KEY_BYTES_MAX} bytes of text"),
             );
         }
@@ -52,13 +50,6 @@ impl ScopeArgs {
 fn is_legal_topic(topic: &str) -> bool {
     let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     (1..=TOPIC_BYTES_MAX).contains(&topic.len()) && topic.chars().all(is_legal) && !matches!(topic, "." | "..")
-}
-
-pub fn check_reason(check: &mut Check, reason: &str) {
-    check.ensure(
-        reason.len() <= REASON_BYTES_MAX && !reason.contains('\0'),
-        format!("--reason is not a text of at most {REASON_BYTES_MAX} bytes"),
-    );
 }
 
 /// What is paused, in words. Control characters of a key are escaped, since they must not control the terminal.

@@ -1,4 +1,4 @@
-//! A pause outlives whoever set it and whoever obeys it.
+//! A pause outlives the process that set it and those that obey it.
 
 use std::process::Stdio;
 
