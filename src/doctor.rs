@@ -14,7 +14,6 @@ mod schema;
 mod server;
 mod topics;
 mod vacuum;
-mod words;
 
 use std::time::Duration;
 

@@ -27,6 +27,7 @@ pub mod memory;
 pub mod metrics;
 pub mod process;
 pub mod tls;
+pub mod words;
 
 // Remembers what this process owns.
 pub mod lanes;

@@ -21,7 +21,7 @@ const ROOMS: [(&str, &str); 12] = [
     ("cli", "daemon doctor config http verify outbox kafka leaf domain"),
 ];
 
-const LEAVES: [&str; 10] = [
+const LEAVES: [&str; 11] = [
     "boottime",
     "clock",
     "credentials",
@@ -32,6 +32,7 @@ const LEAVES: [&str; 10] = [
     "metrics",
     "process",
     "tls",
+    "words",
 ];
 
 /// Files at the root that are no room: they name all of them.

@@ -11,10 +11,11 @@ use super::Failure;
 use super::operation::check_reason;
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
+use crate::words::paused;
 
 pub use confirm::{Change, ConfirmArgs};
 pub use effect::{Effect, EffectArgs, STATEMENT_TIMEOUT};
-pub use scope::{ScopeArgs, describe};
+pub use scope::ScopeArgs;
 
 #[derive(Args, Debug)]
 pub struct PauseArgs {
@@ -66,7 +67,7 @@ pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
         own["changed"] = json!(change.changed);
         println!("{}", effect.as_json(own));
     } else {
-        let what = describe(scope.topic, scope.key);
+        let what = paused(scope.topic, scope.key);
         let head = match change.changed {
             0 => format!("Paused already: {what}"),
             _ => format!("Paused {what}"),

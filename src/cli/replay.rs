@@ -12,13 +12,13 @@ use tokio::time::sleep;
 
 use super::Failure;
 use super::operation::{CHUNK_ROWS, Details, Matched, Operation, OperationArgs, Words, failure};
-use super::status::age;
 use super::table::{grouped, time};
 use crate::config::{Check, DatabaseArgs, ReplayFilterArgs};
 use crate::domain::filter::Filter;
 use crate::domain::replay::{Rate, ReplayFilter};
 use crate::outbox::operator::Step;
 use crate::outbox::{self, Outbox, ReplayStep, ReplayableTopic, UnfinishedReplay};
+use crate::words::age;
 
 #[derive(Args, Debug)]
 pub struct ReplayArgs {

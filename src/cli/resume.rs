@@ -5,9 +5,10 @@ use serde_json::json;
 
 use super::Failure;
 use super::operation::check_reason;
-use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs, describe};
+use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
+use crate::words::paused;
 
 #[derive(Args, Debug)]
 pub struct ResumeArgs {
@@ -58,14 +59,14 @@ pub async fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         own["still_paused"] = json!(others);
         println!("{}", effect.as_json(own));
     } else {
-        let what = describe(scope.topic, scope.key);
+        let what = paused(scope.topic, scope.key);
         let head = match change.changed {
             0 => format!("Not paused: {what}"),
             _ => format!("Resumed {what}"),
         };
         println!("{head}; {}.", effect.summary());
         for other in &others {
-            let what = describe(other.topic.as_deref(), other.key.as_deref());
+            let what = paused(other.topic.as_deref(), other.key.as_deref());
             println!("Still paused: {what} ({:?}, by {:?})", other.reason, other.login);
         }
     }

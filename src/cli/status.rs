@@ -11,8 +11,8 @@ use clap::Args;
 use serde::Serialize;
 
 use self::check::{CheckArgs, Limit, Limits};
+pub use self::render::plain;
 use self::render::render;
-pub use self::render::{age, plain};
 use super::Failure;
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::status::Status;

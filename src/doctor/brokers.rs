@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::check::{CheckId, Diagnosis};
-use super::words::{count, span};
 use crate::kafka::inspect::{Cause, Protection, Unreachable};
+use crate::words::{age, count};
 
 /// A broker answers, so what is left to judge are the settings.
 pub fn connected(brokers: usize, protection: &Protection, took: Duration) -> Vec<Diagnosis> {
@@ -87,7 +87,7 @@ fn auth(protection: &Protection) -> Diagnosis {
             format!("the relay does not log in, and is {principal} to the brokers")
         });
     };
-    let left = protection.token_left.map(|left| span(left.as_secs_f64()));
+    let left = protection.token_left.map(|left| age(left.as_secs_f64()));
     let token = left.map_or(String::new(), |left| format!("; its token is valid for {left}"));
     let found = format!("the relay logs in by {mechanism} and is {principal} to the brokers{token}");
     let is_readable = ["PLAIN", "OAUTHBEARER"]

@@ -343,8 +343,10 @@ impl<'a> Questions<'a> {
             self.diagnoses.extend([running, versions]);
         }
         let pauses = outbox.list_pauses(PAUSES_MAX);
-        self.check(CheckId::RelayPauses, pauses, |_, pauses| relay::pauses(&pauses))
-            .await;
+        self.check(CheckId::RelayPauses, pauses, |this, pauses| {
+            relay::pauses(&pauses, &this.settings.run.schema)
+        })
+        .await;
         used
     }
 }

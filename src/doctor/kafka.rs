@@ -33,13 +33,15 @@ pub async fn connect(settings: &Settings) -> (Option<Cluster>, Vec<Diagnosis>) {
         return (None, skipped.into());
     }
     let clients = Clients::new(settings.run.kafka.clone());
-    if let Err(problem) = clients.first_token().await {
+    let began = Instant::now();
+    let until = began + CHECK_TIMEOUT - JUDGED_WITHIN;
+    let token = tokio::time::timeout_at(until.into(), clients.first_token()).await;
+    if let Err(problem) = token.unwrap_or_else(|_| Err("its source does not answer".to_owned())) {
         return (None, brokers::no_token(problem, &clients.protection()));
     }
     let renewed = clients.clone();
     let renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
-    let (began, asked) = (Instant::now(), clients.clone());
-    let until = began + CHECK_TIMEOUT - JUDGED_WITHIN;
+    let asked = clients.clone();
     match on_thread(move || Inspector::connect(&asked, until)).await {
         Some(Ok(Some((inspector, count)))) => {
             let diagnoses = brokers::connected(count, &clients.protection(), began.elapsed());
@@ -51,7 +53,7 @@ pub async fn connect(settings: &Settings) -> (Option<Cluster>, Vec<Diagnosis>) {
             (Some(cluster), diagnoses)
         }
         Some(Ok(None)) => {
-            let why = clients.why_unreachable().await;
+            let why = clients.why_unreachable(JUDGED_WITHIN).await;
             (None, brokers::not_connected(&why, &clients.protection()))
         }
         Some(Err(error)) => (None, vec![CheckId::KafkaConnect.unknown(error.to_string())]),

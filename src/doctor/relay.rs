@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::check::{CheckId, Diagnosis};
-use super::words::{count, span};
 use crate::outbox::PauseStatus;
 use crate::outbox::status::WorkerStatus;
+use crate::words::{age, count, paused, resume};
 
 /// The rows of a dead worker wait for so long at most without a word about it.
 const LEASE_MAX: Duration = Duration::from_secs(120);
@@ -39,7 +39,7 @@ pub fn lease(lease: Duration, batch_deadline: Duration, needed: Duration) -> Dia
 /// `pending`: how many rows wait, as far as they were counted.
 pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagnosis {
     const CHECK: CheckId = CheckId::RelayWorkers;
-    let (live, dead): (Vec<_>, Vec<_>) = workers.iter().partition(|worker| is_live(worker));
+    let (live, dead): (Vec<_>, Vec<_>) = workers.iter().partition(|worker| worker.is_live());
     if !live.is_empty() && free_lanes > 0 {
         return CHECK.advice(
             format!(
@@ -58,7 +58,7 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
     const FIX: &str = "Start outboxd run, or find out why its pods do not: kubectl get pods, kubectl logs --previous";
     if !dead.is_empty() {
         let last = dead.iter().map(|worker| {
-            let ago = span(-worker.lease_left_seconds);
+            let ago = age(-worker.lease_left_seconds);
             format!("{} (its lease ended {ago} ago)", worker.name)
         });
         let names = last.collect::<Vec<_>>().join(", ");
@@ -76,7 +76,7 @@ pub fn workers(workers: &[WorkerStatus], free_lanes: i64, pending: i64) -> Diagn
 
 pub fn versions(workers: &[WorkerStatus], own: &str) -> Diagnosis {
     const CHECK: CheckId = CheckId::RelayVersions;
-    let live = workers.iter().filter(|worker| is_live(worker));
+    let live = workers.iter().filter(|worker| worker.is_live());
     let running: BTreeSet<&str> = live.map(|worker| worker.version.as_str()).collect();
     let list = running.iter().copied().collect::<Vec<_>>().join(", ");
     match running.len() {
@@ -95,37 +95,24 @@ pub fn versions(workers: &[WorkerStatus], own: &str) -> Diagnosis {
     }
 }
 
-pub fn pauses(pauses: &[PauseStatus]) -> Diagnosis {
+pub fn pauses(pauses: &[PauseStatus], schema: &str) -> Diagnosis {
     const CHECK: CheckId = CheckId::RelayPauses;
     if pauses.is_empty() {
         return CHECK.ok("nothing is paused");
     }
     let what = pauses.iter().map(|pause| {
-        let of = match (&pause.topic, &pause.key) {
-            (None, _) => "everything".to_owned(),
-            (Some(topic), None) => format!("topic {topic}"),
-            (Some(topic), Some(key)) => format!("key {key} of topic {topic}"),
-        };
-        let (reason, login, age) = (&pause.reason, &pause.login, span(pause.age_seconds));
+        let of = paused(pause.topic.as_deref(), pause.key.as_deref());
+        let (reason, login, age) = (&pause.reason, &pause.login, age(pause.age_seconds));
         format!("{of} ({reason}; by {login}, {age} ago)")
     });
-    let resumes = pauses.iter().map(|pause| {
-        let flag = |name, value: &Option<String>| {
-            let value = value.as_ref()?;
-            Some(format!(" --{name} {}", shell_words::quote(value)))
-        };
-        let topic = flag("topic", &pause.topic).unwrap_or(" --all".to_owned());
-        format!("outboxd resume{topic}{}", flag("key", &pause.key).unwrap_or_default())
-    });
+    let resumes = pauses
+        .iter()
+        .map(|pause| resume(pause.topic.as_deref(), pause.key.as_deref(), schema));
     CHECK.advice(
         format!("paused: {}", what.collect::<Vec<_>>().join(", ")),
         "It is not sent. Its rows wait, in order.",
         format!("Once the reason is gone: {}", resumes.collect::<Vec<_>>().join("; ")),
     )
-}
-
-fn is_live(worker: &WorkerStatus) -> bool {
-    worker.lease_left_seconds > 0.0
 }
 
 #[cfg(test)]
@@ -179,9 +166,9 @@ mod tests {
             login: "alice".to_owned(),
             age_seconds: 90.0,
         };
-        assert_eq!(pauses(&[]).verdict, Verdict::Ok);
+        assert_eq!(pauses(&[], "outbox").verdict, Verdict::Ok);
         let all = [pause(None, None), pause(Some("orders"), Some("o'brien"))];
-        let paused = pauses(&all);
+        let paused = pauses(&all, "outbox");
         assert_eq!(paused.verdict, Verdict::Advice);
         assert!(
             paused

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::check::{Diagnosis, Verdict};
-use super::words::count;
+use crate::words::count;
 
 /// What the doctor found.
 #[derive(Debug, Serialize)]

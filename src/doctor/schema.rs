@@ -1,9 +1,9 @@
 //! Judges the outbox in the database: its schema, its privileges and its settings. Pure.
 
 use super::check::{CheckId, Diagnosis};
-use super::words::{ident, size};
 use crate::outbox::doctor::{Durability, HistoryToday, IdSequence, Trigger};
 use crate::outbox::{Error, Kind};
+use crate::words::{ident, size};
 
 /// So many ids last for years at any rate that one table takes.
 const IDS_LEFT_MIN: i64 = 1 << 40;

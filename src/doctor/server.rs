@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::check::{CheckId, Diagnosis};
-use super::words::{ident, span};
 use crate::outbox::doctor::{Backends, Connections, LoginRights, Server, SessionTls, Transport};
 use crate::outbox::{Kind, Pooler};
 use crate::tls::Verify;
+use crate::words::{age, ident};
 
 /// The oldest PostgreSQL that the migrations run on.
 const VERSION_MIN: i32 = 150_000;
@@ -153,7 +153,7 @@ fn undeclared_pooler(found: &str) -> Diagnosis {
 pub fn clock(ahead: f64) -> Diagnosis {
     let skew = ahead.abs();
     let side = if ahead < 0.0 { "behind" } else { "ahead of" };
-    let found = format!("the clock of this machine is {} {side} the server's", span(skew));
+    let found = format!("the clock of this machine is {} {side} the server's", age(skew));
     let fix = "Let both machines follow a time server, and look at: chronyc tracking";
     if skew > SKEW_PROBLEM.as_secs_f64() {
         let why = "Leases and record timestamps go by the server's clock and stay right, but certificates and tokens are judged by \

@@ -1,9 +1,9 @@
 //! Judges one topic. Pure.
 
 use super::check::{CheckId, Diagnosis};
-use super::words::{count, size};
 use crate::kafka::inspect::{PartitionState, TopicAnswers, TopicRefusal, TopicSettings};
 use crate::outbox::doctor::UsedTopic;
+use crate::words::{count, shell_word, size};
 
 /// A broker refuses records that are further ahead of its clock than its topic allows. Clocks are this far apart at times.
 const AHEAD_MIN_MS: i64 = 60_000;
@@ -238,7 +238,14 @@ fn kafka_topics(asker: &Asker<'_>, used: &UsedTopic, action: &str, more: &str) -
 }
 
 fn kafka_acls(asker: &Asker<'_>, used: &UsedTopic, operations: &str) -> String {
-    let (brokers, principal, topic) = (asker.brokers, asker.principal, &used.topic);
+    let (brokers, topic) = (asker.brokers, &used.topic);
+    // Of a certificate, and of a token that is not there yet, only brokers know whom they take it for.
+    let principal = if asker.principal.starts_with("User:") {
+        asker.principal
+    } else {
+        "User:…"
+    };
+    let principal = shell_word(principal);
     format!(
         "kafka-acls.sh --bootstrap-server {brokers} --add --allow-principal {principal} {operations} --topic {topic}"
     )
@@ -334,6 +341,25 @@ mod tests {
         );
         let silent = refused(TopicRefusal::Other("timed out".to_owned()));
         assert_eq!(found(&used(), &silent), [(CheckId::KafkaTopicExists, Verdict::Unknown)]);
+    }
+
+    #[test]
+    fn an_acl_for_who_only_brokers_know_has_a_place_for_the_name() {
+        let asker = Asker {
+            principal: "the principal of its certificate",
+            ..ASKER
+        };
+        let fix = kafka_acls(&asker, &used(), "--operation Write");
+        let words = shell_words::split(&fix).expect("words");
+        let principal = words
+            .iter()
+            .position(|word| word == "--allow-principal")
+            .expect("there")
+            + 1;
+        assert_eq!(
+            (words[principal].as_str(), words[principal + 1].as_str()),
+            ("User:…", "--operation")
+        );
     }
 
     #[test]

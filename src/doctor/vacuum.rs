@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::check::{CheckId, Diagnosis};
-use super::words::{ident, literal, size, span};
 use crate::outbox::WriterIdentity;
 use crate::outbox::doctor::{Autovacuum, IdleSession, OldSnapshot, PreparedTransaction, Slot};
 use crate::outbox::status::OpenWriter;
+use crate::words::{age, ident, literal, size};
 
 /// Below so many dead rows vacuum has nothing to do.
 const DEAD_ROWS_MAX: i64 = 1_000_000;
@@ -77,7 +77,7 @@ pub fn idle_in_transaction(idle: &IdleSessions<'_>, limit: Duration) -> Diagnosi
         .collect();
     if !old.is_empty() {
         let who = old.iter().map(|idle| {
-            let (pid, seconds) = (idle.pid, span(idle.seconds));
+            let (pid, seconds) = (idle.pid, age(idle.seconds));
             format!(
                 "pid {pid} ({}, login {}) for {seconds}",
                 named(&idle.application),
@@ -112,7 +112,7 @@ pub fn idle_in_transaction(idle: &IdleSessions<'_>, limit: Duration) -> Diagnosi
     }
     CHECK.ok(format!(
         "no session is idle in a transaction for longer than {}",
-        span(limit.as_secs_f64())
+        age(limit.as_secs_f64())
     ))
 }
 
@@ -121,14 +121,14 @@ pub fn open_writer(writer: Option<&OpenWriter>, limit: Duration) -> Diagnosis {
     let fine = || {
         CHECK.ok(format!(
             "no writer is open for longer than {}",
-            span(limit.as_secs_f64())
+            age(limit.as_secs_f64())
         ))
     };
     let Some(writer) = writer else {
         return fine();
     };
     let since = match writer.age_seconds {
-        Some(seconds) if is_long(seconds, limit) => format!("for {}", span(seconds)),
+        Some(seconds) if is_long(seconds, limit) => format!("for {}", age(seconds)),
         None if writer.later_transactions > LATER_WRITERS_MAX => {
             format!("while {} others began to write", writer.later_transactions)
         }
@@ -167,7 +167,7 @@ pub fn old_snapshot(snapshots: &[OldSnapshot], limit: Duration) -> Diagnosis {
             (Some(slot), _) => format!("replication slot {slot}"),
             (None, pid) => format!("pid {} ({})", pid.unwrap_or_default(), named(&snapshot.application)),
         };
-        let since = snapshot.seconds.map(|seconds| format!("{}, ", span(seconds)));
+        let since = snapshot.seconds.map(|seconds| format!("{}, ", age(seconds)));
         format!(
             "{holder}: {}{} transactions",
             since.unwrap_or_default(),
@@ -199,7 +199,7 @@ pub fn prepared_transactions(prepared: &[PreparedTransaction], limit: Duration) 
     }
     let who = old
         .iter()
-        .map(|prepared| format!("{} of {} for {}", prepared.gid, prepared.owner, span(prepared.seconds)));
+        .map(|prepared| format!("{} of {} for {}", prepared.gid, prepared.owner, age(prepared.seconds)));
     CHECK.problem(
         format!("prepared and not ended: {}", who.collect::<Vec<_>>().join(", ")),
         "It survives its session and a restart of the server, keeps its locks, and keeps vacuum from removing anything.",

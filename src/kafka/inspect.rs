@@ -118,10 +118,11 @@ impl Clients {
         }
     }
 
-    /// Why no broker answers, explained.
-    pub async fn why_unreachable(&self) -> Unreachable {
-        let cause = self.cause();
-        let reason = self.explained_failure().await;
+    /// Why no broker answers, explained if that can be done within this time.
+    pub async fn why_unreachable(&self, within: Duration) -> Unreachable {
+        let (cause, failure) = (self.cause(), self.unexplained());
+        let explained = tokio::time::timeout(within, self.explained_failure()).await;
+        let reason = explained.ok().flatten().or_else(|| Some(failure?.reason));
         let reason = reason.unwrap_or_else(|| "the client does not say why".to_owned());
         Unreachable { cause, reason }
     }

@@ -32,7 +32,6 @@ mod statement_log;
 mod steal_time;
 pub mod svg;
 mod test_slots;
-mod tls_front;
 mod topics;
 mod world;
 
@@ -65,7 +64,6 @@ pub use servers::{OwnKafka, OwnPostgres, Stack};
 pub use small_disk::SmallDisk;
 pub use statement_cost::cost;
 pub use steal_time::Stopwatch;
-pub use tls_front::TlsFront;
 pub use topics::{alter_topic, create_topic, create_topic_on, delete_topic, forget_records, grow_topic};
 pub use world::{World, connect, with_database};
 

@@ -9,10 +9,11 @@ use serde_json::value::RawValue;
 
 use crate::cli::Failure;
 use crate::cli::operation::{failure, open};
-use crate::cli::status::{age, plain};
+use crate::cli::status::plain;
 use crate::config::{Check, DatabaseArgs};
 use crate::domain::row::Body;
 use crate::outbox::operator::dead::DeadMessage;
+use crate::words::age;
 
 #[derive(Args, Debug)]
 pub struct ShowArgs {

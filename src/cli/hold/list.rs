@@ -5,11 +5,11 @@ use serde_json::json;
 
 use crate::cli::Failure;
 use crate::cli::operation::{failure, open};
-use crate::cli::status::age;
 use crate::cli::table::table;
 use crate::config::{Check, DatabaseArgs, HoldFilterArgs};
 use crate::domain::partition::Partition;
 use crate::outbox::operator::hold::HeldUnit;
+use crate::words::age;
 
 #[derive(Args, Debug)]
 pub struct ListArgs {

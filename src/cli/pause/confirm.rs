@@ -3,11 +3,11 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::scope::describe;
 use crate::cli::Failure;
 use crate::cli::operation::is_confirmed;
 use crate::cli::table::counted;
 use crate::outbox::{PauseScope, PendingRows};
+use crate::words::paused;
 
 #[derive(Args, Clone, Debug)]
 pub struct ConfirmArgs {
@@ -34,7 +34,7 @@ pub struct Change<'a> {
 impl Change<'_> {
     /// "topic orders, with 1,234 pending rows"
     fn describe(self) -> String {
-        let what = describe(self.scope.topic, self.scope.key);
+        let what = paused(self.scope.topic, self.scope.key);
         let rows = counted(self.pending.rows.unsigned_abs(), "pending row", "pending rows");
         let at_least = if self.pending.is_all { "" } else { "at least " };
         format!("{what}, with {at_least}{rows}")

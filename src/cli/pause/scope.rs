@@ -52,15 +52,6 @@ fn is_legal_topic(topic: &str) -> bool {
     (1..=TOPIC_BYTES_MAX).contains(&topic.len()) && topic.chars().all(is_legal) && !matches!(topic, "." | "..")
 }
 
-/// What is paused, in words. Control characters of a key are escaped, since they must not control the terminal.
-pub fn describe(topic: Option<&str>, key: Option<&str>) -> String {
-    match (topic, key) {
-        (None, _) => "everything".to_owned(),
-        (Some(topic), None) => format!("topic {}", topic.escape_debug()),
-        (Some(topic), Some(key)) => format!("key {key:?} of topic {}", topic.escape_debug()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -83,7 +74,7 @@ mod tests {
         let said = |args: &[&str]| {
             let scope = parsed(args)?;
             let scope = Check::run(|check| Some(scope.scope(check))).ok()?;
-            Some(describe(scope.topic, scope.key))
+            Some(crate::words::paused(scope.topic, scope.key))
         };
         let is = |said: Option<String>, expected: &str| assert_eq!(said.as_deref(), Some(expected));
         is(said(&["--topic", "orders"]), "topic orders");

@@ -1,21 +1,22 @@
 //! What `outboxd status` advises: the next step for each thing that is not as it should be.
 
 use super::pauses;
-use super::render::{age, plain};
+use super::render::plain;
 use crate::domain::partition::Partition;
 use crate::outbox::WriterIdentity;
 use crate::outbox::status::{HoldStatus, OpenWriter, Status};
+use crate::words::{age, command, literal, option};
 
 /// The next step for each thing that is not as it should be.
 pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     let mut advice = Vec::new();
-    let live = status.workers.iter().filter(|w| w.lease_left_seconds > 0.0).count();
+    let live = status.workers.iter().filter(|worker| worker.is_live()).count();
     if live == 0 {
         advice.push("No relay is running: start `outboxd run`, or find out why its pods do not.".to_owned());
     } else if status.free_lanes > 0 {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
-    advice.extend(pauses::advice(&status.pauses));
+    advice.extend(pauses::advice(&status.pauses, schema));
     advice.extend(about_holds(&status.holds, schema));
     if status.backlog.dead > 0 {
         let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
@@ -73,20 +74,6 @@ fn about_holds(holds: &[HoldStatus], schema: &str) -> Vec<String> {
     advice
 }
 
-/// A command to paste. Where the database is, the environment says.
-fn command(subcommand: &str, arguments: &str, schema: &str) -> String {
-    let schema = match schema {
-        "outbox" => String::new(),
-        other => format!("--schema {other}"),
-    };
-    let words = ["outboxd", subcommand, &schema, arguments];
-    words
-        .into_iter()
-        .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
 /// The filter of `hold release` for a hold.
 fn hold_filter(hold: &HoldStatus) -> String {
     let topic = option("--topic", &hold.topic);
@@ -95,12 +82,6 @@ fn hold_filter(hold: &HoldStatus) -> String {
         Some(("p:", partition)) => format!("{topic} {}", option("--partition", partition)),
         _ => topic,
     }
-}
-
-/// A flag and its value. A value that looks like a flag itself is tied to its own.
-fn option(flag: &str, value: &str) -> String {
-    let separator = if value.starts_with('-') { '=' } else { ' ' };
-    format!("{flag}{separator}{}", shell_word(value))
 }
 
 /// Advice about a writer that stays open. Every writer is open for a moment, so a young one gets none.
@@ -133,40 +114,6 @@ fn about_writer(writer: &OpenWriter) -> Option<String> {
             )
         }),
     }
-}
-
-/// A word of a shell's command line to paste. Control characters are escaped as bash, zsh and ksh read them, since they must not
-/// reach the terminal.
-fn shell_word(text: &str) -> String {
-    if !text.contains(char::is_control) {
-        return shell_words::quote(text).into_owned();
-    }
-    let mut escaped = String::new();
-    for c in text.chars() {
-        match c {
-            '\\' | '\'' => escaped.extend(['\\', c]),
-            c if c.is_control() => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => escaped.push(c),
-        }
-    }
-    format!("$'{escaped}'")
-}
-
-/// An SQL string literal to paste. Control characters are escaped, since they must not reach the terminal.
-fn literal(text: &str) -> String {
-    let quoted = text.replace('\'', "''");
-    if !text.contains(char::is_control) {
-        return format!("'{quoted}'");
-    }
-    let mut escaped = String::new();
-    for c in quoted.replace('\\', r"\\").chars() {
-        if c.is_control() {
-            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            escaped.push(c);
-        }
-    }
-    format!("E'{escaped}'")
 }
 
 #[cfg(test)]
@@ -211,37 +158,6 @@ mod tests {
         assert!(
             shown.contains("COMMIT PREPARED 'o''brien'") && shown.contains("ROLLBACK PREPARED 'o''brien'"),
             "{shown}"
-        );
-    }
-
-    #[test]
-    fn a_name_is_a_literal_that_can_be_pasted() {
-        assert_eq!(literal("o'brien"), "'o''brien'");
-        assert_eq!(literal(r"a\b"), r"'a\b'");
-        assert_eq!(literal("a\\b\n"), r"E'a\\b\u000a'");
-    }
-
-    #[test]
-    fn a_held_key_is_a_word_that_can_be_pasted() {
-        for key in ["customer-42", "", "o'brien", "a b", "$(id)", "-n", "a\\b"] {
-            let words = shell_words::split(&format!("--key {}", shell_word(key)));
-            assert_eq!(words.expect("words"), ["--key", key], "{key}");
-        }
-        assert_eq!(shell_word("it's a\\b\n"), r"$'it\'s a\\b\u000a'");
-    }
-
-    #[test]
-    fn a_value_that_looks_like_a_flag_is_tied_to_its_own() {
-        assert_eq!(option("--key", "-n"), "--key=-n");
-        assert_eq!(option("--key", "n"), "--key n");
-    }
-
-    #[test]
-    fn a_command_names_the_schema_if_it_is_another_one() {
-        assert_eq!(command("dead list", "", "outbox"), "outboxd dead list");
-        assert_eq!(
-            command("dead redrive", "--id 7", "other"),
-            "outboxd dead redrive --schema other --id 7"
         );
     }
 }

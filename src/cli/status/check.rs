@@ -5,10 +5,10 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
-use super::render::age;
 use crate::config::Check;
 use crate::outbox::status::{SCAN_MAX, Status};
 use crate::verify::findings::Verdict;
+use crate::words::age;
 
 /// The limits, as they are given.
 #[derive(Args, Debug)]
@@ -115,11 +115,7 @@ impl Limits {
             let found = format!("{held} held, {max} allowed");
             limits.push(Limit::new("--max-held", held <= max, found));
         }
-        let live = status
-            .workers
-            .iter()
-            .filter(|worker| worker.lease_left_seconds > 0.0)
-            .count();
+        let live = status.workers.iter().filter(|worker| worker.is_live()).count();
         let found = format!("{live} alive, {} needed", self.workers);
         limits.push(Limit::new("--min-workers", live as i64 >= self.workers, found));
         if !self.allow_paused {

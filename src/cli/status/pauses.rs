@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::render::{age, plain};
-use crate::cli::pause::describe;
+use super::render::plain;
 use crate::outbox::PauseStatus;
+use crate::words::{age, paused, resume};
 
 pub fn write_pauses(out: &mut String, pauses: &[PauseStatus]) -> std::fmt::Result {
     if !pauses.is_empty() {
@@ -14,7 +14,7 @@ pub fn write_pauses(out: &mut String, pauses: &[PauseStatus]) -> std::fmt::Resul
         writeln!(
             out,
             "  {}: {}, by {}, {} ago",
-            describe(pause.topic.as_deref(), pause.key.as_deref()),
+            paused(pause.topic.as_deref(), pause.key.as_deref()),
             plain(&pause.reason),
             plain(&pause.login),
             age(pause.age_seconds)
@@ -24,25 +24,16 @@ pub fn write_pauses(out: &mut String, pauses: &[PauseStatus]) -> std::fmt::Resul
 }
 
 /// How to end the pause that covers most.
-pub fn advice(pauses: &[PauseStatus]) -> Option<String> {
+pub fn advice(pauses: &[PauseStatus], schema: &str) -> Option<String> {
     let pause = pauses.first()?;
-    let what = describe(pause.topic.as_deref(), pause.key.as_deref());
-    let flags = match (&pause.topic, &pause.key) {
-        (None, _) => "--all".to_owned(),
-        (Some(topic), None) => format!("--topic {}", shell_words::quote(topic)),
-        (Some(topic), Some(key)) => format!(
-            "--topic {} --key {}",
-            shell_words::quote(topic),
-            shell_words::quote(key)
-        ),
-    };
+    let (topic, key) = (pause.topic.as_deref(), pause.key.as_deref());
+    let (what, resume) = (paused(topic, key), resume(topic, key, schema));
     let more = match pauses.len() {
         1 => String::new(),
         count => format!(" ({} more are paused)", count - 1),
     };
-    let flags = plain(&flags);
     Some(format!(
-        "An operator has paused {what}: once the reason is gone, outboxd resume {flags}{more}."
+        "An operator has paused {what}: once the reason is gone, {resume}{more}."
     ))
 }
 
@@ -68,16 +59,16 @@ mod tests {
             out
         };
         assert_eq!(shown(&[]), "");
-        assert_eq!(advice(&[]), None);
+        assert_eq!(advice(&[], "outbox"), None);
         let pauses = [pause(None, None), pause(Some("orders"), Some("o'brien"))];
         assert_eq!(
             shown(&pauses),
             "\nPaused\n  everything: broken consumer, by alice, 1m 30s ago\n  \
              key \"o'brien\" of topic orders: broken consumer, by alice, 1m 30s ago\n"
         );
-        let said = advice(&pauses).expect("advice");
+        let said = advice(&pauses, "outbox").expect("advice");
         assert!(said.contains("outboxd resume --all (1 more"), "{said}");
-        let said = advice(&pauses[1..]).expect("advice");
+        let said = advice(&pauses[1..], "outbox").expect("advice");
         let flags = said.split("outboxd resume ").nth(1).expect("a command");
         let flags = shell_words::split(flags.trim_end_matches('.')).expect("words");
         assert_eq!(flags, ["--topic", "orders", "--key", "o'brien"]);

@@ -1,12 +1,12 @@
 //! What `outboxd status` shows, as text.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use super::advice::advice;
 use super::pauses::write_pauses;
 use crate::domain::partition::Partition;
 use crate::outbox::status::{HoldStatus, Status};
+use crate::words::age;
 
 pub fn render(status: &Status, schema: &str) -> String {
     let mut out = String::new();
@@ -46,7 +46,7 @@ fn write_status(out: &mut String, status: &Status, schema: &str) -> std::fmt::Re
 fn write_workers(out: &mut String, status: &Status) -> std::fmt::Result {
     writeln!(out, "Workers   {}", status.workers.len())?;
     for worker in &status.workers {
-        let lease = if worker.lease_left_seconds > 0.0 {
+        let lease = if worker.is_live() {
             format!("lease {}", age(worker.lease_left_seconds))
         } else {
             "EXPIRED".to_owned()
@@ -124,16 +124,6 @@ pub fn plain(text: &str) -> String {
         }
     }
     shown
-}
-
-pub fn age(seconds: f64) -> String {
-    let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
-    let rounded = if whole < Duration::from_secs(10) {
-        Duration::from_millis(whole.as_millis() as u64)
-    } else {
-        Duration::from_secs(whole.as_secs())
-    };
-    humantime::format_duration(rounded).to_string()
 }
 
 #[cfg(test)]

@@ -1,21 +1,17 @@
 -- The topics that messages of the last day, pending messages and holds name, with what is pending of each, most first. At most $1
 -- rows of each part are read, in the order of an index, and the $2 first topics are returned. Only lengths are read of a message:
 -- of a payload in JSON the stored one, since its text is not there without reading it.
-WITH sampled AS MATERIALIZED (
-    (SELECT m.id, m.topic, m.partition, m.created_at, m.published_at IS NULL AND m.dead_at IS NULL AS pending,
-            {message_length} AS bytes
-     FROM outbox.message m WHERE m.id > (SELECT min(floor) FROM outbox.lane) ORDER BY m.id LIMIT $1)
-    UNION ALL
-    -- Unpublished rows that every floor has passed are held, and lie above the resume floor of their hold.
-    (SELECT m.id, m.topic, m.partition, m.created_at, m.published_at IS NULL AND m.dead_at IS NULL, {message_length}
-     FROM outbox.message m
-     WHERE m.id > (SELECT min(resume_floor) FROM outbox.hold) AND m.id <= (SELECT min(floor) FROM outbox.lane)
-     ORDER BY m.id LIMIT $1)
+WITH ranges AS MATERIALIZED (
+    {pending_ranges}
+), sampled AS MATERIALIZED (
+    SELECT m.* FROM ranges r CROSS JOIN LATERAL (
+        SELECT m.id, m.topic, m.partition, m.created_at, {is_pending} AS pending, {message_length} AS bytes
+        FROM outbox.message m WHERE m.id > r.low AND m.id <= r.high ORDER BY m.id LIMIT $1) m
     UNION ALL
     (SELECT m.id, m.topic, m.partition, m.created_at, true, {message_length}
      FROM outbox.message m WHERE m.available_at IS NOT NULL ORDER BY m.available_at LIMIT $1)
     UNION ALL
-    (SELECT m.id, m.topic, m.partition, m.created_at, m.published_at IS NULL AND m.dead_at IS NULL, {message_length}
+    (SELECT m.id, m.topic, m.partition, m.created_at, {is_pending}, {message_length}
      FROM outbox.message m ORDER BY m.id DESC LIMIT $1)
     UNION ALL
     -- now() and not clock_timestamp(): by a volatile function no partition is skipped.

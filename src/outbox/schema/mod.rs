@@ -228,7 +228,7 @@ impl Outbox {
     }
 
     async fn verify_permissions(&self) -> Result<()> {
-        let missing: Vec<String> = self.query(&self.statements.permissions, &[]).await?;
+        let missing = self.missing_privileges().await?;
         if missing.is_empty() {
             return Ok(());
         }

@@ -38,6 +38,12 @@ pub struct WorkerStatus {
     pub age_seconds: f64,
 }
 
+impl WorkerStatus {
+    pub fn is_live(&self) -> bool {
+        self.lease_left_seconds > 0.0
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub struct HoldStatus {
     pub topic: String,

@@ -1,0 +1,176 @@
+//! How quantities are written for people, and names, texts and commands so that they can be pasted.
+
+use std::time::Duration;
+
+/// A time span to the second, or below ten seconds to the millisecond.
+pub fn age(seconds: f64) -> String {
+    let exact = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
+    let rounded = if exact < Duration::from_secs(10) {
+        Duration::from_millis(exact.as_millis() as u64)
+    } else {
+        Duration::from_secs(exact.as_secs())
+    };
+    humantime::format_duration(rounded).to_string()
+}
+
+/// A size in the largest unit of which there is at least one.
+pub fn size(bytes: i64) -> String {
+    const UNITS: [(i64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+/// A number with its noun, whose plural takes an s.
+pub fn count(number: usize, noun: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{ending}")
+}
+
+/// A name as SQL takes it: in quotes where it needs them.
+pub fn ident(name: &str) -> String {
+    let is_plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+        && name
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if is_plain {
+        name.to_owned()
+    } else {
+        format!("\"{}\"", name.replace('"', "\"\""))
+    }
+}
+
+/// A text as SQL takes it. Control characters are escaped, since they must not reach the terminal.
+pub fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if !text.contains(|c: char| c == '\\' || c.is_control()) {
+        return format!("'{quoted}'");
+    }
+    format!("E'{}'", escaped(&quoted.replace('\\', r"\\")))
+}
+
+/// A word of a shell's command line. Control characters are escaped as bash, zsh and ksh read them.
+pub fn shell_word(text: &str) -> String {
+    if !text.contains(char::is_control) {
+        return shell_words::quote(text).into_owned();
+    }
+    format!("$'{}'", escaped(&text.replace('\\', r"\\").replace('\'', r"\'")))
+}
+
+/// The same with each control character as `\u` and its number.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if c.is_control() {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
+/// A flag and its value. A value that looks like a flag itself is tied to its own.
+pub fn option(flag: &str, value: &str) -> String {
+    let separator = if value.starts_with('-') { '=' } else { ' ' };
+    format!("{flag}{separator}{}", shell_word(value))
+}
+
+/// A command of ours. Where the database is, the environment says.
+pub fn command(subcommand: &str, arguments: &str, schema: &str) -> String {
+    let schema = match schema {
+        "outbox" => String::new(),
+        other => format!("--schema {other}"),
+    };
+    let words = ["outboxd", subcommand, &schema, arguments];
+    words
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The command that ends a pause: of everything without a topic, of a whole topic without a key.
+pub fn resume(topic: Option<&str>, key: Option<&str>, schema: &str) -> String {
+    let flags = match (topic, key) {
+        (None, _) => "--all".to_owned(),
+        (Some(topic), None) => option("--topic", topic),
+        (Some(topic), Some(key)) => format!("{} {}", option("--topic", topic), option("--key", key)),
+    };
+    command("resume", &flags, schema)
+}
+
+/// What is paused. Control characters of a key are escaped, since they must not control the terminal.
+pub fn paused(topic: Option<&str>, key: Option<&str>) -> String {
+    match (topic, key) {
+        (None, _) => "everything".to_owned(),
+        (Some(topic), None) => format!("topic {}", topic.escape_debug()),
+        (Some(topic), Some(key)) => format!("key {key:?} of topic {}", topic.escape_debug()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_rounded_for_a_reader() {
+        assert_eq!(age(0.0123), "12ms");
+        assert_eq!(age(7_200.4), "2h");
+        assert_eq!(age(-1.0), "0s");
+        assert_eq!((size(0), size(1023)), ("0 bytes".to_owned(), "1023 bytes".to_owned()));
+        assert_eq!(
+            (size(1 << 20), size(3 << 29)),
+            ("1.0 MiB".to_owned(), "1.5 GiB".to_owned())
+        );
+        assert_eq!(
+            (count(1, "row"), count(2, "row")),
+            ("1 row".to_owned(), "2 rows".to_owned())
+        );
+    }
+
+    #[test]
+    fn names_can_be_pasted() {
+        assert_eq!(ident("relay_1"), "relay_1");
+        assert_eq!(ident("Relay"), "\"Relay\"");
+        assert_eq!(ident("1\"x"), "\"1\"\"x\"");
+        assert_eq!(literal("o'brien"), "'o''brien'");
+        assert_eq!(literal(r"a\b"), r"E'a\\b'");
+    }
+
+    #[test]
+    fn texts_can_be_pasted_into_sql() {
+        assert_eq!(literal("a\\b\n"), r"E'a\\b\u000a'");
+        assert_eq!(literal("it's\n"), r"E'it''s\u000a'");
+    }
+
+    #[test]
+    fn a_held_key_is_a_word_that_can_be_pasted() {
+        for key in ["customer-42", "", "o'brien", "a b", "$(id)", "-n", "a\\b"] {
+            let words = shell_words::split(&format!("--key {}", shell_word(key)));
+            assert_eq!(words.expect("words"), ["--key", key], "{key}");
+        }
+        assert_eq!(shell_word("it's a\\b\n"), r"$'it\'s a\\b\u000a'");
+    }
+
+    #[test]
+    fn a_value_that_looks_like_a_flag_is_tied_to_its_own() {
+        assert_eq!(option("--key", "-n"), "--key=-n");
+        assert_eq!(option("--key", "n"), "--key n");
+    }
+
+    #[test]
+    fn a_command_names_the_schema_if_it_is_another_one() {
+        assert_eq!(command("dead list", "", "outbox"), "outboxd dead list");
+        assert_eq!(
+            command("dead redrive", "--id 7", "other"),
+            "outboxd dead redrive --schema other --id 7"
+        );
+        assert_eq!(resume(None, None, "outbox"), "outboxd resume --all");
+        assert_eq!(
+            resume(Some("orders"), Some("-n"), "other"),
+            "outboxd resume --schema other --topic orders --key=-n"
+        );
+    }
+}
