@@ -11,7 +11,7 @@ use crate::kafka::properties;
 use crate::kafka::settings::{self, ClientSettings, UserSettings};
 use crate::tasks::relay;
 
-/// How to reach Kafka. `run` and `verify` have these flags.
+/// How to reach Kafka. `run`, `verify` and `doctor` have these flags.
 #[derive(Args, Clone, Debug, Default)]
 pub struct KafkaArgs {
     /// Kafka brokers, comma-separated host:port

@@ -391,12 +391,12 @@ async fn no_secret_is_ever_seen() {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let flags: Vec<_> = flags.iter().map(String::as_str).collect();
-        for subcommand in ["status", "verify", "purge", "migrate"] {
+        for subcommand in ["status", "verify", "purge", "migrate", "doctor", "audit"] {
             let trace = [&flags[..], &["--log-level", "trace"]].concat();
             let output = guarded.command(subcommand, &environment, &trace);
             canary.note_output(&format!("{subcommand} {environment:?} {flags:?}"), &output);
         }
-        for subcommand in ["run", "status", "verify", "purge", "migrate"] {
+        for subcommand in ["run", "status", "verify", "purge", "migrate", "doctor", "audit"] {
             if !environment.is_empty() {
                 let output = guarded.command(subcommand, &environment, &["--help"]);
                 canary.note_output(&format!("{subcommand} --help"), &output);

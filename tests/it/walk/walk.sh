@@ -45,7 +45,7 @@ SQL
 }
 
 all_is_published() { outboxd status --check --max-pending 0 --allow-paused; }
-rows_wait() { ! outboxd status --check --max-pending 0 --allow-paused; }
+rows_wait() { [[ $(outboxd hold list --json) == *"\"$TOPIC\""* ]]; }
 has_dead_letter() { [[ $(outboxd dead list --json) == *'"id":'* ]]; }
 
 relay=
