@@ -37,6 +37,14 @@ ALTER TABLE outbox.worker ADD COLUMN knows integer NOT NULL DEFAULT 5;
 -- Every send of the worker obeys the pauses of this version, or of a later one.
 ALTER TABLE outbox.worker ADD COLUMN pauses_seen bigint NOT NULL DEFAULT 0;
 
+-- The live workers whose binaries know only older versions of the schema, by name. NULL: there are none.
+CREATE FUNCTION outbox.workers_that_know_less_than(version integer) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT string_agg(format('%s (outboxd %s)', w.name, w.version), ', ' ORDER BY w.name)
+    FROM outbox.worker w
+    WHERE w.stopped_at IS NULL AND w.lease_until > clock_timestamp() AND w.knows < $1
+$$;
+
 -- Pauses a topic, a key of it, or everything (topic NULL). What is paused already stays so, with the new reason. Returns the version
 -- of the pauses, and how many were added. The pause is in effect when every live worker has seen that version.
 CREATE FUNCTION outbox.pause(topic text, key text, reason text, OUT version bigint, OUT changed integer)
@@ -47,15 +55,13 @@ DECLARE
 BEGIN
     -- The lock on this row makes pauses and resumes wait for each other, so versions follow the order of commits.
     UPDATE outbox.pause_version v SET version = v.version + 1 RETURNING v.version INTO version;
-    SELECT string_agg(format('%s (outboxd %s)', w.name, w.version), ', ' ORDER BY w.name) INTO unaware
-    FROM outbox.worker w
-    WHERE w.stopped_at IS NULL AND w.lease_until > clock_timestamp() AND w.knows < 6;
+    unaware := outbox.workers_that_know_less_than(6);
     IF unaware IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('nothing was paused: these workers do not know pauses, and would continue to send: %s', unaware),
             HINT = 'Finish the rollout, then pause again.';
     END IF;
-    UPDATE outbox.pause p SET reason = pause.reason
+    UPDATE outbox.pause p SET reason = pause.reason, login = session_user
     WHERE p.topic IS NOT DISTINCT FROM pause.topic AND p.key IS NOT DISTINCT FROM pause.key;
     changed := 0;
     IF NOT FOUND THEN
@@ -88,6 +94,6 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                 ELSE jsonb_strip_nulls(jsonb_build_object('topic', topic, 'key', key)) END
 $$;
 
-REVOKE ALL ON FUNCTION outbox.pause, outbox.resume, outbox.pause_filter FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.workers_that_know_less_than, outbox.pause, outbox.resume, outbox.pause_filter FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.pause, outbox.resume TO outbox_operator;
 GRANT SELECT ON outbox.pause, outbox.pause_version TO outbox_relay, outbox_operator;

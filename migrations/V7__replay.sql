@@ -7,6 +7,9 @@
 -- A replay notes all of its rows when it begins, and its steps take them from there. So no row is lost and none is sent twice,
 -- wherever it is stopped, and what is published meanwhile is not part of it.
 
+-- When the worker last proved that it reaches the database.
+ALTER TABLE outbox.worker ADD COLUMN renewed_at timestamptz NOT NULL DEFAULT 'epoch';
+
 -- ── What a replay has yet to take ──────────────────────────────────────────────────────────────
 
 -- The rows that replays have yet to take. A step deletes those that it takes.
@@ -75,11 +78,8 @@ END $$;
 CREATE FUNCTION outbox.replay_check_workers() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    unaware text;
+    unaware constant text := outbox.workers_that_know_less_than(7);
 BEGIN
-    SELECT string_agg(format('%s (outboxd %s)', w.name, w.version), ', ' ORDER BY w.name) INTO unaware
-    FROM outbox.worker w
-    WHERE w.stopped_at IS NULL AND w.lease_until > clock_timestamp() AND w.knows < 7;
     IF unaware IS NOT NULL THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('nothing is replayed: these workers do not know replays, and would send repeats without a flag: %s', unaware),
@@ -157,7 +157,7 @@ BEGIN
     LOOP
         -- With this lock retention drops no day in the middle.
         LOCK TABLE ONLY outbox.history IN ROW EXCLUSIVE MODE;
-        CONTINUE WHEN NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = part.day);
+        CONTINUE WHEN NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = part.day AND i.inhparent = 'outbox.history'::regclass);
         -- The message id proves that the place still holds the same row.
         EXECUTE format($sql$
             WITH archived AS MATERIALIZED (
@@ -191,9 +191,10 @@ END $$;
 -- (retention has removed them, or another replay has sent them meanwhile), and the ids of those that cannot be moved back from the
 -- history, because a newer message has their id or their idempotency key.
 --
--- A row that was published less than a minute ago is left for a later call, with all rows behind it, and wait says until when. A
--- worker that lost the answer to a mark repeats the mark. That must not find the row pending again, or the row would be marked
--- without being sent. A minute is longer than a worker takes for that.
+-- A worker that lost the answer to a mark repeats the mark. That must not find the row pending again, or the row would be marked
+-- without being sent. So a row waits until it has been published for a minute, which is longer than a connected worker takes to
+-- repeat a mark, and until each owner of a lane has renewed its lease since: a worker that is cut off repeats its marks when it is
+-- back, unless its lanes have been taken. Such a row is left for a later call, with all rows behind it, and wait says for how long.
 --
 -- Pass what the call before returned as reached, so that this one need not search what that one deleted.
 --
@@ -204,7 +205,9 @@ CREATE FUNCTION outbox.replay_step(operation bigint, rows_max integer DEFAULT 10
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    fresh_since constant timestamptz := clock_timestamp() - interval '1 minute';
+    fresh_since constant timestamptz := least(
+        clock_timestamp(),
+        (SELECT min(w.renewed_at) FROM outbox.worker w WHERE w.id IN (SELECT l.owner FROM outbox.lane l))) - interval '1 minute';
     begun record;
     archived record;
     first_fresh_id bigint;
@@ -222,7 +225,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = format('there is no replay with the operation %s', operation);
     END IF;
     SELECT max(r.id), min(r.id) FILTER (WHERE r.published_at > fresh_since),
-           coalesce(max(r.published_at) FILTER (WHERE r.published_at > fresh_since) - fresh_since, interval '0')
+           least(coalesce(max(r.published_at) FILTER (WHERE r.published_at > fresh_since) - fresh_since, interval '0'), interval '1 minute')
     INTO reached, first_fresh_id, wait
     FROM (
         SELECT p.id, p.published_at FROM outbox.replay_row p

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::operation::check_reason;
+use super::operation::{check_reason, failure};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
 use crate::words::paused;
@@ -50,17 +50,19 @@ pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
         check_reason(check, &args.reason);
         Some((database?, scope, wait))
     })?;
-    let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;
+    let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT)
+        .await
+        .map_err(failure)?;
     let pause = Change {
         command: "pause",
         verb: "Pause",
         scope,
-        pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await?,
+        pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await.map_err(failure)?,
     };
     if !args.confirm.confirm(pause, args.effect.json)? {
         return Ok(());
     }
-    let change = outbox.pause(scope, &args.reason).await?;
+    let change = outbox.pause(scope, &args.reason).await.map_err(failure)?;
     let effect = Effect::wait(&outbox, change.version, wait).await?;
     if args.effect.json {
         let mut own = pause.as_json();

@@ -247,7 +247,7 @@ impl Pace {
         if until_published > EXPLAINED_WAIT {
             let wait = age(until_published.as_secs_f64().ceil());
             self.explain(&format!(
-                "waiting {wait}, until the next messages have been published for a minute"
+                "waiting {wait}, until the next messages have been published for a minute, and every relay has renewed its lease since"
             ));
         }
     }

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::operation::check_reason;
+use super::operation::{check_reason, failure};
 use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
@@ -39,17 +39,19 @@ pub async fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         check_reason(check, args.reason.as_deref().unwrap_or_default());
         Some((database?, scope, wait))
     })?;
-    let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT).await?;
+    let outbox = Outbox::open(&database, &args.database.schema, STATEMENT_TIMEOUT)
+        .await
+        .map_err(failure)?;
     let resume = Change {
         command: "resume",
         verb: "Resume",
         scope,
-        pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await?,
+        pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await.map_err(failure)?,
     };
     if !args.confirm.confirm(resume, args.effect.json)? {
         return Ok(());
     }
-    let change = outbox.resume(scope, args.reason.as_deref()).await?;
+    let change = outbox.resume(scope, args.reason.as_deref()).await.map_err(failure)?;
     let effect = Effect::wait(&outbox, change.version, wait).await?;
     let mut others = outbox.list_pauses(PAUSES_MAX).await?;
     others.retain(|other| overlap(scope, other));

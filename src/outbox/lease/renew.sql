@@ -5,7 +5,7 @@
 -- Only a live row is updated: a worker that expired, or was stamped stopped, is never revived.
 WITH renewed AS (
     UPDATE outbox.worker
-    SET lease_until = clock_timestamp() + $2 * interval '1 second', in_flight_from = $4, pauses_seen = $5
+    SET lease_until = clock_timestamp() + $2 * interval '1 second', renewed_at = clock_timestamp(), in_flight_from = $4, pauses_seen = $5
     WHERE id = $1 AND stopped_at IS NULL AND lease_until > clock_timestamp()
       AND (SELECT incarnation FROM outbox.server) = $3
     RETURNING id

@@ -80,6 +80,6 @@ SELECT coalesce((SELECT round(sum(pending))::bigint FROM topics), 0) AS pending,
                               ORDER BY available_at LIMIT $1) d) AS delayed,
        (SELECT count(*) FROM outbox.hold h WHERE h.unit <> '' AND h.partition IS NULL AND {not_paused}) AS held_keys,
        (SELECT count(DISTINCT h.topic) FROM outbox.hold h WHERE h.unit = '' AND {not_paused}) AS parked_topics,
-       (SELECT count(*) FROM (SELECT DISTINCT topic, partition FROM outbox.hold WHERE partition IS NOT NULL) p) AS paused_partitions,
+       (SELECT count(*) FROM (SELECT DISTINCT h.topic, h.partition FROM outbox.hold h WHERE h.partition IS NOT NULL AND {not_paused}) p) AS paused_partitions,
        (SELECT coalesce(max(age(backend_xmin)), 0)::bigint FROM pg_stat_activity WHERE backend_xmin IS NOT NULL) AS horizon_age,
        coalesce((SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'outbox.message'::regclass), 0) AS dead_tuples

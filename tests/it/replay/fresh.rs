@@ -17,8 +17,8 @@ async fn let_a_minute_pass(world: &World) {
 #[tokio::test]
 async fn a_row_that_was_published_just_now_waits_with_all_rows_behind_it() {
     for on_published in ["keep", "archive"] {
-        let (world, topic, relay) = published_world(&["--on-published", on_published], 30, 3).await;
-        drop(relay);
+        let (world, topic, mut relay) = published_world(&["--on-published", on_published], 30, 3).await;
+        relay.stop();
         for table in ["message", "history"] {
             let fresh = format!("UPDATE outbox.{table} SET published_at = clock_timestamp() WHERE id = 11");
             world.execute(&fresh).await;
@@ -33,6 +33,24 @@ async fn a_row_that_was_published_just_now_waits_with_all_rows_behind_it() {
         let_a_minute_pass(&world).await;
         assert_eq!(world.text(&step).await, "20 0 false true");
     }
+}
+
+/// It may come back and repeat a mark, however long ago that was.
+#[tokio::test]
+async fn a_row_waits_while_a_worker_that_owns_lanes_is_cut_off() {
+    let (world, topic, relay) = published_world(&[], 30, 3).await;
+    drop(relay);
+    world
+        .execute("UPDATE outbox.worker SET renewed_at = renewed_at - interval '2 hours'")
+        .await;
+    let begin = format!("SELECT operation FROM outbox.replay_begin(topics => '{{{topic}}}')");
+    let operation = world.count(&begin).await;
+    let step = format!("SELECT changed || ' ' || gone || ' ' || finished FROM outbox.replay_step({operation})");
+    assert_eq!(world.text(&step).await, "0 0 false");
+    world
+        .execute("UPDATE outbox.lane SET owner = NULL, epoch = epoch + 1 WHERE lane >= 0")
+        .await;
+    assert_eq!(world.text(&step).await, "30 0 true", "nobody's mark counts any more");
 }
 
 /// A mark commits, and its answer does not arrive. Before the worker repeats the mark, an operator replays the rows. Were they
