@@ -91,6 +91,7 @@ async fn a_worker_that_does_not_answer_is_named_and_then_waited_for_no_longer_th
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let silent = world.relay().args(&["--worker-name", "relay-2"]).start_ready().await;
+    world.until("SELECT count(*) = 1 FROM outbox.worker").await;
     silent.signal("STOP");
     let impatient = [
         "--yes",
@@ -121,6 +122,7 @@ async fn a_worker_that_does_not_answer_is_named_and_then_waited_for_no_longer_th
 async fn nothing_is_paused_while_a_worker_runs_that_does_not_know_pauses() {
     let world = World::new().await;
     let relay = world.relay().args(&["--worker-name", "relay-3"]).start_ready().await;
+    world.until("SELECT count(*) = 1 FROM outbox.worker").await;
     world.execute("UPDATE outbox.worker SET knows = 3").await;
     let output = world.outboxd("pause", &["--all", "--yes", "--reason", "poison"]);
     assert_eq!(output.status.code(), Some(69), "{}", stderr_of(&output));
