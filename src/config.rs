@@ -14,7 +14,7 @@ use std::time::Duration;
 pub use args::{LogFormat, RetentionArgs, RunArgs};
 pub use check::Check;
 pub use database::DatabaseArgs;
-pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs, parse_ids};
+pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs};
 pub use kafka::KafkaArgs;
 pub use replay::ReplayFilterArgs;
 pub use token::TokenArgs;

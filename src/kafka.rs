@@ -134,7 +134,7 @@ impl Publisher {
             () = stop.cancelled() => {}
             () = self.clients.follow() => {}
             () = self.renew_main() => {}
-            () = self.refresh_lookups() => {}
+            () = self.give_tokens() => {}
         }
     }
 
@@ -149,12 +149,15 @@ impl Publisher {
         }
     }
 
-    /// Producers ask for tokens themselves.
-    async fn refresh_lookups(&self) {
+    /// Gives each new token to all clients.
+    async fn give_tokens(&self) {
         let mut token = 0;
         loop {
             token = self.clients.token_after(token).await;
-            self.topics.refresh_token();
+            let clients = self.clients.clone();
+            // A client that ends meanwhile is closed there, which blocks.
+            let given = tokio::task::spawn_blocking(move || clients.give_token()).await;
+            given.unwrap_or_else(|error| tracing::debug!(%error, "cannot give the next token to the Kafka clients"));
         }
     }
 

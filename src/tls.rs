@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -91,7 +92,7 @@ impl Identity {
 }
 
 /// The trusted CAs: those of this PEM file, else those of the system.
-pub fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
+fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
     let certificates = match ca {
         Some(file) => certificates(file)?,
         None => rustls_native_certs::load_native_certs().certs,
@@ -183,6 +184,11 @@ impl ServerCertVerifier for WithoutName {
     }
 }
 
+/// Is this the name or an address of this machine? What is sent there need not be encrypted.
+pub fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// What is wrong with a certificate, the server's or ours, if that is why the connection failed.
 pub fn certificate_problem(error: &(dyn Error + 'static)) -> Option<String> {
     match tls_error(error)? {
@@ -190,12 +196,15 @@ pub fn certificate_problem(error: &(dyn Error + 'static)) -> Option<String> {
             "the server's certificate is not trusted: {}",
             why_not_trusted(reason)
         )),
-        rustls::Error::AlertReceived(alert) => Some(format!(
-            "the server refused the client certificate: {}",
-            why_refused(*alert)?
-        )),
+        rustls::Error::AlertReceived(alert) => refusal_of_ours(*alert),
         _ => None,
     }
+}
+
+/// What a server says of our certificate by an alert. `None` if the alert is not about a certificate.
+pub fn refusal_of_ours(alert: AlertDescription) -> Option<String> {
+    let why = why_refused(alert)?;
+    Some(format!("the server refused the client certificate: {why}"))
 }
 
 /// The error of the TLS library among the causes of this one.

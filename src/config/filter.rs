@@ -77,10 +77,7 @@ impl FilterArgs {
 
 impl DeadFilterArgs {
     pub fn filter(&self, check: &mut Check) -> Filter {
-        let mut ids = IdRanges::default();
-        for text in &self.ids {
-            ids.extend(&check.ok(parse_ids(text)).unwrap_or_default());
-        }
+        let ids = ids(check, &self.ids);
         let message_ids = self.message_ids.iter();
         let message_ids = message_ids.filter_map(|text| check.ok(parse_message_id(text)));
         Filter {
@@ -90,6 +87,15 @@ impl DeadFilterArgs {
             ..self.filter.filter(check)
         }
     }
+}
+
+/// The ids that the flags name together.
+pub(super) fn ids(check: &mut Check, texts: &[String]) -> IdRanges {
+    let mut ids = IdRanges::default();
+    for text in texts {
+        ids.extend(&check.ok(parse_ids(text)).unwrap_or_default());
+    }
+    ids
 }
 
 impl HoldFilterArgs {
@@ -105,7 +111,7 @@ impl HoldFilterArgs {
 const ID_MAX: i64 = i64::MAX - 1;
 
 /// Reads ids and ranges of ids, as in `17,18,20-29`.
-pub fn parse_ids(text: &str) -> Result<IdRanges, String> {
+fn parse_ids(text: &str) -> Result<IdRanges, String> {
     let id = |text: &str| text.trim().parse::<i64>().ok().filter(|id| (1..=ID_MAX).contains(id));
     let mut ids = IdRanges::default();
     for part in text.split(',') {

@@ -3,8 +3,7 @@
 use clap::Args;
 
 use super::Check;
-use super::filter::parse_ids;
-use crate::domain::id_ranges::IdRanges;
+use super::filter::ids;
 use crate::domain::replay::{Moment, ReplayFilter};
 
 /// Filters of published messages. All that are given must match.
@@ -40,10 +39,7 @@ const FILTER_BYTES_MAX: usize = 65_536;
 
 impl ReplayFilterArgs {
     pub fn filter(&self, check: &mut Check) -> ReplayFilter {
-        let mut ids = IdRanges::default();
-        for text in &self.ids {
-            ids.extend(&check.ok(parse_ids(text)).unwrap_or_default());
-        }
+        let ids = ids(check, &self.ids);
         let mut moment = |flag, text: &Option<String>| {
             let text = text.clone()?;
             let at = check.moment(flag, &text)?;

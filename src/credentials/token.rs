@@ -169,6 +169,8 @@ pub struct Tokens {
     number: watch::Sender<u64>,
     /// A token is wanted before it is time for one.
     wanted: Notify,
+    /// Tokens come from elsewhere now.
+    replaced: Notify,
     /// A token could not be fetched.
     failed: Notify,
 }
@@ -208,6 +210,7 @@ impl Tokens {
             state: Mutex::new(state),
             number: watch::channel(0).0,
             wanted: Notify::new(),
+            replaced: Notify::new(),
             failed: Notify::new(),
         }
     }
@@ -215,9 +218,9 @@ impl Tokens {
     /// Changes where tokens come from. The token at hand is used until there is another.
     pub fn set_source(&self, source: Option<TokenSource>) {
         let mut state = self.state();
-        (state.source, state.renewal) = (source, None);
+        (state.source, state.renewal, state.refusals) = (source, None, 0);
         drop(state);
-        self.wanted.notify_one();
+        self.replaced.notify_one();
     }
 
     /// The token and its number, or why there is none.
@@ -301,7 +304,11 @@ impl Tokens {
             }
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = self.wanted.notified() => self.hurry().await,
+                () = self.replaced.notified() => {}
+                () = self.wanted.notified() => tokio::select! {
+                    () = self.hurry() => {}
+                    () = self.replaced.notified() => {}
+                },
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdkafka::admin::AdminClient;
 use rdkafka::error::KafkaResult;
 
-use super::clients::Clients;
+use super::clients::{Clients, TakesTokens};
 use super::context::Context;
 
 pub struct Admin {
@@ -16,19 +16,15 @@ pub struct Admin {
 impl Admin {
     pub fn new(clients: &Clients) -> KafkaResult<Arc<Self>> {
         let client = clients.admin()?;
-        Ok(Arc::new(Admin { client: Some(client) }))
+        let admin = Arc::new(Admin { client: Some(client) });
+        clients.keep_logged_in(&admin);
+        Ok(admin)
     }
 
     /// The client. Nobody polls it, so it is given its token here.
     pub fn client(&self) -> &AdminClient<Context> {
         self.refresh_token();
         self.unrefreshed()
-    }
-
-    /// Gives the client the newest token, unless it has that.
-    pub fn refresh_token(&self) {
-        let client = self.unrefreshed().inner();
-        client.context().refresh_token(client.native_client());
     }
 
     /// The generation of the settings that it was built from.
@@ -38,6 +34,13 @@ impl Admin {
 
     fn unrefreshed(&self) -> &AdminClient<Context> {
         self.client.as_ref().expect("present until dropped")
+    }
+}
+
+impl TakesTokens for Admin {
+    fn refresh_token(&self) {
+        let client = self.unrefreshed().inner();
+        client.context().refresh_token(client.native_client());
     }
 }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, ClientConnection};
 
 use crate::tls::{self, Verify};
 
@@ -19,16 +19,12 @@ const FIRST_ALERT: u32 = 1000;
 const REASON: u32 = 0xfff;
 
 /// What is wrong with the broker's end of a TLS connection, if that can be seen from here. Blocks.
-pub fn inspect(broker: &str, ca: Option<PathBuf>, checks_name: bool) -> Option<String> {
+pub fn inspect(broker: &str, ca: Option<PathBuf>, verify: Verify) -> Option<String> {
     let (host, _) = broker.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let name = ServerName::try_from(host.to_owned()).ok()?;
     let settings = tls::Settings {
-        verify: if checks_name {
-            Verify::ChainAndName
-        } else {
-            Verify::Chain
-        },
+        verify,
         ca,
         identity: None,
     };
@@ -90,14 +86,8 @@ pub fn broker_in(reason: &str) -> Option<&str> {
 
 /// What the broker said about this client's certificate, by the alert that it sent.
 pub fn refusal_of_ours(reason: &str) -> Option<String> {
-    let words = match alert(reason)? {
-        42 | 43 | 46 => "the broker does not accept this client's certificate, or wants one and got none",
-        44 => "this client's certificate has been revoked",
-        45 => "this client's certificate has expired",
-        48 => "this client's certificate is not signed by a CA that the broker trusts",
-        116 => "the broker wants a certificate of this client",
-        _ => return None,
-    };
+    let alert = u8::try_from(alert(reason)?).ok()?;
+    let words = tls::refusal_of_ours(AlertDescription::from(alert))?;
     Some(format!("{words}; see ssl.certificate.location and ssl.key.location"))
 }
 

@@ -4,7 +4,7 @@
 //! the owner of a client compares generations and builds another one. Files are read again after a connection has failed or no
 //! token could be fetched, and every minute.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use rdkafka::ClientConfig;
@@ -30,12 +30,20 @@ const READ_PAUSE: Duration = Duration::from_secs(5);
 /// How long the first token is waited for. After that, clients are built without one, and get it when there is one.
 const FIRST_TOKEN: Duration = Duration::from_secs(10);
 
+/// A client of the library.
+pub trait TakesTokens: Send + Sync {
+    /// Takes the newest token, unless it has that.
+    fn refresh_token(&self);
+}
+
 pub struct Clients {
     settings: ClientSettings,
     current: Mutex<Arc<Settings>>,
     generation: watch::Sender<u64>,
     tokens: Arc<Tokens>,
-    failures: Arc<Failures>,
+    pub(super) failures: Arc<Failures>,
+    /// Those that are given each new token, as long as they exist.
+    logged_in: Mutex<Vec<Weak<dyn TakesTokens>>>,
 }
 
 impl Clients {
@@ -45,6 +53,7 @@ impl Clients {
             generation: watch::channel(0).0,
             tokens: Arc::new(Tokens::new(settings.read.tokens.clone())),
             failures: Arc::default(),
+            logged_in: Mutex::default(),
             settings,
         })
     }
@@ -67,6 +76,20 @@ impl Clients {
         self.tokens.number()
     }
 
+    /// Gives this client each new token at once, so that its connections log in again with that before the last one ends.
+    pub fn keep_logged_in<C: TakesTokens + 'static>(&self, client: &Arc<C>) {
+        let client = Arc::downgrade(client);
+        let mut logged_in = lock(&self.logged_in);
+        logged_in.retain(|client| client.strong_count() > 0);
+        logged_in.push(client);
+    }
+
+    /// Gives the newest token to all clients.
+    pub fn give_token(&self) {
+        let clients: Vec<_> = lock(&self.logged_in).iter().filter_map(Weak::upgrade).collect();
+        clients.iter().for_each(|client| client.refresh_token());
+    }
+
     /// Whom a broker must allow something, as its ACLs name it.
     pub fn principal(&self) -> String {
         self.current().security.principal(self.tokens.principal().as_deref())
@@ -80,9 +103,14 @@ impl Clients {
     /// The same with what it means, if that is a matter of TLS or SASL.
     pub async fn explained_failure(&self) -> Option<String> {
         let failure = self.failures.take()?;
-        match self.words(&failure).await {
-            Some(words) => Some(format!("{words} ({})", failure.reason)),
-            None => Some(failure.reason),
+        Some(self.explained(&failure).await)
+    }
+
+    /// Why a connection failed, with what it means if that is a matter of TLS or SASL.
+    pub(super) async fn explained(&self, failure: &Failure) -> String {
+        match self.words(failure).await {
+            Some(words) => format!("{words} ({})", failure.reason),
+            None => failure.reason.clone(),
         }
     }
 
@@ -97,16 +125,12 @@ impl Clients {
         self.current().security.has_certificate()
     }
 
-    /// The failure that nobody has looked into yet.
-    pub fn unexplained(&self) -> Option<Failure> {
-        self.failures.unexplained()
-    }
-
     /// What a producer is built from: the settings, with those of its purpose, and a context.
     pub fn of_producer(&self, purpose: Purpose) -> (ClientConfig, Context) {
-        let (mut config, context) = self.parts();
+        let (settings, context) = self.settings();
+        let mut config = statistics::without_interval(&settings.config);
         if purpose == Purpose::Batches {
-            statistics::set_interval(&mut config, &self.current().config);
+            statistics::set_interval(&mut config, &settings.config);
         }
         for (name, value) in purpose.properties() {
             config.set(*name, *value);
@@ -126,14 +150,20 @@ impl Clients {
 
     /// What any client is built from: the settings and a context.
     pub(super) fn parts(&self) -> (ClientConfig, Context) {
+        let (settings, context) = self.settings();
+        (statistics::without_interval(&settings.config), context)
+    }
+
+    /// The settings, and a context of their generation.
+    fn settings(&self) -> (Arc<Settings>, Context) {
         // Settings and generation are replaced under this lock.
         let current = lock(&self.current);
         let login = Login::new(self.tokens.clone());
         let context = Context::new(self.generation(), self.failures.clone(), login);
-        (statistics::without_interval(&current.config), context)
+        (current.clone(), context)
     }
 
-    fn current(&self) -> Arc<Settings> {
+    pub(super) fn current(&self) -> Arc<Settings> {
         lock(&self.current).clone()
     }
 
@@ -248,7 +278,7 @@ impl Clients {
 async fn inspect(broker: String, settings: Arc<Settings>) -> Option<String> {
     let looked = tokio::task::spawn_blocking(move || {
         let security = &settings.security;
-        certificate::inspect(&broker, security.ca.clone(), security.checks_name)
+        certificate::inspect(&broker, security.ca.clone(), security.verify)
     });
     looked.await.ok().flatten()
 }

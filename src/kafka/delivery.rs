@@ -29,7 +29,7 @@ pub fn of_report(
     topic: &str,
     partition: Partition,
     overdue: bool,
-    principal: &str,
+    principal: impl Fn() -> String,
 ) -> Delivery {
     let Some(Report { code, handed_over }) = report else {
         return late(topic, partition, true, overdue);
@@ -69,9 +69,10 @@ pub fn of_report(
 
 /// The topic does not exist, or its settings or permissions forbid the record. A permission that is missing is named as an ACL; the
 /// right to write includes that to look the topic up.
-pub fn unusable(topic: &str, code: Code, maybe_landed: bool, principal: &str) -> Delivery {
+pub fn unusable(topic: &str, code: Code, maybe_landed: bool, principal: impl Fn() -> String) -> Delivery {
     let mut reason = format!("topic {topic}: {code}");
     if code == Code::TopicAuthorizationFailed {
+        let principal = principal();
         reason.push_str(&format!("; {principal} needs the ACL ALLOW WRITE ON TOPIC {topic}"));
     }
     Delivery::unavailable(Unavailability::Unusable, None, reason, maybe_landed)
@@ -101,7 +102,9 @@ mod tests {
     const THIRD: Partition = Partition { number: 3, of: 12 };
 
     fn of(code: Code, handed_over: bool) -> Delivery {
-        of_report(Some(Report { code, handed_over }), "t", THIRD, false, "User:relay")
+        of_report(Some(Report { code, handed_over }), "t", THIRD, false, || {
+            "User:relay".to_owned()
+        })
     }
 
     fn may_have_landed(outcome: &Delivery) -> bool {
@@ -151,7 +154,10 @@ mod tests {
         for code in [Code::NoError, Code::MessageSizeTooLarge] {
             assert!(!may_have_landed(&of(code, true)), "{code:?}");
         }
-        assert_eq!(of_report(None, "t", THIRD, false, "User:relay"), Delivery::Unknown);
+        assert_eq!(
+            of_report(None, "t", THIRD, false, || "User:relay".to_owned()),
+            Delivery::Unknown
+        );
     }
 
     #[test]
@@ -191,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_our_own_deadline_ended_is_for_its_partition_to_answer_for() {
-        let overdue = |report| of_report(report, "t", THIRD, true, "User:relay");
+        let overdue = |report| of_report(report, "t", THIRD, true, || "User:relay".to_owned());
         let reason = "partition 3 of topic t: no answer before the deadline".to_owned();
         let late = Delivery::unavailable(Unavailability::Transient, Some(THIRD), reason, true);
         let purged = |handed_over| {

@@ -1,7 +1,6 @@
 //! Why connections fail, as the clients of this process report it.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -47,21 +46,27 @@ impl Failure {
 
 #[derive(Debug, Default)]
 pub struct Failures {
-    last: Mutex<Option<Failure>>,
-    /// One that nobody has looked into yet.
-    unexplained: Mutex<Option<Failure>>,
-    /// When a failure of TLS or SASL was last explained.
-    explained: Mutex<Option<Instant>>,
-    /// Clients of an earlier generation fail for reasons that are past.
-    generation: AtomicU64,
+    state: Mutex<State>,
     noted: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: Option<Failure>,
+    /// One that nobody has looked into yet.
+    unexplained: Option<Failure>,
+    /// When a failure of TLS or SASL was last explained.
+    explained: Option<Instant>,
+    /// Clients of an earlier generation fail for reasons that are past.
+    generation: u64,
 }
 
 impl Failures {
     /// Notes what a client of this generation reports.
     pub fn note(&self, generation: u64, code: Option<Code>, reason: &str) {
+        let mut state = lock(&self.state);
         // "All brokers are down" follows from the other errors and does not say why.
-        if code == Some(Code::AllBrokersDown) || generation < self.generation.load(Ordering::Relaxed) {
+        if code == Some(Code::AllBrokersDown) || generation < state.generation {
             return;
         }
         let failure = Failure {
@@ -69,28 +74,26 @@ impl Failures {
             code,
             reason: reason.to_owned(),
         };
-        *lock(&self.last) = Some(failure.clone());
-        let mut unexplained = lock(&self.unexplained);
-        if failure.is_security() || !unexplained.as_ref().is_some_and(Failure::is_security) {
-            *unexplained = Some(failure);
+        state.last = Some(failure.clone());
+        if failure.is_security() || !state.unexplained.as_ref().is_some_and(Failure::is_security) {
+            state.unexplained = Some(failure);
         }
-        drop(unexplained);
+        drop(state);
         self.noted.notify_one();
     }
 
     /// Why a connection failed last, if that was recent. The errors of requests say only that a connection failed.
     pub fn last(&self) -> Option<Failure> {
-        lock(&self.last)
-            .clone()
-            .filter(|failure| failure.at.elapsed() < OUTAGE_ENDS_AFTER)
+        let last = lock(&self.state).last.clone();
+        last.filter(|failure| failure.at.elapsed() < OUTAGE_ENDS_AFTER)
     }
 
     /// Forgets what clients of earlier generations have reported, and listens to them no more.
     pub fn begin(&self, generation: u64) {
-        self.generation.store(generation, Ordering::Relaxed);
-        *lock(&self.last) = None;
-        *lock(&self.unexplained) = None;
-        *lock(&self.explained) = None;
+        *lock(&self.state) = State {
+            generation,
+            ..State::default()
+        };
     }
 
     /// Waits for a failure that nobody has waited for.
@@ -98,20 +101,15 @@ impl Failures {
         self.noted.notified().await;
     }
 
-    /// The same, and leaves it to be looked into.
-    pub fn unexplained(&self) -> Option<Failure> {
-        lock(&self.unexplained).clone()
-    }
-
     /// The failure to look into: one of TLS or SASL rather than another.
     pub fn take(&self) -> Option<Failure> {
-        lock(&self.unexplained).take()
+        lock(&self.state).unexplained.take()
     }
 
     /// Has a failure of TLS or SASL been explained in this outage, which this one belongs to? Every client reports one for every
     /// broker, again and again.
     pub fn is_explained(&self, now: Instant) -> bool {
-        let mut explained = lock(&self.explained);
+        let explained = &mut lock(&self.state).explained;
         let is_explained = explained.is_some_and(|last| now - last <= OUTAGE_ENDS_AFTER);
         if is_explained {
             *explained = Some(now);
@@ -121,7 +119,7 @@ impl Failures {
 
     /// A failure is being explained now.
     pub fn explained(&self, now: Instant) {
-        *lock(&self.explained) = Some(now);
+        lock(&self.state).explained = Some(now);
     }
 }
 

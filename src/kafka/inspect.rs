@@ -17,6 +17,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::admin::Admin;
 use super::clients::Clients;
 use super::context::Context;
+use crate::tls::{Verify, is_loopback};
 
 /// How long one question waits for an answer, and how long the client is listened to before each.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -98,19 +99,14 @@ pub struct Protection {
 impl Clients {
     /// What the settings and the token say of security.
     pub fn protection(&self) -> Protection {
-        let (config, _) = self.parts();
-        let get = |name: &str| config.get(name).map(str::to_owned);
-        let protocol = get("security.protocol").unwrap_or_default().to_lowercase();
-        let is_off = |name: &str, off: &str| config.get(name).is_some_and(|value| value.eq_ignore_ascii_case(off));
-        let brokers = get("bootstrap.servers").unwrap_or_default();
-        let is_unverified = is_off("enable.ssl.certificate.verification", "false")
-            || is_off("ssl.endpoint.identification.algorithm", "none");
-        let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"));
+        let current = self.current();
+        let security = &current.security;
+        let brokers = current.config.get("bootstrap.servers").unwrap_or_default().to_owned();
         Protection {
             is_local: brokers.split(',').all(|broker| is_local(broker.trim())),
-            is_encrypted: protocol.ends_with("ssl"),
-            is_verified: !is_unverified,
-            mechanism: mechanism.filter(|_| protocol.starts_with("sasl")),
+            is_encrypted: security.uses_tls,
+            is_verified: security.verify == Verify::ChainAndName,
+            mechanism: security.mechanism().map(str::to_owned),
             has_certificate: self.has_certificate(),
             principal: self.principal(),
             token_left: self.token_left(),
@@ -120,27 +116,30 @@ impl Clients {
 
     /// Why no broker answers, explained if that can be done within this time.
     pub async fn why_unreachable(&self, within: Duration) -> Unreachable {
-        let (cause, failure) = (self.cause(), self.unexplained());
-        let explained = tokio::time::timeout(within, self.explained_failure()).await;
-        let reason = explained.ok().flatten().or_else(|| Some(failure?.reason));
-        let reason = reason.unwrap_or_else(|| "the client does not say why".to_owned());
-        Unreachable { cause, reason }
-    }
-
-    /// What the last failure is about, as far as the client says.
-    fn cause(&self) -> Cause {
-        match self.unexplained() {
-            Some(failure) if failure.is_login() => Cause::Login,
-            Some(failure) if failure.may_be_security() => Cause::Tls,
+        let Some(failure) = self.failures.take() else {
+            let reason = "the client does not say why".to_owned();
+            return Unreachable {
+                cause: Cause::Network,
+                reason,
+            };
+        };
+        let cause = match &failure {
+            failure if failure.is_login() => Cause::Login,
+            failure if failure.may_be_security() => Cause::Tls,
             _ => Cause::Network,
-        }
+        };
+        let explained = tokio::time::timeout(within, self.explained(&failure)).await;
+        let reason = explained.unwrap_or_else(|_| failure.reason.clone());
+        Unreachable { cause, reason }
     }
 }
 
 fn is_local(broker: &str) -> bool {
-    ["localhost:", "127.", "[::1]:"]
-        .iter()
-        .any(|here| broker.starts_with(here))
+    let host = match broker.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => broker,
+    };
+    is_loopback(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
 pub struct Inspector {

@@ -2,8 +2,8 @@
 //!
 //! The library asks for a token by an event, which is answered by polling the client. A client that looks topics up is not polled:
 //! `AdminClient` polls a queue of its own and never learns that a token is wanted (rust-rdkafka issue 757), and no call that
-//! waits for metadata polls. Such a client is given its token before each call. A client that is polled is given a newer token
-//! as well, because it would ask only towards the end of the one that it has, which a broker may refuse long before.
+//! waits for metadata polls. Such a client is given its token before each call. All clients are given a newer token as soon as there
+//! is one: they would ask only towards the end of the one that they have, which a broker may refuse long before.
 
 use std::ffi::{CString, c_char};
 use std::ptr;

@@ -128,12 +128,11 @@ impl<'a> PartitionBatches<'a> {
                 "Kafka refused a batch; sending smaller ones to find the record"
             );
         }
-        let principal = self.topics.principal();
         let delivery = |(index, report): &(usize, Option<Report>)| {
             let delivery = if records > 1 && delivery::is_refusal(*report) {
                 Delivery::NotSent
             } else {
-                delivery::of_report(*report, topic, partition, overdue, &principal)
+                delivery::of_report(*report, topic, partition, overdue, || self.topics.principal())
             };
             (*index, delivery)
         };

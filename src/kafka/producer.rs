@@ -13,7 +13,7 @@ use rdkafka::message::{DeliveryResult, Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::clients::Clients;
+use super::clients::{Clients, TakesTokens};
 use super::context::Context;
 use super::reports::{Report, Reports, SentRecords};
 use super::{ANSWERS_AFTER_FATAL, Deadlines, PURGE_TIMEOUT, delivery, lock, statistics};
@@ -36,6 +36,8 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 struct ReportingContext {
     context: Context,
     reports: Arc<Reports>,
+    /// After how long without statistics a client is gone.
+    gone_after: Duration,
 }
 
 impl ClientContext for ReportingContext {
@@ -46,7 +48,7 @@ impl ClientContext for ReportingContext {
     }
 
     fn stats_raw(&self, json: &[u8]) {
-        statistics::record(json);
+        statistics::record(json, self.gone_after);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -132,9 +134,11 @@ impl Producer {
         let context = ReportingContext {
             context,
             reports: reports.clone(),
+            gone_after: statistics::gone_after(&config),
         };
         let client = Arc::new(BaseProducer::from_config_and_context(&config, context)?);
         serve_reports(client.clone())?;
+        settings.clients.keep_logged_in(&client);
         Ok(Arc::new(Producer {
             client,
             clients: settings.clients.clone(),
@@ -221,8 +225,9 @@ impl Producer {
             self.purge();
             sent.all_reported_by(Instant::now() + PURGE_TIMEOUT, || false).await;
         }
-        let principal = self.clients.principal();
-        let delivery = delivery::of_report(sent.reports()[0], &row.topic, partition, overdue, &principal);
+        let delivery = delivery::of_report(sent.reports()[0], &row.topic, partition, overdue, || {
+            self.clients.principal()
+        });
         if delivery == Delivery::Acked {
             self.acknowledged(&row.topic, partition.number);
         } else {
@@ -290,6 +295,15 @@ impl Producer {
     }
 }
 
+impl TakesTokens for BaseProducer<ReportingContext> {
+    fn refresh_token(&self) {
+        self.client()
+            .context()
+            .context
+            .refresh_token(self.client().native_client());
+    }
+}
+
 /// Polls for reports on a separate thread until nothing else uses the client. The client is also closed there, because that waits
 /// for threads and sockets.
 fn serve_reports(client: Arc<BaseProducer<ReportingContext>>) -> KafkaResult<()> {
@@ -297,8 +311,6 @@ fn serve_reports(client: Arc<BaseProducer<ReportingContext>>) -> KafkaResult<()>
     let served = thread.spawn(move || {
         while Arc::strong_count(&client) > 1 {
             client.poll(POLL_TIMEOUT);
-            let inner = client.client();
-            inner.context().context.refresh_token(inner.native_client());
         }
     });
     let no_thread = |error| KafkaError::ClientCreation(format!("no thread for delivery reports: {error}"));

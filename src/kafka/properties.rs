@@ -172,12 +172,12 @@ fn parse<'a>(
 ) -> (Vec<Property>, Vec<String>) {
     let (mut own, mut problems) = (Vec::new(), Vec::new());
     for (text, number) in texts.zip(1..).filter(|(text, _)| !text.is_empty()) {
-        // The value may be a secret: only the name is ever repeated.
-        let Some((name, value)) = text.split_once('=') else {
+        // The value may be a secret: only the name is ever repeated. A line of a key in PEM may end in an equals sign, too.
+        let named = text.split_once('=').map(|(name, value)| (name.trim(), value));
+        let Some((name, value)) = named.filter(|(name, _)| is_name(name)) else {
             problems.push(form(number));
             continue;
         };
-        let name = name.trim();
         match refusal(name) {
             Some(reason) => problems.push(format!("{} is not yours to set: {reason}", origin.label(name))),
             None => own.push(Property {
@@ -188,6 +188,12 @@ fn parse<'a>(
         }
     }
     (own, problems)
+}
+
+/// Can this be the name of a property?
+fn is_name(text: &str) -> bool {
+    let is_of_names = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_');
+    !text.is_empty() && text.bytes().all(is_of_names)
 }
 
 /// Each property once. What is given later wins, and a flag wins over the file.
@@ -206,6 +212,23 @@ pub fn merge(file: Vec<Property>, flags: Vec<Property>) -> Vec<Property> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_a_key_is_no_property_and_is_never_repeated() {
+        let pem = "ssl.key.pem=-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANs3cret\nQ0Fz/s3cret+==\n=s3cret\n";
+        let (own, problems) = of_file(&pem.into());
+        assert_eq!(
+            own.iter().map(|own| own.name.as_str()).collect::<Vec<_>>(),
+            ["ssl.key.pem"]
+        );
+        assert_eq!(problems.len(), 3, "{problems:?}");
+        assert!(
+            problems.iter().all(|problem| !problem.contains("s3cret")),
+            "{problems:?}"
+        );
+        let (_, problems) = of_flags(&["s3cret/+Q==".into()]);
+        assert_eq!(problems, ["--kafka-property needs the form name=value"]);
+    }
 
     #[test]
     fn what_breaks_a_promise_is_refused_with_a_reason_and_the_rest_is_not() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::properties::{Property, find, value};
 use crate::credentials::oidc::ClientCredentials;
 use crate::credentials::token::{COMMAND_FLAG, FILE_FLAG, TokenSource};
+use crate::tls::Verify;
 
 /// The property that has the issuer's URL, and those that only say what to ask an issuer for. The client library is built without
 /// an HTTP client and refuses most of them, so they are ours.
@@ -51,8 +52,8 @@ pub struct Security {
     pub uses_tls: bool,
     /// The CA that brokers' certificates must be signed by; the system's if there is none.
     pub ca: Option<PathBuf>,
-    /// Must a broker's certificate be for the name by which it is connected to?
-    pub checks_name: bool,
+    /// What a broker's certificate must prove.
+    pub verify: Verify,
 }
 
 impl Security {
@@ -67,17 +68,25 @@ impl Security {
         } else {
             Identity::Anonymous
         };
-        let is_checked = |name, off: &str| !value(own, name).is_some_and(|value| value.eq_ignore_ascii_case(off));
         Ok(Security {
             identity,
             uses_tls,
             ca: value(own, "ssl.ca.location").map(PathBuf::from),
-            checks_name: is_checked("ssl.endpoint.identification.algorithm", "none"),
+            verify: verify(own),
         })
     }
 
     pub fn uses_tokens(&self) -> bool {
         self.identity == Identity::Token
+    }
+
+    /// The SASL mechanism, if the client logs in by one.
+    pub fn mechanism(&self) -> Option<&str> {
+        match &self.identity {
+            Identity::Anonymous | Identity::Certificate => None,
+            Identity::User { mechanism, .. } => Some(mechanism),
+            Identity::Token => Some("OAUTHBEARER"),
+        }
     }
 
     pub fn has_certificate(&self) -> bool {
@@ -110,6 +119,20 @@ impl Security {
             }
             Identity::Anonymous | Identity::Certificate => "the login failed; see security.protocol".to_owned(),
         }
+    }
+}
+
+fn verify(own: &[Property]) -> Verify {
+    let is_one_of = |name, values: &[&str]| {
+        let given = value(own, name);
+        given.is_some_and(|given| values.iter().any(|value| given.eq_ignore_ascii_case(value)))
+    };
+    if is_one_of("enable.ssl.certificate.verification", &["false", "f", "0"]) {
+        Verify::Nothing
+    } else if is_one_of("ssl.endpoint.identification.algorithm", &["none"]) {
+        Verify::Chain
+    } else {
+        Verify::ChainAndName
     }
 }
 
@@ -298,11 +321,11 @@ mod tests {
     #[test]
     fn tls_and_the_check_of_names_are_seen() {
         let tls = security(&[("security.protocol", "ssl"), ("ssl.ca.location", "ca.pem")]);
-        assert!(tls.uses_tls && tls.checks_name);
+        assert!(tls.uses_tls && tls.verify == Verify::ChainAndName);
         assert_eq!(tls.ca, Some("ca.pem".into()));
         assert!(!security(&[("security.protocol", "plaintext")]).uses_tls);
         let unchecked = security(&[SASL, OAUTH, ("ssl.endpoint.identification.algorithm", "none")]);
-        assert!(unchecked.uses_tls && !unchecked.checks_name);
+        assert!(unchecked.uses_tls && unchecked.verify == Verify::Chain);
     }
 
     const ISSUER: [(&str, &str); 6] = [

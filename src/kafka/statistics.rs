@@ -16,8 +16,8 @@ use crate::metrics::{self, BrokerTimes, ClientError, ClientInterval};
 
 const INTERVAL: &str = "statistics.interval.ms";
 const DEFAULT_INTERVAL_MS: &str = "15000";
-/// A client that has reported nothing for this long is gone.
-const GONE_AFTER: Duration = Duration::from_secs(60);
+/// A client that has reported nothing for so many intervals is gone.
+const GONE_AFTER_INTERVALS: u32 = 4;
 
 /// The settings without the interval, because the client that looks topics up never reads its statistics, and would collect them.
 pub fn without_interval(config: &ClientConfig) -> ClientConfig {
@@ -31,11 +31,17 @@ pub fn set_interval(config: &mut ClientConfig, settings: &ClientConfig) {
     config.set(INTERVAL, settings.get(INTERVAL).unwrap_or(DEFAULT_INTERVAL_MS));
 }
 
+/// After how long a client with these settings is gone if it has reported nothing.
+pub fn gone_after(config: &ClientConfig) -> Duration {
+    let interval = config.get(INTERVAL).unwrap_or(DEFAULT_INTERVAL_MS).parse();
+    GONE_AFTER_INTERVALS * Duration::from_millis(interval.unwrap_or_default())
+}
+
 /// Records what a client reports.
-pub fn record(json: &[u8]) {
+pub fn record(json: &[u8], gone_after: Duration) {
     match serde_json::from_slice(json) {
         Ok(statistics) => {
-            let interval = lock(&CLIENTS).note(statistics, Instant::now());
+            let interval = lock(&CLIENTS).note(statistics, Instant::now(), gone_after);
             metrics::client_interval(&interval);
         }
         Err(error) => tracing::debug!(%error, "cannot read the statistics of the Kafka client"),
@@ -124,7 +130,7 @@ static CLIENTS: Mutex<Clients> = Mutex::new(Clients(Vec::new()));
 
 impl Clients {
     /// Notes what a client reports, and returns what is new of it. The queues of all clients are added up.
-    fn note(&mut self, statistics: Statistics, now: Instant) -> ClientInterval {
+    fn note(&mut self, statistics: Statistics, now: Instant, gone_after: Duration) -> ClientInterval {
         let brokers = statistics.brokers.values();
         let client = Client {
             at: now,
@@ -147,7 +153,7 @@ impl Clients {
             ..ClientInterval::default()
         };
         self.0
-            .retain(|other| other.name != client.name && now - other.at < GONE_AFTER);
+            .retain(|other| other.name != client.name && now - other.at < gone_after);
         self.0.push(client);
         interval.queue_rows = self.0.iter().map(|client| client.queue_rows).sum();
         interval.queue_bytes = self.0.iter().map(|client| client.queue_bytes).sum();
@@ -170,6 +176,8 @@ fn slowest<'a>(brokers: impl Iterator<Item = &'a Broker>) -> BrokerTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GONE_AFTER: Duration = Duration::from_secs(60);
 
     fn statistics(name: &str, sent: i64, queue: u64, brokers: &[(i32, u64, u64)]) -> Statistics {
         let window = |cnt: u64, p50: u64, max: u64| {
@@ -197,6 +205,7 @@ mod tests {
         let interval = clients.note(
             statistics("p", 5, 0, &[(1, 500, 0), (2, 900, 0), (3, 0, 0), (-1, 5000, 0)]),
             now,
+            GONE_AFTER,
         );
         let times = interval.brokers.expect("it has sent");
         assert_eq!(times.round_trip_p50, Duration::from_micros(900));
@@ -224,14 +233,14 @@ mod tests {
     fn what_happened_since_the_last_report_of_the_same_client_is_new() {
         let (mut clients, now) = (Clients(Vec::new()), Instant::now());
         let of_main = |sent, timeouts| statistics("main", sent, 7, &[(1, 500, timeouts)]);
-        let first = clients.note(of_main(10, 3), now);
+        let first = clients.note(of_main(10, 3), now, GONE_AFTER);
         assert_eq!((first.request_timeouts, first.request_retries), (3, 2));
-        clients.note(statistics("spare", 0, 1, &[(1, 1, 1)]), now);
-        let second = clients.note(of_main(10, 4), now);
+        clients.note(statistics("spare", 0, 1, &[(1, 1, 1)]), now, GONE_AFTER);
+        let second = clients.note(of_main(10, 4), now, GONE_AFTER);
         assert_eq!((second.request_timeouts, second.request_retries), (1, 0));
         assert_eq!(second.brokers, None, "it has sent nothing since");
         assert_eq!((second.queue_rows, second.queue_bytes), (8, 800), "of both");
-        let later = clients.note(of_main(10, 4), now + GONE_AFTER);
+        let later = clients.note(of_main(10, 4), now + GONE_AFTER, GONE_AFTER);
         assert_eq!(later.queue_rows, 7, "the other is gone");
     }
 
@@ -245,5 +254,7 @@ mod tests {
         set_interval(&mut config, &settings);
         assert_eq!(config.get(INTERVAL), Some("500"));
         assert_eq!(without_interval(&config).get(INTERVAL), None);
+        assert_eq!(gone_after(&config), Duration::from_secs(2));
+        assert_eq!(gone_after(&ClientConfig::new()), GONE_AFTER);
     }
 }

@@ -90,12 +90,6 @@ impl Topics {
         })
     }
 
-    /// Gives the client that looks topics up its next token, so that its connections outlive the last one.
-    pub fn refresh_token(&self) {
-        let admin = lock(&self.lookup).admin.clone();
-        admin.refresh_token();
-    }
-
     /// Whom a broker must allow to write to a topic.
     pub fn principal(&self) -> String {
         self.clients.principal()
@@ -200,7 +194,7 @@ impl Topics {
                     | Code::UnknownTopic
                     | Code::TopicAuthorizationFailed
                     | Code::InvalidTopic),
-                ) => return Err(delivery::unusable(name, code, false, &self.principal())),
+                ) => return Err(delivery::unusable(name, code, false, || self.principal())),
                 Err(code) => {
                     let reason = format!("topic {name}: cannot be looked up: {code}");
                     return Err(Delivery::unavailable(Unavailability::Transient, None, reason, false));

@@ -159,9 +159,9 @@ metrics! {
         pub fn kafka_error[reason: ClientError; ClientError::COUNT]() => Counter KAFKA_ERRORS "outboxd_kafka_errors_total",
             "Errors that the Kafka clients of this worker reported. One outage causes many, of every client and for every broker.";
         pub fn producer_rebuilt() => Counter PRODUCER_REBUILDS "outboxd_producer_rebuilds_total",
-            "Times that a Kafka producer was replaced: after a fatal error, without an answer, or after 1,000 refused single records.";
+            "Times that a Kafka producer was replaced: after a fatal error, without an answer, after 1,000 refused single records, or because its settings have changed.";
         pub fn admin_client_rebuilt() => Counter ADMIN_CLIENT_REBUILDS "outboxd_admin_client_rebuilds_total",
-            "Times that the Kafka client for topic lookups was replaced because it got no answer.";
+            "Times that the Kafka client for topic lookups was replaced because it got no answer or its settings have changed.";
     }
 
     OUTBOX {

@@ -1,6 +1,6 @@
 //! Metrics of the whole outbox. One worker samples them for all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use metrics::describe_gauge;
@@ -26,7 +26,6 @@ struct Sampled {
 pub struct SampledSeries {
     /// How many commands were sampled last, for each operation that has series of its own and each of its states.
     pub operations: BTreeMap<String, BTreeMap<String, i64>>,
-    topics: BTreeSet<String>,
 }
 
 /// `None` before the first sample, and while another worker samples.
@@ -77,9 +76,8 @@ pub fn backlog(sample: &Sample) {
     // Labels are given outside of the sampled recorder, since they make series of the worker's own metrics, too.
     let labelled = by_label(&sample.topics, topics::label);
     let known = topics::labelled_topics();
-    record(|series| {
-        series.topics.extend(known);
-        record_topics(&mut series.topics, &labelled);
+    record(|_| {
+        record_topics(&known, &labelled);
         backlog_estimated(sample.estimated);
         delayed_rows(sample.delayed);
         held_keys(sample.held_keys);
@@ -104,15 +102,13 @@ fn by_label(sampled: &[TopicSample], label: impl Fn(&str) -> String) -> BTreeMap
 }
 
 /// Records every topic, with 0 for those that have nothing pending or dead any more.
-fn record_topics(known: &mut BTreeSet<String>, labelled: &BTreeMap<String, TopicSample>) {
-    known.insert(OTHER.to_owned());
-    known.extend(labelled.keys().cloned());
+fn record_topics(known: &[String], labelled: &BTreeMap<String, TopicSample>) {
     let nothing = TopicSample::default();
-    for label in known.iter() {
+    for label in known.iter().map(String::as_str).chain([OTHER]) {
         let topic = labelled.get(label).unwrap_or(&nothing);
-        backlog_rows(label.clone(), topic.pending);
-        oldest_pending(label.clone(), topic.oldest_seconds);
-        dead_rows(label.clone(), topic.dead);
+        backlog_rows(label.to_owned(), topic.pending);
+        oldest_pending(label.to_owned(), topic.oldest_seconds);
+        dead_rows(label.to_owned(), topic.dead);
     }
 }
 

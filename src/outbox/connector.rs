@@ -10,14 +10,13 @@ use secrecy::ExposeSecret;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::Host;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::{debug, info, warn};
 
 use super::database::{Database, Server};
-use super::error::describe;
+use super::error::{describe, is_refusal};
 use super::{Error, Result, connect};
 use crate::credentials::password::has_expired;
 use crate::credentials::pgpass;
@@ -204,14 +203,6 @@ impl Login {
         });
         Ok((client, task))
     }
-}
-
-/// Did the server refuse the login, rather than the connection?
-fn is_refusal(error: &tokio_postgres::Error) -> bool {
-    matches!(
-        error.code(),
-        Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION)
-    )
 }
 
 /// The TLS files cannot be used.

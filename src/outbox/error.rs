@@ -70,13 +70,21 @@ impl Error {
     }
 }
 
+/// Did the server refuse the login, rather than the connection?
+pub(super) fn is_refusal(error: &tokio_postgres::Error) -> bool {
+    matches!(
+        error.code(),
+        Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION)
+    )
+}
+
 fn kind_of(error: &tokio_postgres::Error) -> Kind {
     let cause = std::error::Error::source(error);
     match error.code() {
         None if cause.is_some_and(<dyn std::error::Error>::is::<BadTlsFiles>) => Kind::Setting,
         // Waiting will not make a certificate valid.
         None if certificate_problem(error).is_some() => Kind::Login,
-        Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => Kind::Login,
+        _ if is_refusal(error) => Kind::Login,
         // The database does not exist, and waiting will not create it.
         Some(&SqlState::INVALID_CATALOG_NAME) => Kind::Login,
         Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Kind::Permission,

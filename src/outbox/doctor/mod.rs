@@ -14,7 +14,7 @@ use super::{Database, Error, Outbox, Params, Result};
 
 pub use pooler::{Backends, backends};
 
-use crate::tls::{Verify, certificate_problem};
+use crate::tls::{Verify, certificate_problem, is_loopback};
 
 /// How many rows are read of each part of the outbox to find the topics in use.
 const SCAN_MAX: i64 = 10_000;
@@ -50,7 +50,7 @@ impl Database {
 
 fn is_local(host: &Host) -> bool {
     match host {
-        Host::Tcp(name) => name == "localhost" || name.starts_with("127.") || name == "::1",
+        Host::Tcp(name) => is_loopback(name),
         Host::Unix(_) => true,
     }
 }
