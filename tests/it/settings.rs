@@ -485,7 +485,9 @@ async fn a_wrong_password_ends_it_and_the_right_one_does_not() {
     let end_sessions =
         format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{login}'");
     assert!(world.count(&end_sessions).await > 0);
+    // Sessions may still be on their way in by the old password.
     eventually(SOON, "the password to be refused", async || {
+        world.count(&end_sessions).await;
         relay.logged("password authentication failed").then_some(())
     })
     .await;
