@@ -40,6 +40,7 @@ pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
 pub use maintenance::{HistoryDays, Purge, PurgeResult};
 pub use mark::{LaneOutcome, UnorderedOutcome};
+pub use operator::hold::HeldUnit;
 pub use pause::{PauseChange, PauseScope, PauseStatus, PendingRows, WorkerAndPauses};
 pub use replay::{ReplayStep, ReplayableTopic, UnfinishedReplay};
 pub use schema::known_version;

@@ -3,8 +3,8 @@
 use super::pauses;
 use super::render::plain;
 use crate::domain::partition::Partition;
-use crate::outbox::WriterIdentity;
-use crate::outbox::status::{HoldStatus, OpenWriter, Status};
+use crate::outbox::status::{OpenWriter, Status};
+use crate::outbox::{HeldUnit, WriterIdentity};
 use crate::words::{age, command, literal, option};
 
 /// The next step for each thing that is not as it should be.
@@ -36,33 +36,33 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
 }
 
 /// Advice about the rows that may not be published now: one sentence for each kind of hold.
-fn about_holds(holds: &[HoldStatus], schema: &str) -> Vec<String> {
+fn about_holds(holds: &[HeldUnit], schema: &str) -> Vec<String> {
     let mut advice = Vec::new();
     if let Some(hold) = holds.iter().find(|hold| hold.unit.is_empty()) {
         advice.push(format!(
             "Topic {} takes nothing ({}): create it or grant the relay write access; it is tried again by itself.",
             plain(&hold.topic),
-            plain(&hold.reason)
+            plain(&hold.error)
         ));
     }
-    let paused = |hold: &HoldStatus| Partition::of_unit(&hold.unit);
+    let paused = |hold: &HeldUnit| Partition::of_unit(&hold.unit);
     if let Some((hold, partition)) = holds.iter().find_map(|hold| Some((hold, paused(hold)?))) {
         advice.push(format!(
             "Partition {} of topic {} takes nothing ({}): see to its leader and its in-sync replicas; it is tried again by itself, and \
              rows of the topic's other partitions are published.",
             partition.number,
             plain(&hold.topic),
-            plain(&hold.reason)
+            plain(&hold.error)
         ));
     }
-    let is_tried_again = |hold: &HoldStatus| paused(hold).is_none() && hold.retry_in_seconds.is_some();
+    let is_tried_again = |hold: &HeldUnit| paused(hold).is_none() && hold.retry_in_seconds.is_some();
     if holds.iter().any(|hold| !hold.unit.is_empty() && is_tried_again(hold)) {
         advice.push(
             "A key is held behind a row Kafka refuses: fix the topic's limits, or wait until the row is dead."
                 .to_owned(),
         );
     }
-    let waits_for_you = |hold: &&HoldStatus| hold.retry_in_seconds.is_none() && paused(hold).is_none();
+    let waits_for_you = |hold: &&HeldUnit| hold.retry_in_seconds.is_none() && paused(hold).is_none();
     if let Some(hold) = holds.iter().find(waits_for_you) {
         advice.push(format!(
             "Topic {} waits behind a dead letter: `{}` leaves it dead and lets the rows behind it flow; `outboxd dead redrive` and \
@@ -75,7 +75,7 @@ fn about_holds(holds: &[HoldStatus], schema: &str) -> Vec<String> {
 }
 
 /// The filter of `hold release` for a hold.
-fn hold_filter(hold: &HoldStatus) -> String {
+fn hold_filter(hold: &HeldUnit) -> String {
     let topic = option("--topic", &hold.topic);
     match hold.unit.split_at_checked(2) {
         Some(("k:", key)) => format!("{topic} {}", option("--key", key)),

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use super::advice::advice;
 use super::pauses::write_pauses;
 use crate::domain::partition::Partition;
-use crate::outbox::status::{HoldStatus, Status};
+use crate::outbox::HeldUnit;
+use crate::outbox::status::Status;
 use crate::words::age;
 
 pub fn render(status: &Status, schema: &str) -> String {
@@ -66,7 +67,7 @@ fn write_workers(out: &mut String, status: &Status) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
+fn write_holds(out: &mut String, holds: &[HeldUnit]) -> std::fmt::Result {
     if !holds.is_empty() {
         writeln!(out, "\nHeld back")?;
     }
@@ -75,8 +76,8 @@ fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
         let what = match (hold.unit.split_at_checked(2), Partition::of_unit(&hold.unit)) {
             (Some(("k:", key)), _) => format!("{topic} key {key:?}"),
             (Some(("p:", partition)), _) => format!("{topic} partition {}", plain(partition)),
-            (_, Some(paused)) => format!("{topic} partition {} paused ({} lanes)", paused.number, hold.lanes),
-            _ => format!("{topic} (whole topic, {} lanes)", hold.lanes),
+            (_, Some(paused)) => format!("{topic} partition {} paused ({} lanes)", paused.number, hold.holds),
+            _ => format!("{topic} (whole topic, {} lanes)", hold.holds),
         };
         let next = hold.retry_in_seconds.map_or("waits for you".to_owned(), |seconds| {
             format!("next try in {}", age(seconds))
@@ -88,7 +89,7 @@ fn write_holds(out: &mut String, holds: &[HoldStatus]) -> std::fmt::Result {
         writeln!(
             out,
             "  {what}: {}, {tried}, held {}, {next}",
-            plain(&hold.reason),
+            plain(&hold.error),
             age(hold.age_seconds)
         )?;
     }
@@ -101,10 +102,10 @@ fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
     }
     for dead in &status.dead {
         let key = plain(dead.key.as_deref().unwrap_or("-"));
-        let reason = plain(dead.reason.as_deref().unwrap_or("no reason recorded"));
+        let error = plain(dead.error.as_deref().unwrap_or("no reason recorded"));
         writeln!(
             out,
-            "  id {} {} key {key}: {reason} ({} ago)",
+            "  id {} {} key {key}: {error} ({} ago)",
             dead.id,
             plain(&dead.topic),
             age(dead.age_seconds)
@@ -167,35 +168,35 @@ pub mod tests {
             topic: "orders".into(),
             key: None,
             attempts: 5,
-            reason: Some("too large".into()),
+            error: Some("too large".into()),
             age_seconds: 61.0,
         });
-        status.holds.push(HoldStatus {
+        status.holds.push(HeldUnit {
             topic: "gone".into(),
             unit: String::new(),
-            lanes: 2,
+            holds: 2,
             failures: 3,
-            reason: "unknown topic".into(),
+            error: "unknown topic".into(),
             head_id: None,
             age_seconds: 5.0,
             retry_in_seconds: Some(1.0),
         });
-        status.holds.push(HoldStatus {
+        status.holds.push(HeldUnit {
             topic: "busy".into(),
             unit: "k:7".into(),
-            lanes: 1,
+            holds: 1,
             failures: 0,
-            reason: "its turn has not come".into(),
+            error: "its turn has not come".into(),
             head_id: Some(7),
             age_seconds: 1.0,
             retry_in_seconds: Some(0.0),
         });
-        status.holds.push(HoldStatus {
+        status.holds.push(HeldUnit {
             topic: "lame".into(),
             unit: "s:3/12".into(),
-            lanes: 64,
+            holds: 64,
             failures: 1,
-            reason: "no leader".into(),
+            error: "no leader".into(),
             head_id: None,
             age_seconds: 2.0,
             retry_in_seconds: Some(1.0),
@@ -230,12 +231,12 @@ pub mod tests {
             (format!("p:{text}"), Some(1.0)),
             (String::new(), Some(1.0)),
         ];
-        status.holds.extend(units.map(|(unit, retry_in_seconds)| HoldStatus {
+        status.holds.extend(units.map(|(unit, retry_in_seconds)| HeldUnit {
             topic: text.into(),
             unit,
-            lanes: 1,
+            holds: 1,
             failures: 1,
-            reason: text.into(),
+            error: text.into(),
             head_id: Some(1),
             age_seconds: 1.0,
             retry_in_seconds,
@@ -245,7 +246,7 @@ pub mod tests {
             topic: text.into(),
             key: Some(text.into()),
             attempts: 1,
-            reason: Some(text.into()),
+            error: Some(text.into()),
             age_seconds: 1.0,
         });
         status.pauses.push(PauseStatus {
@@ -271,12 +272,12 @@ pub mod tests {
             ("", "--topic orders"),
         ] {
             let mut status = quiet();
-            status.holds.push(HoldStatus {
+            status.holds.push(HeldUnit {
                 topic: "orders".into(),
                 unit: unit.into(),
-                lanes: 1,
+                holds: 1,
                 failures: 1,
-                reason: "too large".into(),
+                error: "too large".into(),
                 head_id: Some(7),
                 age_seconds: 5.0,
                 retry_in_seconds: None,
@@ -303,7 +304,7 @@ pub mod tests {
         fn any_status_is_json_that_says_the_same(text: String) {
             let json = serde_json::to_string_pretty(&status_with(&text, session(&text))).expect("serialises");
             let value: serde_json::Value = serde_json::from_str(&json).expect("parses");
-            prop_assert_eq!(&value["dead"][0]["reason"], &serde_json::Value::from(text.as_str()));
+            prop_assert_eq!(&value["dead"][0]["error"], &serde_json::Value::from(text.as_str()));
             prop_assert_eq!(&value["workers"][0]["name"], &serde_json::Value::from(text.as_str()));
         }
     }

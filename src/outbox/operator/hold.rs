@@ -26,6 +26,15 @@ from_row!(HeldUnit: topic, unit, holds, failures, error, head_id, age_seconds, r
 impl Outbox {
     /// Lists holds that match the filter, the oldest first.
     pub async fn hold_list(&self, filter: &Filter) -> Result<Vec<HeldUnit>> {
+        self.query_holds(filter, true).await
+    }
+
+    /// The same without holds of what is paused. The pauses are listed by themselves, and say why nothing is tried.
+    pub async fn hold_list_unless_paused(&self, filter: &Filter) -> Result<Vec<HeldUnit>> {
+        self.query_holds(filter, false).await
+    }
+
+    async fn query_holds(&self, filter: &Filter, with_paused: bool) -> Result<Vec<HeldUnit>> {
         let topics: Vec<&str> = filter.topics.iter().map(String::as_str).collect();
         let keys: Vec<&str> = filter.keys.iter().map(String::as_str).collect();
         let seconds = |age: Option<std::time::Duration>| age.map(|age| age.as_secs_f64());
@@ -37,6 +46,7 @@ impl Outbox {
             &seconds(filter.older_than),
             &seconds(filter.newer_than),
             &filter.limit,
+            &with_paused,
         ];
         self.query(&self.statements.hold_list, params).await
     }
@@ -47,7 +57,6 @@ impl Outbox {
         let units: Vec<&str> = held.iter().map(|held| held.unit.as_str()).collect();
         let reason = purpose.reason.as_deref();
         let params: Params<'_> = &[&topics, &units, &reason, &operation, &purpose.filter];
-        let step = self.step(&self.statements.holds_release, params).await?;
-        Ok(step.unwrap_or_default())
+        self.step(&self.statements.holds_release, params).await
     }
 }

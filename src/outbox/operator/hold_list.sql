@@ -1,5 +1,5 @@
 -- Lists holds that match the filter, those of one key, partition or topic together, the oldest first. Empty arrays and NULL restrict
--- nothing; a key ($2) and a partition ($3) are alternatives.
+-- nothing; a key ($2) and a partition ($3) are alternatives. Holds of what is paused are listed only on request ($8).
 SELECT h.topic, h.unit, count(*) AS holds, max(h.failures) AS failures, max(h.reason) AS error, min(h.head_id) AS head_id,
        extract(epoch FROM clock_timestamp() - min(h.held_at))::float8 AS age_seconds,
        CASE WHEN min(h.retry_at) < 'infinity'
@@ -13,5 +13,6 @@ WHERE (cardinality($1::text[]) = 0 OR h.topic = ANY ($1))
   AND ($4::text IS NULL OR strpos(lower(h.reason), lower($4)) > 0)
   AND ($5::float8 IS NULL OR h.held_at < statement_timestamp() - make_interval(secs => $5))
   AND ($6::float8 IS NULL OR h.held_at >= statement_timestamp() - make_interval(secs => $6))
+  AND ($8 OR ({not_paused}))
 GROUP BY h.topic, h.unit
 ORDER BY age_seconds DESC, h.topic, h.unit LIMIT $7

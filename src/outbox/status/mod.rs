@@ -6,7 +6,8 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::from_row::{FromRow, from_row, json};
-use super::{Outbox, Params, PauseStatus, Result, WriterIdentity};
+use super::{HeldUnit, Outbox, Params, PauseStatus, Result, WriterIdentity};
+use crate::domain::filter::Filter;
 use crate::domain::sample::{
     Commands, ConsumerCount, Counters, DurationCount, FinishedGroup, FinishedMessages, InboxSample, Sample, TopicSample,
 };
@@ -23,7 +24,7 @@ pub struct Status {
     pub workers: Vec<WorkerStatus>,
     pub free_lanes: i64,
     pub pauses: Vec<PauseStatus>,
-    pub holds: Vec<HoldStatus>,
+    pub holds: Vec<HeldUnit>,
     pub dead: Vec<DeadStatus>,
     pub open_writer: Option<OpenWriter>,
 }
@@ -45,27 +46,12 @@ impl WorkerStatus {
 }
 
 #[derive(Debug, Serialize)]
-pub struct HoldStatus {
-    pub topic: String,
-    /// `k:` and a key, `p:` and an explicit partition, `s:` and a paused partition with its topic's partition count, or empty for
-    /// the whole topic.
-    pub unit: String,
-    pub lanes: i64,
-    pub failures: i32,
-    pub reason: String,
-    pub head_id: Option<i64>,
-    pub age_seconds: f64,
-    /// `None` if it waits for an operator.
-    pub retry_in_seconds: Option<f64>,
-}
-
-#[derive(Debug, Serialize)]
 pub struct DeadStatus {
     pub id: i64,
     pub topic: String,
     pub key: Option<String>,
     pub attempts: i16,
-    pub reason: Option<String>,
+    pub error: Option<String>,
     pub age_seconds: f64,
 }
 
@@ -80,8 +66,7 @@ pub struct OpenWriter {
 }
 
 from_row!(WorkerStatus: name, id, version, lanes, lease_left_seconds, age_seconds);
-from_row!(HoldStatus: topic, unit, lanes, failures, reason, head_id, age_seconds, retry_in_seconds);
-from_row!(DeadStatus: id, topic, key, attempts, reason, age_seconds);
+from_row!(DeadStatus: id, topic, key, attempts, error, age_seconds);
 from_row!(OpenWriter: age_seconds, later_transactions; writer);
 from_row!(Sample: pending, estimated, oldest_seconds, delayed, dead, held_keys, parked_topics, paused_partitions, horizon_age, dead_tuples; topics);
 from_row!(InboxSample: unfinished, poison);
@@ -117,14 +102,17 @@ impl FromRow for Vec<FinishedGroup> {
 
 impl Outbox {
     pub async fn status(&self) -> Result<Status> {
-        let examples: Params<'_> = &[&EXAMPLES_MAX];
+        let held = Filter {
+            limit: Some(EXAMPLES_MAX),
+            ..Filter::default()
+        };
         Ok(Status {
             backlog: self.sample_backlog(SCAN_MAX, &[]).await?,
             workers: self.workers().await?,
             free_lanes: self.free_lanes().await?,
             pauses: self.list_pauses(PAUSES_MAX).await?,
-            holds: self.query(&self.statements.status_holds, examples).await?,
-            dead: self.query(&self.statements.status_dead, examples).await?,
+            holds: self.hold_list_unless_paused(&held).await?,
+            dead: self.query(&self.statements.status_dead, &[&EXAMPLES_MAX]).await?,
             open_writer: self.open_writer().await?,
         })
     }
