@@ -80,6 +80,7 @@ pub async fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         filter: &filter,
         reason: reason.as_deref(),
         operation: plan.unfinished.map(|unfinished| unfinished.operation),
+        left: plan.messages(),
         reached: 0,
         pace: Pace::new(rate),
         stays: Stays::default(),
@@ -117,6 +118,10 @@ impl Plan {
         Ok(Plan { unfinished, topics })
     }
 
+    fn messages(&self) -> i64 {
+        self.topics.iter().map(|topic| topic.messages).sum()
+    }
+
     fn matched(&self) -> Matched {
         let topics = self.topics.iter();
         let topics = topics.map(|topic| (topic.topic.clone(), topic.messages.unsigned_abs()));
@@ -129,8 +134,7 @@ impl Plan {
     fn details(&self, rate: Rate) -> Details {
         let oldest = self.topics.iter().map(|topic| topic.oldest).min();
         let newest = self.topics.iter().map(|topic| topic.newest).max();
-        let messages = self.topics.iter().map(|topic| topic.messages.unsigned_abs()).sum();
-        let seconds = rate.time_of(messages).as_secs_f64();
+        let seconds = rate.time_of(self.messages().unsigned_abs()).as_secs_f64();
         let mut preview = String::new();
         if let (Some(oldest), Some(newest)) = (oldest, newest) {
             preview += &format!("  published from {} to {}\n", time(oldest), time(newest));
@@ -164,6 +168,8 @@ struct Replay<'a> {
     reason: Option<&'a str>,
     /// `None` until it has begun.
     operation: Option<i64>,
+    /// How many of its messages are not taken yet.
+    left: i64,
     /// All of its messages up to this id are taken.
     reached: i64,
     pace: Pace,
@@ -190,6 +196,10 @@ impl Replay<'_> {
         self.pace.note(&step);
         self.stays.note(&step);
         self.stays.add_to(&mut self.details.borrow_mut().json);
+        self.left -= step.taken();
+        if step.finished && self.left > 0 {
+            self.stays.taken_by_others = self.left.unsigned_abs();
+        }
         let changed = step.changed;
         Ok((Step { changed, ..nothing }, step.finished))
     }
@@ -197,7 +207,9 @@ impl Replay<'_> {
     /// The operation, which begins now if it has not. `None` if nothing matches any more.
     async fn operation(&mut self) -> outbox::Result<Option<i64>> {
         if self.operation.is_none() {
-            self.operation = self.outbox.begin_replay(self.filter, self.reason).await?;
+            let begun = self.outbox.begin_replay(self.filter, self.reason).await?;
+            self.operation = begun.map(|begun| begun.operation);
+            self.left = begun.map_or(0, |begun| begun.matched);
         }
         Ok(self.operation)
     }
@@ -276,6 +288,7 @@ impl Pace {
 struct Stays {
     gone: u64,
     conflicts: Vec<i64>,
+    taken_by_others: u64,
 }
 
 impl Stays {
@@ -302,6 +315,10 @@ impl Stays {
         if self.conflicts.len() > NAMED_MAX {
             let more = grouped((self.conflicts.len() - NAMED_MAX) as u64);
             eprintln!("outboxd: and {more} more, for the same reason");
+        }
+        if self.taken_by_others > 0 {
+            let others = grouped(self.taken_by_others);
+            eprintln!("outboxd: another `outboxd replay` has sent or dropped the last {others}; see `outboxd audit`");
         }
     }
 }

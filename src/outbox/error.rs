@@ -6,6 +6,7 @@ use tokio_postgres::error::SqlState;
 
 use super::connector::BadTlsFiles;
 use crate::tls::certificate_problem;
+use crate::words::causes;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -21,7 +22,7 @@ pub enum Error {
     Refused(String),
     #[error("the database did not answer within {0:?}")]
     Timeout(Duration),
-    #[error("migration failed: {}", with_causes(.0))]
+    #[error("migration failed: {}", causes(.0))]
     Migration(#[from] refinery::Error),
     #[error("{0}")]
     Setting(String),
@@ -117,22 +118,12 @@ pub(super) fn describe(error: &tokio_postgres::Error) -> String {
         let hint = db.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         return format!("PostgreSQL says {}: {}{hint}", db.code().code(), db.message());
     }
-    with_causes(error)
+    causes(error)
 }
 
 fn describe_pool(error: &deadpool_postgres::PoolError) -> String {
     match error {
         deadpool_postgres::PoolError::Backend(error) => describe(error),
-        other => with_causes(other),
+        other => causes(other),
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

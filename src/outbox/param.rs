@@ -7,6 +7,7 @@ use serde_json::Value;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
+use crate::domain::id_ranges::IdRanges;
 use crate::domain::in_flight::InFlightEntry;
 
 pub trait Param: ToSql + Sync {
@@ -76,4 +77,22 @@ pub(super) fn lane_columns(lanes: &[(i16, i64)]) -> (Vec<i16>, Vec<i64>) {
 /// rows of it, for which it may read a whole index.
 pub(super) fn json_rows(rows: impl Iterator<Item = Value>) -> String {
     Value::from_iter(rows).to_string()
+}
+
+/// The ids as PostgreSQL writes a multirange. `None` if they restrict nothing.
+pub(super) fn multirange(ids: &IdRanges) -> Option<String> {
+    let ranges: Vec<String> = ids.iter().map(|(first, last)| format!("[{first},{last}]")).collect();
+    (!ranges.is_empty()).then(|| format!("{{{}}}", ranges.join(",")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_passed_as_one_multirange() {
+        assert_eq!(multirange(&IdRanges::default()), None);
+        let ids = IdRanges::of_ids([1, 5, 6, 7]);
+        assert_eq!(multirange(&ids).as_deref(), Some("{[1,1],[5,7]}"));
+    }
 }

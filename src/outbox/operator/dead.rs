@@ -4,9 +4,9 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::super::from_row::{FromRow, from_row};
+use super::super::param::multirange;
 use super::{Outbox, Params, Purpose, Result, Step};
 use crate::domain::filter::Filter;
-use crate::domain::id_ranges::IdRanges;
 use crate::domain::row::Row;
 
 /// A dead letter in a list.
@@ -75,12 +75,6 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The ids as PostgreSQL writes a multirange. `None` if they restrict nothing.
-fn multirange(ids: &IdRanges) -> Option<String> {
-    let ranges: Vec<String> = ids.iter().map(|(first, last)| format!("[{first},{last}]")).collect();
-    (!ranges.is_empty()).then(|| format!("{{{}}}", ranges.join(",")))
-}
-
 impl Outbox {
     /// Lists dead letters that match the filter, the newest first.
     pub async fn dead_list(&self, filter: &Filter) -> Result<Vec<DeadLetter>> {
@@ -122,33 +116,18 @@ impl Outbox {
     /// Sends these dead letters again.
     pub async fn dead_redrive(&self, ids: &[i64], purpose: &Purpose, operation: Option<i64>) -> Result<Step> {
         let params: Params<'_> = &[&ids, &purpose.reason.as_deref(), &operation, &purpose.filter];
-        let step = self.step(&self.statements.dead_redrive, params).await?;
-        Ok(step.unwrap_or_default())
+        self.step(&self.statements.dead_redrive, params).await
     }
 
     /// Removes these dead letters.
     pub async fn dead_discard(&self, ids: &[i64], purpose: &Purpose, operation: Option<i64>) -> Result<Step> {
         let params: Params<'_> = &[&ids, &purpose.reason.as_deref(), &operation, &purpose.filter];
-        let step = self.step(&self.statements.dead_discard, params).await?;
-        Ok(step.unwrap_or_default())
+        self.step(&self.statements.dead_discard, params).await
     }
 
     /// Replaces the payload of a dead letter and sends it again.
     pub async fn dead_correct(&self, id: i64, payload: &[u8], purpose: &Purpose) -> Result<Step> {
         let params: Params<'_> = &[&id, &payload, &purpose.reason.as_deref(), &purpose.filter];
-        let step = self.step(&self.statements.dead_correct, params).await?;
-        Ok(step.unwrap_or_default())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_are_passed_as_one_multirange() {
-        assert_eq!(multirange(&IdRanges::default()), None);
-        let ids = IdRanges::of_ids([1, 5, 6, 7]);
-        assert_eq!(multirange(&ids).as_deref(), Some("{[1,1],[5,7]}"));
+        self.step(&self.statements.dead_correct, params).await
     }
 }

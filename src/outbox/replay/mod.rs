@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::from_row::{FromRow, from_row};
-use super::param::Params;
+use super::param::{Params, multirange};
 use super::{Outbox, Result};
 use crate::domain::replay::{Moment, ReplayFilter};
 
@@ -18,6 +18,15 @@ pub struct ReplayableTopic {
 }
 
 from_row!(ReplayableTopic: topic, messages, oldest, newest);
+
+/// A replay that has just begun.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BegunReplay {
+    pub operation: i64,
+    pub matched: i64,
+}
+
+from_row!(BegunReplay: operation, matched);
 
 /// A replay that was stopped before its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,13 +55,20 @@ pub struct ReplayStep {
 
 from_row!(ReplayStep: changed, gone, conflicts, reached, wait_seconds, finished);
 
+impl ReplayStep {
+    /// How many messages of the replay this step has dealt with.
+    pub fn taken(&self) -> i64 {
+        i64::from(self.changed) + i64::from(self.gone) + self.conflicts.len() as i64
+    }
+}
+
 /// The parts of a filter as the statements take them.
 struct Columns<'a> {
     topics: Vec<&'a str>,
     keys: Vec<&'a str>,
     since: Option<SystemTime>,
     until: Option<SystemTime>,
-    ids: Vec<i64>,
+    ids: Option<String>,
 }
 
 impl<'a> Columns<'a> {
@@ -63,7 +79,7 @@ impl<'a> Columns<'a> {
             keys: filter.keys.iter().map(String::as_str).collect(),
             since: at(&filter.since),
             until: at(&filter.until),
-            ids: filter.ids.to_flat(),
+            ids: multirange(&filter.ids),
         }
     }
 }
@@ -77,24 +93,24 @@ impl Outbox {
             &columns.keys,
             &columns.since,
             &columns.until,
-            &columns.ids,
+            &columns.ids.as_deref(),
         ];
         self.query(&self.statements.replay_preview, params).await
     }
 
-    /// Begins a replay, and returns its operation. `None` if nothing matches.
-    pub async fn begin_replay(&self, filter: &ReplayFilter, reason: Option<&str>) -> Result<Option<i64>> {
+    /// Begins a replay. `None` if nothing matches.
+    pub async fn begin_replay(&self, filter: &ReplayFilter, reason: Option<&str>) -> Result<Option<BegunReplay>> {
         let columns = Columns::of(filter);
         let params: Params<'_> = &[
             &columns.topics,
             &columns.keys,
             &columns.since,
             &columns.until,
-            &columns.ids,
+            &columns.ids.as_deref(),
             &reason,
             &filter.to_json().to_string(),
         ];
-        self.query_one(&self.statements.replay_begin, params).await
+        self.query_opt(&self.statements.replay_begin, params).await
     }
 
     /// Sends the next messages of a replay again, at most `most`, above the id that the step before reached.

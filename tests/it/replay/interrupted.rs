@@ -10,7 +10,7 @@ const AT_ONCE: [&str; 2] = ["--rate", "100000"];
 async fn stopped_before_the_third_step(world: &World, topic: &str, dir: &Path) -> Child {
     let args = [&["--topic", topic], &AT_ONCE[..]].concat();
     let child = start_replay(world, &args, dir, Some("before_chunk:3"));
-    at_failpoint(dir, "before_chunk:3").await;
+    failpoint::reached(dir, "before_chunk:3").await;
     child
 }
 
@@ -89,8 +89,13 @@ async fn two_that_run_at_once_share_one_replay() {
     let first = stopped_before_the_third_step(&world, &topic, dir.path()).await;
     let second = replay(&world, &[&["--topic", topic.as_str()], &AT_ONCE[..]].concat());
     assert_eq!(second["changed"], 500);
-    continue_from(dir.path(), "before_chunk:3");
+    failpoint::continue_from(dir.path(), "before_chunk:3");
     assert_eq!(finished(first, dir.path())["changed"], 2_000);
+    let said = std::fs::read_to_string(dir.path().join("log")).expect("a log");
+    assert!(
+        said.contains("another `outboxd replay` has sent or dropped the last 500"),
+        "{said}"
+    );
     assert_one_operation(&world, ROWS).await;
     world.drained(SOON).await;
     assert_copies(&world.records(&topic).await, ROWS as u64, |_| 2);
