@@ -16,7 +16,6 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use indicatif::ProgressBar;
-use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use crate::domain::retention::RETENTION_MIN;
@@ -67,8 +66,7 @@ pub enum Error {
 pub async fn verify(settings: &Settings, bar: &ProgressBar) -> Result<Findings, Error> {
     let clients = Clients::new(settings.kafka.clone());
     clients.first_token().await.map_err(Error::Token)?;
-    let renewed = clients.clone();
-    let _renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
+    let _renewing = clients.keep_renewing_tokens();
     let snapshot = Snapshot::open(&settings.database, &settings.schema).await?;
     let windows = snapshot.windows(settings.topics.as_deref(), settings.since).await?;
     let names = match &settings.topics {

@@ -1,5 +1,6 @@
-//! How quantities are written for people, and names, texts and commands so that they can be pasted.
+//! How quantities and errors are written for people, and names, texts and commands so that they can be pasted.
 
+use std::error::Error;
 use std::time::Duration;
 
 /// A time span to the second, or below ten seconds to the millisecond.
@@ -26,6 +27,14 @@ pub fn size(bytes: i64) -> String {
 pub fn count(number: usize, noun: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{ending}")
+}
+
+/// An error and what caused it. A library's own words are often general, and the cause comes last.
+pub fn causes(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
+    let mut words: Vec<String> = causes.map(ToString::to_string).collect();
+    words.dedup();
+    words.join(": ")
 }
 
 /// A name as SQL takes it: in quotes where it needs them.

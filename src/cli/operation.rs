@@ -33,13 +33,9 @@ const REASON_BYTES_MAX: usize = 1_000;
 /// How many topics are listed before it is asked.
 const TOPICS_SHOWN: usize = 10;
 
-/// The flags of every operation.
-#[derive(Args, Clone, Debug)]
-pub struct OperationArgs {
-    /// Why; kept in the audit
-    #[arg(long, value_name = "TEXT")]
-    pub reason: Option<String>,
-
+/// The flags of everything that counts and asks before it changes something.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ConfirmArgs {
     /// Count what would be changed, and change nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -47,6 +43,17 @@ pub struct OperationArgs {
     /// Do not ask; for scripts
     #[arg(long)]
     pub yes: bool,
+}
+
+/// The flags of every operation.
+#[derive(Args, Clone, Debug)]
+pub struct OperationArgs {
+    /// Why; kept in the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+
+    #[command(flatten)]
+    pub confirm: ConfirmArgs,
 
     /// Print one JSON object, for programs
     #[arg(long)]
@@ -167,7 +174,7 @@ impl<'a> Operation<'a> {
         chunks: impl IntoIterator<Item = T>,
         mut change: impl AsyncFnMut(T, Option<i64>) -> outbox::Result<Step>,
     ) -> Result<(), Failure> {
-        if self.matched.rows() == 0 || self.args.dry_run || !self.is_confirmed()? {
+        if self.matched.rows() == 0 || self.args.confirm.dry_run || !self.is_confirmed()? {
             return self.report();
         }
         let stop = Signals::listen()?.stop;
@@ -199,7 +206,7 @@ impl<'a> Operation<'a> {
 
     /// Asks, unless told not to.
     fn is_confirmed(&self) -> Result<bool, Failure> {
-        if self.args.yes {
+        if self.args.confirm.yes {
             return Ok(true);
         }
         let matched = self.matched.describe(self.words);
@@ -245,7 +252,7 @@ impl<'a> Operation<'a> {
         if self.matched.rows() == 0 {
             return format!("Nothing to do: no {} matches.", words.nouns.0);
         }
-        if self.args.dry_run {
+        if self.args.confirm.dry_run {
             return format!("Would {} {matched}.\n{}", words.verb.to_lowercase(), self.preview());
         }
         let Some(operation) = self.id else {
@@ -269,7 +276,7 @@ impl<'a> Operation<'a> {
             "matched": self.matched.rows(),
             "topics": topics,
             "changed": self.changed,
-            "dry_run": self.args.dry_run,
+            "dry_run": self.args.confirm.dry_run,
             "stopped": self.stopped,
             "seconds": self.began.elapsed().as_secs_f64(),
         });

@@ -8,12 +8,12 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::operation::{check_reason, failure};
+use super::operation::{ConfirmArgs, check_reason, failure};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::Outbox;
 use crate::words::paused;
 
-pub use confirm::{Change, ConfirmArgs};
+pub use confirm::Change;
 pub use effect::{Effect, EffectArgs, STATEMENT_TIMEOUT};
 pub use scope::ScopeArgs;
 
@@ -59,7 +59,7 @@ pub async fn pause(args: &PauseArgs) -> Result<(), Failure> {
         scope,
         pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await.map_err(failure)?,
     };
-    if !args.confirm.confirm(pause, args.effect.json)? {
+    if !pause.confirm(args.confirm, args.effect.json)? {
         return Ok(());
     }
     let change = outbox.pause(scope, &args.reason).await.map_err(failure)?;

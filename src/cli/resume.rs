@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::Failure;
-use super::operation::{check_reason, failure};
-use super::pause::{Change, ConfirmArgs, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs};
+use super::operation::{ConfirmArgs, check_reason, failure};
+use super::pause::{Change, Effect, EffectArgs, PENDING_SCAN_MAX, STATEMENT_TIMEOUT, ScopeArgs};
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::{Outbox, PauseScope, PauseStatus};
 use crate::words::paused;
@@ -48,7 +48,7 @@ pub async fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         scope,
         pending: outbox.pending_rows(scope, PENDING_SCAN_MAX).await.map_err(failure)?,
     };
-    if !args.confirm.confirm(resume, args.effect.json)? {
+    if !resume.confirm(args.confirm, args.effect.json)? {
         return Ok(());
     }
     let change = outbox.resume(scope, args.reason.as_deref()).await.map_err(failure)?;

@@ -22,6 +22,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::token::Token;
 use crate::tls::{self, Verify};
+use crate::words::causes;
 
 /// Longest wait for a connection to the issuer, and for its answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -196,14 +197,6 @@ where
 /// Why there is no connection.
 fn words(error: &(dyn Error + 'static)) -> String {
     tls::certificate_problem(error).unwrap_or_else(|| causes(error))
-}
-
-/// An error and what caused it. The client library's own words are general, and the cause comes last.
-fn causes(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
-    let mut words: Vec<String> = causes.map(ToString::to_string).collect();
-    words.dedup();
-    words.join(": ")
 }
 
 #[cfg(test)]

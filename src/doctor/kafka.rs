@@ -39,8 +39,7 @@ pub async fn connect(settings: &Settings) -> (Option<Cluster>, Vec<Diagnosis>) {
     if let Err(problem) = token.unwrap_or_else(|_| Err("its source does not answer".to_owned())) {
         return (None, brokers::no_token(problem, &clients.protection()));
     }
-    let renewed = clients.clone();
-    let renewing = AbortOnDropHandle::new(tokio::spawn(async move { renewed.renew_tokens().await }));
+    let renewing = clients.keep_renewing_tokens();
     let asked = clients.clone();
     match on_thread(move || Inspector::connect(&asked, until)).await {
         Some(Ok(Some((inspector, count)))) => {

@@ -20,9 +20,7 @@ const REASON: u32 = 0xfff;
 
 /// What is wrong with the broker's end of a TLS connection, if that can be seen from here. Blocks.
 pub fn inspect(broker: &str, ca: Option<PathBuf>, verify: Verify) -> Option<String> {
-    let (host, _) = broker.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let name = ServerName::try_from(host.to_owned()).ok()?;
+    let name = ServerName::try_from(host_of(broker).to_owned()).ok()?;
     let settings = tls::Settings {
         verify,
         ca,
@@ -37,6 +35,15 @@ pub fn inspect(broker: &str, ca: Option<PathBuf>, verify: Verify) -> Option<Stri
         }
     }
     None
+}
+
+/// The host of a broker's address, without its port and without the brackets of IPv6.
+pub fn host_of(broker: &str) -> &str {
+    let host = match broker.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => broker,
+    };
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 fn connect(broker: &str) -> io::Result<TcpStream> {

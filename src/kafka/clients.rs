@@ -13,6 +13,7 @@ use rdkafka::config::FromClientConfigAndContext as _;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaResult;
 use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::context::Context;
@@ -174,12 +175,13 @@ impl Clients {
 
     /// Keeps tokens and settings up to date, and says why connections fail. It never ends.
     pub async fn follow(&self) {
-        tokio::join!(self.renew_tokens(), self.follow_settings());
+        tokio::join!(self.tokens.renew(), self.follow_settings());
     }
 
-    /// Fetches one token after the other. It never ends.
-    pub async fn renew_tokens(&self) {
-        self.tokens.renew().await;
+    /// Fetches one token after the other, until the handle is dropped.
+    pub fn keep_renewing_tokens(&self) -> AbortOnDropHandle<()> {
+        let tokens = self.tokens.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move { tokens.renew().await }))
     }
 
     async fn follow_settings(&self) {

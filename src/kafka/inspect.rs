@@ -15,6 +15,7 @@ use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::admin::Admin;
+use super::certificate::host_of;
 use super::clients::Clients;
 use super::context::Context;
 use crate::tls::{Verify, is_loopback};
@@ -135,11 +136,7 @@ impl Clients {
 }
 
 fn is_local(broker: &str) -> bool {
-    let host = match broker.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
-        _ => broker,
-    };
-    is_loopback(host.trim_start_matches('[').trim_end_matches(']'))
+    is_loopback(host_of(broker))
 }
 
 pub struct Inspector {

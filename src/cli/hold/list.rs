@@ -8,7 +8,7 @@ use crate::cli::operation::{failure, open};
 use crate::cli::table::table;
 use crate::config::{Check, DatabaseArgs, HoldFilterArgs};
 use crate::domain::partition::Partition;
-use crate::outbox::operator::hold::HeldUnit;
+use crate::outbox::HeldUnit;
 use crate::words::age;
 
 #[derive(Args, Debug)]

@@ -7,7 +7,7 @@ use clap::Args;
 use crate::cli::Failure;
 use crate::cli::operation::{CHUNK_ROWS, Matched, Operation, OperationArgs, Words, failure, open};
 use crate::config::{Check, DatabaseArgs, HoldFilterArgs};
-use crate::outbox::operator::hold::HeldUnit;
+use crate::outbox::HeldUnit;
 
 #[derive(Args, Debug)]
 pub struct ReleaseArgs {

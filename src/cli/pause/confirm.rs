@@ -1,24 +1,12 @@
 //! Asks before something is paused or resumed, with the number of rows that it is about.
 
-use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cli::Failure;
-use crate::cli::operation::is_confirmed;
+use crate::cli::operation::{ConfirmArgs, is_confirmed};
 use crate::cli::table::counted;
 use crate::outbox::{PauseScope, PendingRows};
 use crate::words::paused;
-
-#[derive(Args, Clone, Debug)]
-pub struct ConfirmArgs {
-    /// Count the pending rows, and change nothing
-    #[arg(long)]
-    dry_run: bool,
-
-    /// Do not ask; for scripts
-    #[arg(long)]
-    yes: bool,
-}
 
 /// What a command is about to do.
 #[derive(Clone, Copy, Debug)]
@@ -46,23 +34,21 @@ impl Change<'_> {
             "pending": self.pending.rows, "pending_is_all": self.pending.is_all, "dry_run": false,
         })
     }
-}
 
-impl ConfirmArgs {
     /// Is the change to be made? If not, says what would have been changed.
-    pub fn confirm(&self, change: Change<'_>, as_json: bool) -> Result<bool, Failure> {
-        let what = change.describe();
-        if self.dry_run {
+    pub fn confirm(self, args: ConfirmArgs, as_json: bool) -> Result<bool, Failure> {
+        let what = self.describe();
+        if args.dry_run {
             if as_json {
-                let mut said = change.as_json();
+                let mut said = self.as_json();
                 said["dry_run"] = json!(true);
                 println!("{said}");
             } else {
-                println!("Would {} {what}.", change.verb.to_lowercase());
+                println!("Would {} {what}.", self.verb.to_lowercase());
             }
             return Ok(false);
         }
-        let is_confirmed = self.yes || is_confirmed(&what, "", &format!("{} {what}?", change.verb))?;
+        let is_confirmed = args.yes || is_confirmed(&what, "", &format!("{} {what}?", self.verb))?;
         if !is_confirmed {
             println!("Nothing was changed.");
         }
