@@ -8,6 +8,7 @@ mod canary;
 mod certificates;
 mod cpu_ticks;
 mod database_template;
+pub mod failpoint;
 mod fault;
 mod history;
 mod issuer;
@@ -111,4 +112,15 @@ pub const SMALL: (&str, &str) = ("max.message.bytes", "2000");
 /// What a process said on stderr.
 pub fn stderr_of(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a process that succeeded printed.
+pub fn stdout_of(output: &std::process::Output) -> String {
+    assert!(output.status.success(), "{}", stderr_of(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The object that a command with --json printed.
+pub fn json_of(output: &std::process::Output) -> serde_json::Value {
+    serde_json::from_str(&stdout_of(output)).expect("one JSON object")
 }

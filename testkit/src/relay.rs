@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use outboxd::http::ask;
 
-use crate::Stopwatch;
 use crate::paths::outboxd;
+use crate::{Stopwatch, failpoint};
 
 pub struct RelayBuilder {
     command: Command,
@@ -77,7 +77,7 @@ impl RelayBuilder {
         let armed: Vec<String> = self
             .failpoints
             .iter()
-            .map(|name| format!("{name}={}", dir.path().display()))
+            .map(|name| failpoint::armed(dir.path(), name))
             .chain(self.panics.iter().map(|name| format!("{name}=panic")))
             .collect();
         let child = self
@@ -219,26 +219,22 @@ impl Relay {
 
     /// Has it arrived at the failpoint?
     pub fn is_at_failpoint(&self, name: &str) -> bool {
-        self.dir.path().join(format!("{name}.ready")).exists()
+        failpoint::is_reached(self.dir.path(), name)
     }
 
     /// Waits until it has.
     pub async fn at_failpoint(&self, name: &str) {
-        let what = format!("failpoint {name}");
-        crate::eventually(crate::SOON, &what, async || self.is_at_failpoint(name).then_some(())).await;
+        failpoint::reached(self.dir.path(), name).await;
     }
 
     /// Lets it go on.
     pub fn continue_from(&self, name: &str) {
-        fs::write(self.dir.path().join(format!("{name}.continue")), b"").expect("a file");
+        failpoint::continue_from(self.dir.path(), name);
     }
 
     /// Arms a failpoint again that it was told to continue from: it stops at the next arrival.
     pub fn stop_again_at(&self, name: &str) {
-        // In this order: it says that it is ready only while it may not continue.
-        for end in ["ready", "continue"] {
-            fs::remove_file(self.dir.path().join(format!("{name}.{end}"))).expect("it has been there");
-        }
+        failpoint::arm_again(self.dir.path(), name);
     }
 }
 

@@ -164,6 +164,22 @@ impl World {
         self.db.query_one(sql, &[]).await.expect(sql).get(0)
     }
 
+    /// The ids of rows of which this is true.
+    pub async fn ids_where(&self, condition: &str) -> Vec<i64> {
+        let sql = format!("SELECT id FROM outbox.message WHERE {condition} ORDER BY id");
+        let rows = self.db.query(&sql, &[]).await.expect(&sql);
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Registers a worker by hand whose lease ends after so many seconds.
+    pub async fn insert_worker(&self, name: &str, version: &str, lease_seconds: i32) {
+        self.execute(&format!(
+            "INSERT INTO outbox.worker (id, name, version, lease_until, incarnation)
+             SELECT gen_random_uuid(), '{name}', '{version}', now() + interval '{lease_seconds} s', incarnation FROM outbox.server"
+        ))
+        .await;
+    }
+
     /// Does the condition hold, in SQL?
     pub async fn is_true(&self, condition: &str) -> bool {
         self.db

@@ -1,7 +1,5 @@
 //! Retention, by hand and in the background: what goes, what never goes, and who never waits for it.
 
-use std::process::Output;
-
 use testkit::*;
 
 /// Rows of every kind and every state, all of them old but for those called young. Each name says what should become of it.
@@ -42,15 +40,6 @@ const WHAT_STAYS: &str = "command stays retryable, command stays stale, command 
                           inbox stays claimed, inbox stays poison, inbox stays unfinished, inbox stays young, \
                           message stays dead, message stays delayed, message stays pending, message stays young, \
                           processed stays young";
-
-fn stdout_of(output: &Output) -> String {
-    assert!(output.status.success(), "{}", stderr_of(output));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn json_of(output: &Output) -> serde_json::Value {
-    serde_json::from_str(&stdout_of(output)).expect("JSON")
-}
 
 #[tokio::test]
 async fn purge_takes_what_is_finished_and_old_and_nothing_else() {

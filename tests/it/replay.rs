@@ -9,7 +9,7 @@ mod selected;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use serde_json::Value;
 use testkit::*;
@@ -19,14 +19,9 @@ fn replay(world: &World, args: &[&str]) -> Value {
     json_of(&world.outboxd("replay", &[&["--yes", "--json"], args].concat()))
 }
 
-fn json_of(output: &Output) -> Value {
-    assert!(output.status.success(), "{}", stderr_of(output));
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
-}
-
 /// A replay that runs beside the test. What it says on stderr goes to a log in this directory.
 fn start_replay(world: &World, args: &[&str], dir: &Path, failpoint: Option<&str>) -> Child {
-    let armed = failpoint.map(|name| format!("{name}={}", dir.display()));
+    let armed = failpoint.map(|name| failpoint::armed(dir, name));
     world
         .command("replay")
         .args(["--yes", "--json"])
@@ -39,16 +34,6 @@ fn start_replay(world: &World, args: &[&str], dir: &Path, failpoint: Option<&str
         .expect("outboxd starts")
 }
 
-/// Waits until the file is there that a failpoint writes.
-async fn at_failpoint(dir: &Path, name: &str) {
-    let ready = dir.join(format!("{name}.ready"));
-    eventually(SOON, name, async || ready.exists().then_some(())).await;
-}
-
-fn continue_from(dir: &Path, name: &str) {
-    std::fs::write(dir.join(format!("{name}.continue")), b"").expect("a file");
-}
-
 fn finished(child: Child, dir: &Path) -> Value {
     let output = child.wait_with_output().expect("it ends");
     let said = std::fs::read_to_string(dir.join("log")).expect("a log");
@@ -56,24 +41,22 @@ fn finished(child: Child, dir: &Path) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
-/// As if row n of each table had been published n hours ago: a replay waits for what was published less than a minute ago.
-async fn publish_hours_ago(world: &World) {
+/// As if published rows of both tables had been published so long ago: a replay waits for what was published less than a minute ago.
+async fn publish_ago(world: &World, ago: &str) {
     for table in ["message", "history"] {
-        let publish = format!(
-            "UPDATE outbox.{table} SET published_at = now() - id * interval '1 hour' WHERE published_at IS NOT NULL"
-        );
+        let publish = format!("UPDATE outbox.{table} SET published_at = now() - {ago} WHERE published_at IS NOT NULL");
         world.execute(&publish).await;
     }
 }
 
+/// As if row n of each table had been published n hours ago.
+async fn publish_hours_ago(world: &World) {
+    publish_ago(world, "id * interval '1 hour'").await;
+}
+
 /// As if everything had been published an hour ago.
 async fn publish_an_hour_ago(world: &World) {
-    for table in ["message", "history"] {
-        let publish = format!(
-            "UPDATE outbox.{table} SET published_at = now() - interval '1 hour' WHERE published_at IS NOT NULL"
-        );
-        world.execute(&publish).await;
-    }
+    publish_ago(world, "interval '1 hour'").await;
 }
 
 /// A world with this many rows that were published an hour ago, over so many keys. The relay still runs.
@@ -128,10 +111,4 @@ fn assert_repeats_ascend(records: &[Record]) -> usize {
         }
     }
     seen.len()
-}
-
-async fn ids_where(world: &World, condition: &str) -> Vec<i64> {
-    let sql = format!("SELECT id FROM outbox.message WHERE {condition} ORDER BY id");
-    let rows = world.db.query(&sql, &[]).await.expect(&sql);
-    rows.iter().map(|row| row.get(0)).collect()
 }

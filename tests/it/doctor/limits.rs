@@ -19,12 +19,7 @@ fn assert_code(output: &Output, code: i32) -> String {
 /// A world with a worker that is alive.
 async fn world_with_worker() -> World {
     let world = World::new().await;
-    world
-        .execute(
-            "INSERT INTO outbox.worker (id, name, version, lease_until, incarnation)
-             SELECT gen_random_uuid(), 'relay-1', '0.1.0', now() + interval '1 hour', incarnation FROM outbox.server",
-        )
-        .await;
+    world.insert_worker("relay-1", "0.1.0", 3600).await;
     world
 }
 

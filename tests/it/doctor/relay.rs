@@ -1,17 +1,6 @@
 //! The relays: the settings of the one that is to run, and the workers that do.
 
-use testkit::*;
-
 use super::{assert_contains, examine, world_and_relay};
-
-/// A worker whose lease ends after so many seconds.
-async fn worker(world: &World, name: &str, version: &str, seconds: i32) {
-    let insert = format!(
-        "INSERT INTO outbox.worker (id, name, version, lease_until, incarnation)
-         SELECT gen_random_uuid(), '{name}', '{version}', now() + interval '{seconds} s', incarnation FROM outbox.server"
-    );
-    world.execute(&insert).await;
-}
 
 #[tokio::test]
 async fn a_lease_that_a_batch_could_outlive_is_a_problem_of_its_own() {
@@ -31,11 +20,11 @@ async fn workers_that_died_are_told_from_those_that_never_ran() {
     world.fill("t", 3, 1).await;
     let (found, _) = examine(&url, &[]).only_advice("relay.workers");
     assert_contains(&found, &["no relay runs", "3 rows"]);
-    worker(&world, "relay-1", "0.1.0", -60).await;
+    world.insert_worker("relay-1", "0.1.0", -60).await;
     let (found, fix) = examine(&url, &[]).only_problem("relay.workers");
     assert_contains(&found, &["relay-1", "1m"]);
     assert_contains(&fix, &["outboxd run"]);
-    worker(&world, "relay-2", env!("CARGO_PKG_VERSION"), 3600).await;
+    world.insert_worker("relay-2", env!("CARGO_PKG_VERSION"), 3600).await;
     let (found, _) = examine(&url, &[]).only_advice("relay.workers");
     assert_contains(&found, &["64 lanes have no live owner"]);
 }
@@ -43,9 +32,9 @@ async fn workers_that_died_are_told_from_those_that_never_ran() {
 #[tokio::test]
 async fn workers_of_two_versions_are_a_rollout() {
     let (world, url) = world_and_relay().await;
-    worker(&world, "relay-1", env!("CARGO_PKG_VERSION"), 3600).await;
+    world.insert_worker("relay-1", env!("CARGO_PKG_VERSION"), 3600).await;
     assert_eq!(examine(&url, &[]).verdict("relay.versions"), "ok");
-    worker(&world, "relay-2", "0.0.9", 3600).await;
+    world.insert_worker("relay-2", "0.0.9", 3600).await;
     let (found, _) = examine(&url, &[]).only_advice("relay.versions");
     assert_contains(&found, &["0.0.9", env!("CARGO_PKG_VERSION")]);
 }

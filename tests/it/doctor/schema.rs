@@ -113,12 +113,7 @@ async fn days_of_the_history_are_looked_for_where_rows_are_archived() {
         "ok",
         "no relay has run yet"
     );
-    world
-        .execute(
-            "INSERT INTO outbox.worker (id, name, version, lease_until, incarnation)
-             SELECT gen_random_uuid(), 'relay-1', '0.1.0', now() + interval '1 hour', incarnation FROM outbox.server",
-        )
-        .await;
+    world.insert_worker("relay-1", "0.1.0", 3600).await;
     let (found, _) = examine(&url, &archive).only_advice("db.history_days");
     assert_contains(&found, &["no partition for today"]);
     world.execute("SELECT outbox.history_prepare()").await;

@@ -64,7 +64,7 @@ async fn a_payload_stays_what_it_was_json_or_bytes() {
         let output = correct("1", wrong);
         assert_eq!(output.status.code(), Some(64), "{wrong:?}: {}", stderr_of(&output));
     }
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2, 3], "refused");
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [1, 2, 3], "refused");
     for (id, content) in [("1", &b"{\"n\": 2}"[..]), ("2", b"\xff"), ("3", b"{}")] {
         let output = correct(id, content);
         assert!(output.status.success(), "{}", stderr_of(&output));
@@ -88,5 +88,5 @@ async fn one_message_is_corrected_at_a_time() {
         "{}",
         stderr_of(&output)
     );
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [1, 2]);
 }

@@ -75,11 +75,9 @@ async fn dead_letters_are_redriven_by_each_filter() {
         let redriven = json_of(&world.outboxd("dead redrive", &[filter, &["--yes", "--json"]].concat()));
         assert_eq!(redriven["changed"], ids.len(), "{filter:?}: {redriven}");
         assert_eq!(redriven["matched"], ids.len(), "{filter:?}: {redriven}");
-        let pending = ids_where(
-            &world,
-            "requeued_by IS NOT NULL AND dead_at IS NULL AND available_at IS NOT NULL",
-        )
-        .await;
+        let pending = world
+            .ids_where("requeued_by IS NOT NULL AND dead_at IS NULL AND available_at IS NOT NULL")
+            .await;
         assert_eq!(pending, ids, "{filter:?}");
         assert_eq!(
             redriven["operation"].is_null(),
@@ -90,7 +88,7 @@ async fn dead_letters_are_redriven_by_each_filter() {
     world.execute(ROWS).await;
     world.outboxd("dead redrive", &["--limit", "2", "--yes"]);
     assert_eq!(
-        ids_where(&world, "requeued_by IS NOT NULL").await,
+        world.ids_where("requeued_by IS NOT NULL").await,
         [1, 2],
         "those with the lowest ids"
     );
@@ -104,7 +102,7 @@ async fn dead_letters_are_discarded_by_each_filter() {
         let discarded = json_of(&world.outboxd("dead discard", &[filter, &["--yes", "--json"]].concat()));
         assert_eq!(discarded["changed"], ids.len(), "{filter:?}: {discarded}");
         let left: Vec<i64> = (1..=6).filter(|id| !ids.contains(id)).collect();
-        assert_eq!(ids_where(&world, "true").await, left, "{filter:?}");
+        assert_eq!(world.ids_where("true").await, left, "{filter:?}");
     }
 }
 
@@ -152,7 +150,7 @@ async fn without_a_terminal_and_without_yes_nothing_is_changed() {
         );
         assert_eq!(stdout_of(&nothing), "Nothing to do: no dead letter matches.\n");
     }
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2, 3, 4]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [1, 2, 3, 4]);
 }
 
 #[tokio::test]
@@ -251,5 +249,5 @@ async fn a_login_without_the_role_is_told_which_one_it_needs() {
             stderr_of(&output)
         );
     }
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1, 2, 3, 4]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [1, 2, 3, 4]);
 }

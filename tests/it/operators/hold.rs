@@ -102,6 +102,6 @@ async fn a_key_that_waits_behind_a_dead_letter_continues_by_a_command() {
     world.until("SELECT retry_at = 'infinity' FROM outbox.hold").await;
     json_of(&world.outboxd("hold release", &["--key", "k", "--yes", "--json"]));
     world.drained(SOON).await;
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [1]);
     assert_eq!(world.records(&topic).await.len(), 1);
 }

@@ -8,25 +8,26 @@ use super::*;
 /// More than two chunks.
 const ROWS: usize = 2_500;
 
+const THIRD_CHUNK: &str = "before_chunk:3";
+
 /// A command that stops before its third chunk, which changed 2,000 rows by then.
 async fn stopped_before_the_third_chunk(world: &World, command: &str, dir: &Path) -> Child {
     let child = world
         .command(command)
         .args(["--yes", "--json", "--log-level", "debug"])
-        .env("OUTBOXD_FAILPOINTS", format!("before_chunk:3={}", dir.display()))
+        .env("OUTBOXD_FAILPOINTS", failpoint::armed(dir, THIRD_CHUNK))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(std::fs::File::create(dir.join("log")).expect("a log file"))
         .spawn()
         .expect("outboxd starts");
-    let ready = dir.join("before_chunk:3.ready");
-    eventually(SOON, "the third chunk", async || ready.exists().then_some(())).await;
+    failpoint::reached(dir, THIRD_CHUNK).await;
     child
 }
 
 /// Lets it change the rest; returns what it said on stderr as well.
 fn finished(child: Child, dir: &Path) -> (Output, String) {
-    std::fs::write(dir.join("before_chunk:3.continue"), b"").expect("a file");
+    failpoint::continue_from(dir, THIRD_CHUNK);
     let output = child.wait_with_output().expect("it ends");
     let said = std::fs::read_to_string(dir.join("log")).expect("a log");
     (output, said)
@@ -40,7 +41,7 @@ async fn killed_and_run_again(command: &str, left: &str) {
     child.kill().expect("killed");
     child.wait().expect("gone");
     assert_eq!(
-        ids_where(&world, "dead_at IS NOT NULL").await.len(),
+        world.ids_where("dead_at IS NOT NULL").await.len(),
         500,
         "two transactions are whole"
     );
@@ -91,7 +92,7 @@ async fn a_signal_stops_it_between_two_transactions_and_it_says_how_far_it_came(
         (&stopped["changed"], &stopped["matched"], &stopped["stopped"]),
         (&2_000.into(), &2_500.into(), &true.into())
     );
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await.len(), 500);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await.len(), 500);
 }
 
 #[tokio::test]

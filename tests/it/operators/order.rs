@@ -99,7 +99,7 @@ async fn a_row_that_is_refused_again_is_redriven_by_another_operation() {
     world.drained(SOON).await;
     json_of(&world.outboxd("dead redrive", &["--yes", "--json"]));
     world.drained(SOON).await;
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [1], "dead again");
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [1], "dead again");
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1000000").await;
     json_of(&world.outboxd("dead redrive", &["--id", "1", "--yes", "--json"]));
     world.drained(SOON).await;

@@ -40,9 +40,9 @@ async fn the_operator_is_asked_with_the_count_and_only_yes_means_yes() {
         );
         assert!(shown.contains("1,200  orders"), "{shown}");
         assert!(shown.contains("Nothing was changed"), "{shown}");
-        assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await.len(), 1_200);
+        assert_eq!(world.ids_where("dead_at IS NOT NULL").await.len(), 1_200);
     }
     let shown = in_a_terminal(&world, "dead redrive", "y");
     assert!(shown.contains("Sent again 1,200 of 1,200 dead letters ("), "{shown}");
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [0i64; 0]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [0i64; 0]);
 }

@@ -76,7 +76,7 @@ async fn a_message_whose_key_is_in_use_again_stays_in_the_history_and_is_named()
         stderr_of(&output)
     );
     assert_eq!(world.count("SELECT count(*) FROM outbox.history").await, 1);
-    assert_eq!(ids_where(&world, "replayed_by IS NOT NULL").await, [2]);
+    assert_eq!(world.ids_where("replayed_by IS NOT NULL").await, [2]);
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn kept_rows_that_are_purged_or_replayed_by_somebody_else_are_left_alone()
     let step = format!("SELECT changed || ' ' || gone || ' ' || finished FROM outbox.replay_step({operation})");
     assert_eq!(world.text(&step).await, "20 10 true");
     assert_eq!(
-        ids_where(&world, &format!("replayed_by = {operation}")).await,
+        world.ids_where(&format!("replayed_by = {operation}")).await,
         (11..=30).collect::<Vec<_>>()
     );
 }

@@ -107,10 +107,10 @@ async fn a_replay_waits_for_the_relay_while_ten_thousand_rows_are_due() {
         dir.path(),
         Some(point),
     );
-    at_failpoint(dir.path(), point).await;
+    failpoint::reached(dir.path(), point).await;
     assert_eq!(world.pending().await, 10_000);
     assert_eq!(world.count("SELECT count(*) FROM outbox.replay_row").await, 2_000);
-    continue_from(dir.path(), point);
+    failpoint::continue_from(dir.path(), point);
     let _relay = world.relay().start_ready().await;
     assert_eq!(finished(command, dir.path())["changed"], ROWS);
     world.drained(SOON * 2).await;

@@ -46,11 +46,11 @@ async fn a_repeat_that_is_refused_keeps_back_the_repeats_of_its_key_and_no_other
         world.published(done).await;
     }
     assert_eq!(
-        ids_where(&world, "published_at IS NULL").await,
+        world.ids_where("published_at IS NULL").await,
         [2, 3, 4, 5],
         "they wait behind it"
     );
-    assert_eq!(ids_where(&world, "available_at IS NOT NULL").await, [2, 3, 4, 5]);
+    assert_eq!(world.ids_where("available_at IS NOT NULL").await, [2, 3, 4, 5]);
     world
         .execute(&format!("SELECT outbox.enqueue('{topic}', 'k', '{{\"fresh\": true}}')"))
         .await;
@@ -70,7 +70,7 @@ async fn a_repeat_that_dies_is_a_dead_letter_and_is_redriven_as_a_repeat() {
     let (world, topic, _relay) = world_that_refuses_a_repeat(&["--max-attempts", "1"]).await;
     replay(&world, &["--topic", &topic]);
     world.drained(SOON).await;
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [2]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [2]);
     alter_topic(&world.kafka, &topic, "max.message.bytes", "1000000").await;
     let redriven = json_of(&world.outboxd("dead redrive", &["--id", "2", "--yes", "--json"]));
     world.published(2).await;

@@ -146,8 +146,8 @@ async fn pending_dead_and_delayed_rows_are_no_part_of_a_replay() {
         .await;
     let said = replay(&world, &["--all"]);
     assert_eq!(said["changed"], 1, "{said}");
-    assert_eq!(ids_where(&world, "replayed_by IS NOT NULL").await, [1]);
-    assert_eq!(ids_where(&world, "dead_at IS NOT NULL").await, [2]);
+    assert_eq!(world.ids_where("replayed_by IS NOT NULL").await, [1]);
+    assert_eq!(world.ids_where("dead_at IS NOT NULL").await, [2]);
 }
 
 #[tokio::test]
@@ -186,11 +186,9 @@ async fn an_operator_may_replay_and_the_audit_says_who_did_and_why() {
 #[tokio::test]
 async fn nothing_is_replayed_while_a_worker_lives_that_would_not_flag_it() {
     let (world, [a, _], _relay) = two_topics("keep").await;
+    world.insert_worker("relay-3", "0.0.9", 3600).await;
     world
-        .execute(
-            "INSERT INTO outbox.worker (id, name, version, lease_until, incarnation, knows)
-             SELECT gen_random_uuid(), 'relay-3', '0.0.9', now() + interval '1 hour', incarnation, 6 FROM outbox.server",
-        )
+        .execute("UPDATE outbox.worker SET knows = 6 WHERE name = 'relay-3'")
         .await;
     let refused = world.outboxd("replay", &["--topic", &a, "--yes"]);
     assert_eq!(refused.status.code(), Some(69), "{}", stderr_of(&refused));
@@ -199,7 +197,7 @@ async fn nothing_is_replayed_while_a_worker_lives_that_would_not_flag_it() {
         "{}",
         stderr_of(&refused)
     );
-    assert_eq!(ids_where(&world, "replayed_by IS NOT NULL").await, [0i64; 0]);
+    assert_eq!(world.ids_where("replayed_by IS NOT NULL").await, [0i64; 0]);
     world
         .execute("UPDATE outbox.worker SET stopped_at = now() WHERE name = 'relay-3'")
         .await;
