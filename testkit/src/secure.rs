@@ -209,11 +209,14 @@ impl Access {
         properties.chain(self.flags.iter().cloned()).collect()
     }
 
-    /// A relay of this world that reaches Kafka so.
+    /// A relay of this world that reaches Kafka so. On a busy machine a first login takes longer than the second in which other tests
+    /// expect an answer to a batch.
     pub fn relay(&self, world: &World) -> RelayBuilder {
         let arguments = self.arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        RelayBuilder::new(&world.database_url, &self.brokers).args(&arguments)
+        RelayBuilder::new(&world.database_url, &self.brokers)
+            .args(&["--batch-deadline", "4s", "--lease", "10s"])
+            .args(&arguments)
     }
 
     /// Runs `outboxd verify` on this world, to its end.
