@@ -27,7 +27,8 @@ pub struct Purpose {
 }
 
 impl Outbox {
-    /// Runs a statement that calls one of the functions, which return one row. A refused argument is a mistake of the caller, which no retry repairs.
+    /// Runs a statement that calls one of the functions, which return one row. A refused argument is a mistake of the caller, which no
+    /// retry repairs.
     async fn step(&self, sql: &str, params: Params<'_>) -> Result<Step> {
         self.query_one(sql, params).await.map_err(refused_argument)
     }
