@@ -56,6 +56,7 @@ fragments!(
     claimable_unordered,
     dead_filter,
     has_session,
+    is_held,
     is_pending,
     lane_fence,
     message_columns,
