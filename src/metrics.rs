@@ -110,6 +110,11 @@ pub fn bounds() -> impl Iterator<Item = (&'static str, usize)> {
     all().map(|metric| (metric.name, metric.series_max()))
 }
 
+/// The names of all series, those that a histogram consists of included, each with its labels.
+pub fn series() -> impl Iterator<Item = (String, Vec<&'static str>)> {
+    all().flat_map(Metric::series)
+}
+
 /// The names of the metrics that only the worker that samples exports.
 pub fn sampled() -> impl Iterator<Item = &'static str> {
     sampled_gauges().map(|metric| metric.name)

@@ -188,6 +188,19 @@ impl Metric {
         self.labels.iter().map(|(_, values)| values).product::<usize>() * lines
     }
 
+    /// The names of its series with their labels.
+    pub fn series(&self) -> Vec<(String, Vec<&'static str>)> {
+        let labels: Vec<&str> = self.labels.iter().map(|(label, _)| *label).collect();
+        match self.kind {
+            Kind::Histogram => vec![
+                (format!("{}_bucket", self.name), [labels.as_slice(), &["le"]].concat()),
+                (format!("{}_sum", self.name), labels.clone()),
+                (format!("{}_count", self.name), labels),
+            ],
+            _ => vec![(self.name.to_owned(), labels)],
+        }
+    }
+
     /// The upper bounds of its buckets, if it is a histogram.
     pub fn buckets(&self) -> &'static [f64] {
         if self.name == super::COMMAND_SECONDS {
