@@ -1,0 +1,265 @@
+//! What the faults are injected into: an outbox with three relays, its brokers, and an outbox at rest beside it.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use super::*;
+
+/// One row a tenth of a second, over fifty keys.
+const TRICKLE: &str = "INSERT INTO outbox.message (topic, key, payload)
+    SELECT $1, 'k' || $2::bigint % 50, '{}' FROM pg_sleep(0.1)";
+
+/// The name of a worker that is suspended.
+const LATE: &str = "late";
+
+pub struct Stage {
+    pub prometheus: Prometheus,
+    world: World,
+    topic: String,
+    /// Topics on one partition of which another broker leads, that take small rows only, and of which all rows are late.
+    split: String,
+    small: String,
+    slow: String,
+    brokers: [OwnKafka; 2],
+    relays: Vec<Relay>,
+    /// Sessions that have a transaction open.
+    open: Vec<Client>,
+    quiet: (World, Relay),
+    _writes: BackgroundWrites,
+}
+
+impl Stage {
+    /// Starts everything, and waits until all is scraped and well.
+    pub async fn set(rules: &str) -> Self {
+        let prometheus = Prometheus::start(rules).await;
+        let first = OwnKafka::start();
+        let brokers = [first.joined_by(2), first];
+        let world = World::on(&Stack::get().database_url, &brokers[1].address).await;
+        let [topic, split, small, slow] = ["orders", "split", "small", "slow"].map(|name| format!("{}.{name}", world.name));
+        create_topic_on(&world.kafka, &topic, &[&[1], &[1], &[1], &[1]], &[]).await;
+        create_topic_on(&world.kafka, &split, &[&[1], &[2]], &[]).await;
+        create_topic_on(&world.kafka, &small, &[&[1]], &[SMALL]).await;
+        create_topic_on(&world.kafka, &slow, &[&[1]], &[]).await;
+        let at_rest = World::new().await;
+        let resting = at_rest.relay().start_ready().await;
+        let mut stage = Stage {
+            prometheus,
+            topic,
+            split,
+            small,
+            slow,
+            brokers,
+            relays: Vec::new(),
+            open: Vec::new(),
+            quiet: (at_rest, resting),
+            _writes: BackgroundWrites::writing(&world, &format!("{}.orders", world.name), TRICKLE),
+            world,
+        };
+        stage.start_relays(3).await;
+        stage.is_well().await;
+        stage
+    }
+
+    fn relay(&self) -> RelayBuilder {
+        self.world
+            .relay()
+            .args(&["--max-attempts", "1", "--on-dead", "hold", "--end-orphaned-commands-after", "1h"])
+            .args(&["--kafka-property", "statistics.interval.ms=1000"])
+    }
+
+    async fn start_relays(&mut self, count: usize) {
+        for _ in 0..count {
+            let relay = self.relay().start_ready().await;
+            self.relays.push(relay);
+        }
+        self.scrape();
+    }
+
+    fn scrape(&self) {
+        let outbox = |job, relays| Scraped {
+            namespace: NAMESPACE,
+            job,
+            relays,
+        };
+        let orders = outbox(ORDERS, self.relays.iter().collect());
+        self.prometheus.scrape(&[orders, outbox(QUIET, vec![&self.quiet.1])]);
+    }
+
+    /// Waits until each relay was scraped, one of each outbox samples, and nothing fires.
+    async fn is_well(&self) {
+        let relays = self.relays.len() + 1;
+        eventually(ENDS_WITHIN, "all to be scraped and well", async || {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let scraped = self.prometheus.query("outboxd_build_info").len();
+            let sampled = self.prometheus.query("outboxd_inbox_unfinished_rows").len();
+            let firing = self.prometheus.query("ALERTS").len();
+            ((scraped, sampled, firing) == (relays, 2, 0)).then_some(())
+        })
+        .await;
+    }
+
+    pub async fn inject(&mut self, fault: What) {
+        let (topic, split, small, slow) = (&self.topic, &self.split, &self.small, &self.slow);
+        match fault {
+            What::BrokersDown => self.brokers.iter().for_each(OwnKafka::kill),
+            What::LateCommits => self.world.fill(slow, 1, 1).await,
+            What::MissingTopic => self.world.fill(&format!("{topic}.missing"), 10, 5).await,
+            What::RefusedRows => {
+                let refused = format!(
+                    "INSERT INTO outbox.message (topic, key, payload_bytes)
+                     SELECT '{small}', 'k' || n, {TOO_LARGE} FROM generate_series(1, 12) n"
+                );
+                self.world.execute(&refused).await;
+            }
+            What::Killed => {
+                self.relays.remove(0).kill();
+                self.start_relays(1).await;
+            }
+            What::Suspended => self.suspend().await,
+            What::OpenWriter => self.open("BEGIN", &format!("SELECT outbox.enqueue('{topic}', 'open', '1')")).await,
+            What::Paused => {
+                let paused = self.world.outboxd("pause", &["--topic", topic, "--reason", "maintenance", "--yes"]);
+                assert!(paused.status.success(), "{}", stderr_of(&paused));
+                let long_ago = "UPDATE outbox.pause SET at = at - interval '2 days'";
+                self.world.execute(long_ago).await;
+            }
+            What::DatabaseAway => self.lock_out(true).await,
+            What::NoRelay => {
+                self.relays.drain(..).for_each(|mut relay| relay.stop());
+                self.scrape();
+            }
+            What::PartitionWithoutLeader => {
+                self.brokers[0].kill();
+                self.world.fill(split, 200, 100).await;
+            }
+            What::Misuse => self.misuse().await,
+            What::SequenceWithCache => self.world.execute("ALTER SEQUENCE outbox.message_id_seq CACHE 10").await,
+            What::OldSnapshot => {
+                self.open("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT count(*) FROM outbox.lane").await;
+                self.world.execute(MANY_TRANSACTIONS).await;
+            }
+            What::DyingWorkers => {}
+        }
+    }
+
+    /// What has to happen again and again while a fault lasts.
+    pub async fn repeat(&self, fault: What) {
+        let (topic, slow) = (&self.topic, &self.slow);
+        let statement = match fault {
+            // Written by a transaction that has taken its time.
+            What::LateCommits => format!(
+                "INSERT INTO outbox.message (topic, key, payload, created_at)
+                 SELECT '{slow}', 'k' || n, '1', clock_timestamp() - interval '10 seconds' FROM generate_series(1, 5) n"
+            ),
+            // What a worker leaves that dies while it sends.
+            What::DyingWorkers => format!(
+                "WITH sent AS (INSERT INTO outbox.message (topic, payload) SELECT '{topic}', '1' FROM generate_series(1, 3) RETURNING id)
+                 INSERT INTO outbox.claim (lease_until, ids) SELECT clock_timestamp(), array_agg(id) FROM sent"
+            ),
+            _ => return,
+        };
+        self.world.execute(&statement).await;
+    }
+
+    pub async fn repair(&mut self, fault: What) {
+        match fault {
+            What::BrokersDown => self.brokers.iter().rev().for_each(OwnKafka::restart),
+            What::MissingTopic => create_topic(&self.world.kafka, &format!("{}.missing", self.topic), 1, &[]).await,
+            What::RefusedRows => self.succeeds("dead discard", &["--yes"]),
+            What::Suspended => {
+                self.relays.pop().expect("the late one").stop();
+                self.scrape();
+            }
+            What::OpenWriter | What::OldSnapshot => self.open.clear(),
+            What::Paused => self.succeeds("resume", &["--topic", &self.topic, "--yes"]),
+            What::DatabaseAway => self.lock_out(false).await,
+            What::NoRelay => self.start_relays(3).await,
+            What::PartitionWithoutLeader => self.brokers[0].restart(),
+            What::Misuse => self.world.execute(AMENDS).await,
+            What::SequenceWithCache => self.world.execute("ALTER SEQUENCE outbox.message_id_seq CACHE 1").await,
+            What::LateCommits | What::Killed | What::DyingWorkers => {}
+        }
+    }
+
+    fn succeeds(&self, command: &str, args: &[&str]) {
+        let output = self.world.outboxd(command, args);
+        assert!(output.status.success(), "{command}: {}", stderr_of(&output));
+    }
+
+    /// A session that has done something in a transaction, and stays in it.
+    async fn open(&mut self, begin: &str, statement: &str) {
+        let session = self.world.session().await;
+        session.batch_execute(&format!("{begin}; {statement}")).await.expect(statement);
+        self.open.push(session);
+    }
+
+    /// A fourth relay is suspended past its lease between an acknowledgement and the mark, and then twice more.
+    async fn suspend(&mut self) {
+        let relay = self.relay().args(&["--worker-name", LATE, "--tasks", "1"]).failpoint("after_publish").start_ready().await;
+        self.relays.push(relay);
+        self.scrape();
+        let relay = self.relays.last().expect("the late one");
+        let counted = format!("outboxd_rows_fenced_total{{instance=\"{}\"}}", relay.address().expect("it listens"));
+        eventually(SOON, "it to be scraped", async || (!self.prometheus.query(&counted).is_empty()).then_some(())).await;
+        relay.at_failpoint("after_publish").await;
+        for lost in 1..=3 {
+            relay.signal("STOP");
+            self.world
+                .until(&format!(
+                    "NOT EXISTS (SELECT FROM outbox.worker WHERE name = '{LATE}' AND lease_until > clock_timestamp())"
+                ))
+                .await;
+            relay.continue_from("after_publish");
+            relay.signal("CONT");
+            eventually(SOON, "it to have lost its lease", async || {
+                (relay.metric("outboxd_leases_lost_total")? >= f64::from(lost)).then_some(())
+            })
+            .await;
+            // It is a worker again.
+            self.world
+                .until(&format!("EXISTS (SELECT FROM outbox.worker WHERE name = '{LATE}' AND lease_until > clock_timestamp())"))
+                .await;
+        }
+    }
+
+    /// Nobody may log in to the database any more, and the relays' sessions are ended; or they may again.
+    async fn lock_out(&self, is_locked: bool) {
+        let server = connect(&Stack::get().database_url).await;
+        let (name, allow) = (&self.world.name, !is_locked);
+        let statement = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}");
+        server.batch_execute(&statement).await.expect(&statement);
+        if is_locked {
+            let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outboxd' AND datname = ";
+            server.batch_execute(&format!("{end}'{name}'")).await.expect("ended");
+        }
+    }
+
+    /// A client reuses a key, workers die while they execute commands, a sender reuses an id, and a consumer fails and stops.
+    async fn misuse(&self) {
+        self.world.execute(MISUSE).await;
+        let refused = refusal_of(&self.world.db, "SELECT outbox.idempotency_claim('pay', 'done', outbox.request_hash('2'))").await;
+        assert_eq!(refused.code().code(), "P4002");
+        refusal_of(&self.world.db, "SELECT outbox.inbox_receive('billing', 's', 'waits', '{\"n\": 2}')").await;
+    }
+}
+
+/// A quarter of a million, of which none writes anything.
+const MANY_TRANSACTIONS: &str = "SET synchronous_commit = off;
+    DO $$ BEGIN FOR n IN 1..260000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$;";
+
+const MISUSE: &str = "
+    SELECT outbox.idempotency_claim('pay', 'done', outbox.request_hash('1'));
+    SELECT outbox.idempotency_succeed('pay', 'done', 1);
+    SELECT outbox.idempotency_claim('pay', k, outbox.request_hash('1')) FROM (VALUES ('stale'), ('orphaned')) c (k);
+    UPDATE outbox.idempotency_request SET locked_until = locked_until - age, claimed_at = claimed_at - age, created_at = created_at - age
+    FROM (VALUES ('stale', interval '10 minutes'), ('orphaned', interval '3 hours')) c (k, age) WHERE key = k;
+    SELECT outbox.inbox_receive('billing', 's', 'poison', '{}');
+    SELECT outbox.inbox_fail(id, token, 'boom', retryable => false) FROM outbox.inbox_claim('billing', 1);
+    SELECT outbox.inbox_receive('billing', 's', 'waits', '{}');";
+
+const AMENDS: &str = "
+    SELECT outbox.idempotency_claim('pay', 'stale', outbox.request_hash('1'), take_over => true);
+    SELECT outbox.idempotency_succeed('pay', 'stale', 2);
+    SELECT outbox.inbox_discard('billing', id, 'a test') FROM outbox.inbox_message WHERE poison_at IS NOT NULL;
+    SELECT outbox.inbox_done(id, token) FROM outbox.inbox_claim('billing', 10);";
