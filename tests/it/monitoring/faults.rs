@@ -70,7 +70,8 @@ const FAULTS: [Fault; 15] = [
     Fault {
         what: What::Paused,
         must: &["OutboxdPauseForgotten"],
-        may: &[],
+        // Of what is published afterwards.
+        may: &["OutboxdLatencyBudgetFast"],
     },
     Fault {
         what: What::OpenWriter,
@@ -96,7 +97,6 @@ const FAULTS: [Fault; 15] = [
     Fault {
         what: What::BrokersDown,
         must: &["OutboxdKafkaErrors", "OutboxdNothingPublished", "OutboxdPublishingPaused", "OutboxdRowsStuck"],
-        // Of what is published afterwards.
         may: &["OutboxdLatencyBudgetFast"],
     },
     Fault {
@@ -190,7 +190,7 @@ async fn watch(stage: &mut Stage, fault: &Fault, unseen: &mut Vec<String>) -> BT
     let began = Instant::now();
     println!("{:?}", fault.what);
     stage.inject(fault.what).await;
-    let must = fault.must.iter().map(|alert| (*alert).to_owned()).collect();
+    let must: BTreeSet<String> = fault.must.iter().map(|alert| (*alert).to_owned()).collect();
     let what = format!("{:?} to raise {must:?}", fault.what);
     eventually(FIRES_WITHIN, &what, async || {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -222,7 +222,7 @@ fn assert_allowed(fault: &Fault, fired: &BTreeSet<String>) {
     assert!(others.is_empty(), "{:?} raised {others:?}", fault.what);
 }
 
-/// The alerts of an outbox that have fired since then, with texts that could be rendered.
+/// The alerts of an outbox that have fired since then.
 fn fired(stage: &Stage, job: &str, since: Instant) -> BTreeSet<String> {
     let seconds = since.elapsed().as_secs().max(1);
     let fired = format!("max_over_time(ALERTS{{alertstate=\"firing\",job=\"{job}\"}}[{seconds}s])");

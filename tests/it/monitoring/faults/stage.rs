@@ -13,20 +13,52 @@ const TRICKLE: &str = "INSERT INTO outbox.message (topic, key, payload)
 /// The name of a worker that is suspended.
 const LATE: &str = "late";
 
+/// Dropped from the top to the bottom.
 pub struct Stage {
-    pub prometheus: Prometheus,
-    world: World,
-    topic: String,
-    /// Topics on one partition of which another broker leads, that take small rows only, and of which all rows are late.
-    split: String,
-    small: String,
-    slow: String,
-    brokers: [OwnKafka; 2],
+    _writes: BackgroundWrites,
     relays: Vec<Relay>,
     /// Sessions that have a transaction open.
     open: Vec<Client>,
-    quiet: (World, Relay),
-    _writes: BackgroundWrites,
+    resting: Relay,
+    pub prometheus: Prometheus,
+    world: World,
+    _world_at_rest: World,
+    /// The one that controls the cluster comes last.
+    brokers: [OwnKafka; 2],
+    topics: Topics,
+}
+
+/// The topics of the outbox.
+#[derive(Clone)]
+struct Topics {
+    /// What is written to all the time.
+    orders: String,
+    /// Another broker leads one of its partitions.
+    split: String,
+    /// It takes small rows only.
+    small: String,
+    /// All of its rows are late.
+    slow: String,
+}
+
+impl Topics {
+    async fn create(world: &World) -> Self {
+        let [orders, split, small, slow] = ["orders", "split", "small", "slow"].map(|name| format!("{}.{name}", world.name));
+        create_topic_on(&world.kafka, &orders, &[&[1], &[1], &[1], &[1]], &[]).await;
+        create_topic_on(&world.kafka, &split, &[&[1], &[2]], &[]).await;
+        create_topic_on(&world.kafka, &small, &[&[1]], &[SMALL]).await;
+        create_topic_on(&world.kafka, &slow, &[&[1]], &[]).await;
+        Topics {
+            orders,
+            split,
+            small,
+            slow,
+        }
+    }
+
+    fn missing(&self) -> String {
+        format!("{}.missing", self.orders)
+    }
 }
 
 impl Stage {
@@ -36,25 +68,18 @@ impl Stage {
         let first = OwnKafka::start();
         let brokers = [first.joined_by(2), first];
         let world = World::on(&Stack::get().database_url, &brokers[1].address).await;
-        let [topic, split, small, slow] = ["orders", "split", "small", "slow"].map(|name| format!("{}.{name}", world.name));
-        create_topic_on(&world.kafka, &topic, &[&[1], &[1], &[1], &[1]], &[]).await;
-        create_topic_on(&world.kafka, &split, &[&[1], &[2]], &[]).await;
-        create_topic_on(&world.kafka, &small, &[&[1]], &[SMALL]).await;
-        create_topic_on(&world.kafka, &slow, &[&[1]], &[]).await;
-        let at_rest = World::new().await;
-        let resting = at_rest.relay().start_ready().await;
+        let topics = Topics::create(&world).await;
+        let world_at_rest = World::new().await;
         let mut stage = Stage {
-            prometheus,
-            topic,
-            split,
-            small,
-            slow,
-            brokers,
+            _writes: BackgroundWrites::writing(&world, &topics.orders, TRICKLE),
             relays: Vec::new(),
             open: Vec::new(),
-            quiet: (at_rest, resting),
-            _writes: BackgroundWrites::writing(&world, &format!("{}.orders", world.name), TRICKLE),
+            resting: world_at_rest.relay().start_ready().await,
+            prometheus,
             world,
+            _world_at_rest: world_at_rest,
+            brokers,
+            topics,
         };
         stage.start_relays(3).await;
         stage.is_well().await;
@@ -83,7 +108,7 @@ impl Stage {
             relays,
         };
         let orders = outbox(ORDERS, self.relays.iter().collect());
-        self.prometheus.scrape(&[orders, outbox(QUIET, vec![&self.quiet.1])]);
+        self.prometheus.scrape(&[orders, outbox(QUIET, vec![&self.resting])]);
     }
 
     /// Waits until each relay was scraped, one of each outbox samples, and nothing fires.
@@ -100,15 +125,16 @@ impl Stage {
     }
 
     pub async fn inject(&mut self, fault: What) {
-        let (topic, split, small, slow) = (&self.topic, &self.split, &self.small, &self.slow);
+        let topics = self.topics.clone();
         match fault {
             What::BrokersDown => self.brokers.iter().for_each(OwnKafka::kill),
-            What::LateCommits => self.world.fill(slow, 1, 1).await,
-            What::MissingTopic => self.world.fill(&format!("{topic}.missing"), 10, 5).await,
+            What::LateCommits => self.world.fill(&topics.slow, 1, 1).await,
+            What::MissingTopic => self.world.fill(&topics.missing(), 10, 5).await,
             What::RefusedRows => {
                 let refused = format!(
                     "INSERT INTO outbox.message (topic, key, payload_bytes)
-                     SELECT '{small}', 'k' || n, {TOO_LARGE} FROM generate_series(1, 12) n"
+                     SELECT '{}', 'k' || n, {TOO_LARGE} FROM generate_series(1, 12) n",
+                    topics.small
                 );
                 self.world.execute(&refused).await;
             }
@@ -117,10 +143,12 @@ impl Stage {
                 self.start_relays(1).await;
             }
             What::Suspended => self.suspend().await,
-            What::OpenWriter => self.open("BEGIN", &format!("SELECT outbox.enqueue('{topic}', 'open', '1')")).await,
+            What::OpenWriter => {
+                let written = format!("SELECT outbox.enqueue('{}', 'open', '1')", topics.orders);
+                self.open("BEGIN", &written).await;
+            }
             What::Paused => {
-                let paused = self.world.outboxd("pause", &["--topic", topic, "--reason", "maintenance", "--yes"]);
-                assert!(paused.status.success(), "{}", stderr_of(&paused));
+                self.succeeds("pause", &["--topic", &topics.orders, "--reason", "maintenance", "--yes"]);
                 let long_ago = "UPDATE outbox.pause SET at = at - interval '2 days'";
                 self.world.execute(long_ago).await;
             }
@@ -131,12 +159,13 @@ impl Stage {
             }
             What::PartitionWithoutLeader => {
                 self.brokers[0].kill();
-                self.world.fill(split, 200, 100).await;
+                self.world.fill(&topics.split, 200, 100).await;
             }
             What::Misuse => self.misuse().await,
             What::SequenceWithCache => self.world.execute("ALTER SEQUENCE outbox.message_id_seq CACHE 10").await,
             What::OldSnapshot => {
                 self.open("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT count(*) FROM outbox.lane").await;
+                self.world.execute("SET synchronous_commit = off").await;
                 self.world.execute(MANY_TRANSACTIONS).await;
             }
             What::DyingWorkers => {}
@@ -145,7 +174,7 @@ impl Stage {
 
     /// What has to happen again and again while a fault lasts.
     pub async fn repeat(&self, fault: What) {
-        let (topic, slow) = (&self.topic, &self.slow);
+        let Topics { orders, slow, .. } = &self.topics;
         let statement = match fault {
             // Written by a transaction that has taken its time.
             What::LateCommits => format!(
@@ -154,7 +183,7 @@ impl Stage {
             ),
             // What a worker leaves that dies while it sends.
             What::DyingWorkers => format!(
-                "WITH sent AS (INSERT INTO outbox.message (topic, payload) SELECT '{topic}', '1' FROM generate_series(1, 3) RETURNING id)
+                "WITH sent AS (INSERT INTO outbox.message (topic, payload) SELECT '{orders}', '1' FROM generate_series(1, 3) RETURNING id)
                  INSERT INTO outbox.claim (lease_until, ids) SELECT clock_timestamp(), array_agg(id) FROM sent"
             ),
             _ => return,
@@ -165,14 +194,14 @@ impl Stage {
     pub async fn repair(&mut self, fault: What) {
         match fault {
             What::BrokersDown => self.brokers.iter().rev().for_each(OwnKafka::restart),
-            What::MissingTopic => create_topic(&self.world.kafka, &format!("{}.missing", self.topic), 1, &[]).await,
+            What::MissingTopic => create_topic(&self.world.kafka, &self.topics.missing(), 1, &[]).await,
             What::RefusedRows => self.succeeds("dead discard", &["--yes"]),
             What::Suspended => {
                 self.relays.pop().expect("the late one").stop();
                 self.scrape();
             }
             What::OpenWriter | What::OldSnapshot => self.open.clear(),
-            What::Paused => self.succeeds("resume", &["--topic", &self.topic, "--yes"]),
+            What::Paused => self.succeeds("resume", &["--topic", &self.topics.orders, "--yes"]),
             What::DatabaseAway => self.lock_out(false).await,
             What::NoRelay => self.start_relays(3).await,
             What::PartitionWithoutLeader => self.brokers[0].restart(),
@@ -245,8 +274,7 @@ impl Stage {
 }
 
 /// A quarter of a million, of which none writes anything.
-const MANY_TRANSACTIONS: &str = "SET synchronous_commit = off;
-    DO $$ BEGIN FOR n IN 1..260000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$;";
+const MANY_TRANSACTIONS: &str = "DO $$ BEGIN FOR n IN 1..260000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
 
 const MISUSE: &str = "
     SELECT outbox.idempotency_claim('pay', 'done', outbox.request_hash('1'));
