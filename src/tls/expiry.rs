@@ -37,7 +37,10 @@ impl Validity {
     /// Of the CA in this PEM file that expires last. The file is of use until then.
     pub fn of_cas(file: &Path) -> Result<Self, String> {
         let all = super::certificates(file)?;
-        let last = all.iter().filter_map(Validity::of).max_by_key(|validity| validity.not_after);
+        let last = all
+            .iter()
+            .filter_map(Validity::of)
+            .max_by_key(|validity| validity.not_after);
         last.ok_or_else(|| format!("cannot read the certificates in {}", file.display()))
     }
 
@@ -85,7 +88,9 @@ mod tests {
     fn of_several_servers_the_first_to_expire_counts_and_a_silent_one_hides_no_other() {
         let earliest = |known: &[Result<u64, &str>]| {
             let known = known.iter().map(|known| known.map(ends).map_err(str::to_owned));
-            known.fold(None, Validity::earlier).map(|known| known.map(|validity| validity.not_after.as_secs()))
+            known
+                .fold(None, Validity::earlier)
+                .map(|known| known.map(|validity| validity.not_after.as_secs()))
         };
         assert_eq!(earliest(&[]), None);
         assert_eq!(earliest(&[Ok(7), Ok(5), Ok(9)]), Some(Ok(5)));

@@ -143,7 +143,9 @@ fn escaped(text: &str) -> String {
 
 fn sample(found: &Value) -> Sample {
     let labels = found["metric"].as_object().cloned().unwrap_or_default();
-    let labels = labels.into_iter().map(|(label, value)| (label, value.as_str().unwrap_or_default().to_owned()));
+    let labels = labels
+        .into_iter()
+        .map(|(label, value)| (label, value.as_str().unwrap_or_default().to_owned()));
     let value = found["value"][1].as_str().unwrap_or_default();
     (labels.collect(), value.parse().expect("a number"))
 }

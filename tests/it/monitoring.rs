@@ -79,7 +79,9 @@ fn unknown_in(expression: &str, known: &BTreeMap<String, Vec<String>>) -> Vec<St
             unknown.push(format!("there is no series {series}: {expression}"));
             continue;
         };
-        let lacking = matched.iter().filter(|label| !of_series.iter().any(|known| known == *label));
+        let lacking = matched
+            .iter()
+            .filter(|label| !of_series.iter().any(|known| known == *label));
         unknown.extend(lacking.map(|label| format!("{series} has no label {label}: {expression}")));
         labels.extend(of_series.iter().map(String::as_str));
     }

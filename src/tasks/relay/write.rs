@@ -38,9 +38,7 @@ impl Relay {
         let marked = written?;
         metrics::rows_marked(marked);
         // A row that was delayed, redriven or replayed has waited on purpose.
-        let published = rows
-            .iter()
-            .filter(|row| !row.delayed && outcome.has_published(row.id));
+        let published = rows.iter().filter(|row| !row.delayed && outcome.has_published(row.id));
         let created = published.map(|row| (row.topic.as_str(), row.created_at));
         metrics::end_to_end(created, |created_at| self.lanes.clock.age(created_at));
         Some(marked)

@@ -20,7 +20,8 @@ const OUTBOX: &str = "namespace=~\"$namespace\",job=\"$job\"";
 /// The expressions of all panels for the outbox with these labels, rates being over this span.
 pub fn expressions(outbox: &str, span: &str) -> Vec<String> {
     let queries = ROWS.iter().flat_map(|row| row.panels).flat_map(|panel| panel.queries);
-    let expressions = queries.map(|(expression, _)| expression.replace("$outbox", outbox).replace("$__rate_interval", span));
+    let expressions =
+        queries.map(|(expression, _)| expression.replace("$outbox", outbox).replace("$__rate_interval", span));
     expressions.collect()
 }
 
@@ -106,19 +107,34 @@ fn the_dashboard_is_current() {
         fs::write(repository().join(PATH), &text).expect("the dashboard can be written");
     }
     let written = fs::read_to_string(repository().join(PATH)).unwrap_or_default();
-    assert!(written == text, "{PATH} is not what the panels say: run `make dashboard`");
+    assert!(
+        written == text,
+        "{PATH} is not what the panels say: run `make dashboard`"
+    );
 }
 
 #[test]
 fn what_the_dashboard_names_exists_and_every_metric_is_on_it() {
     let mut known = known_series();
-    let of_alerts = ["alertname", "alertstate", "severity", "topic"].iter().chain(&OF_TARGETS);
-    known.insert("ALERTS".to_owned(), of_alerts.map(|label| (*label).to_owned()).collect());
+    let of_alerts = ["alertname", "alertstate", "severity", "topic"]
+        .iter()
+        .chain(&OF_TARGETS);
+    known.insert(
+        "ALERTS".to_owned(),
+        of_alerts.map(|label| (*label).to_owned()).collect(),
+    );
     let expressions = expressions("job=\"orders\"", "1m");
-    let unknown: Vec<String> = expressions.iter().flat_map(|expression| unknown_in(expression, &known)).collect();
+    let unknown: Vec<String> = expressions
+        .iter()
+        .flat_map(|expression| unknown_in(expression, &known))
+        .collect();
     assert!(unknown.is_empty(), "\n{}\n", unknown.join("\n"));
 
-    let shown: BTreeSet<&str> = expressions.iter().flat_map(|expression| promql::named(expression).series).map(|(name, _)| name).collect();
+    let shown: BTreeSet<&str> = expressions
+        .iter()
+        .flat_map(|expression| promql::named(expression).series)
+        .map(|(name, _)| name)
+        .collect();
     for metric in outboxd::metrics::names() {
         let is_shown = shown.contains(metric) || shown.contains(format!("{metric}_bucket").as_str());
         assert!(is_shown, "{metric} is on no panel");
@@ -131,7 +147,12 @@ fn each_expression_is_of_the_chosen_outbox_and_has_a_legend() {
         for (expression, legend) in panel.queries {
             let selectors = expression.matches("$outbox").count();
             let expression = expression.replace("$outbox", OUTBOX);
-            assert_eq!(promql::named(&expression).series.len(), selectors, "{}: {expression}", panel.title);
+            assert_eq!(
+                promql::named(&expression).series.len(),
+                selectors,
+                "{}: {expression}",
+                panel.title
+            );
             assert!(!legend.is_empty(), "{}", panel.title);
         }
     }

@@ -96,7 +96,12 @@ const FAULTS: [Fault; 15] = [
     },
     Fault {
         what: What::BrokersDown,
-        must: &["OutboxdKafkaErrors", "OutboxdNothingPublished", "OutboxdPublishingPaused", "OutboxdRowsStuck"],
+        must: &[
+            "OutboxdKafkaErrors",
+            "OutboxdNothingPublished",
+            "OutboxdPublishingPaused",
+            "OutboxdRowsStuck",
+        ],
         may: &["OutboxdLatencyBudgetFast"],
     },
     Fault {
@@ -108,12 +113,21 @@ const FAULTS: [Fault; 15] = [
         what: What::DatabaseAway,
         must: &["OutboxdDatabaseErrors", "OutboxdNotSampled"],
         // What was in flight is sent again. Afterwards there is a backlog.
-        may: &["OutboxdLatencyBudgetFast", "OutboxdNothingPublished", "OutboxdRowsFenced", "OutboxdRowsStuck"],
+        may: &[
+            "OutboxdLatencyBudgetFast",
+            "OutboxdNothingPublished",
+            "OutboxdRowsFenced",
+            "OutboxdRowsStuck",
+        ],
     },
     Fault {
         what: What::NoRelay,
         must: &["OutboxdDown"],
-        may: &["OutboxdLatencyBudgetFast", "OutboxdNothingPublished", "OutboxdRowsStuck"],
+        may: &[
+            "OutboxdLatencyBudgetFast",
+            "OutboxdNothingPublished",
+            "OutboxdRowsStuck",
+        ],
     },
     Fault {
         what: What::Suspended,
@@ -142,9 +156,15 @@ const FAULTS: [Fault; 15] = [
 /// Alerts that no fault raises here, with the reason. Promtool tests them as well as all others.
 const ELSEWHERE: [(&str, &str); 6] = [
     (LONG, "its windows are days"),
-    ("OutboxdCertificateExpiry", "nothing here speaks TLS; security::certificates shows the gauge"),
+    (
+        "OutboxdCertificateExpiry",
+        "nothing here speaks TLS; security::certificates shows the gauge",
+    ),
     ("OutboxdCertificateExpiryNear", "the same"),
-    ("OutboxdConnectionsShort", "the pool has a connection for every task, so only its server can be short of them"),
+    (
+        "OutboxdConnectionsShort",
+        "the pool has a connection for every task, so only its server can be short of them",
+    ),
     ("OutboxdPublishedRowsLost", "it takes a failover: faults::failover"),
     ("OutboxdRescanFoundRows", "it takes a bug"),
 ];
@@ -154,7 +174,10 @@ const LONG: &str = "OutboxdLatencyBudgetSlow";
 
 /// Series on the dashboard that have no sample here, with the reason.
 const NO_SAMPLE: [(&str, &str); 3] = [
-    ("outboxd_certificate_not_after_timestamp_seconds", "nothing here speaks TLS"),
+    (
+        "outboxd_certificate_not_after_timestamp_seconds",
+        "nothing here speaks TLS",
+    ),
     ("outboxd_certificate_not_before_timestamp_seconds", "the same"),
     ("process_virtual_memory_max_bytes", "there may be no limit"),
 ];
@@ -202,16 +225,24 @@ async fn watch(stage: &mut Stage, fault: &Fault, unseen: &mut Vec<String>) -> BT
     })
     .await;
     stage.repair(fault.what).await;
-    eventually(ENDS_WITHIN, &format!("the alerts of {:?} to end", fault.what), async || {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let firing = stage.prometheus.query("ALERTS{alertstate=\"firing\"}");
-        firing.is_empty().then_some(())
-    })
+    eventually(
+        ENDS_WITHIN,
+        &format!("the alerts of {:?} to end", fault.what),
+        async || {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let firing = stage.prometheus.query("ALERTS{alertstate=\"firing\"}");
+            firing.is_empty().then_some(())
+        },
+    )
     .await;
     let fired_here = fired(stage, ORDERS, began);
     assert_allowed(fault, &fired_here);
     let elsewhere = fired(stage, QUIET, began);
-    assert!(elsewhere.iter().all(|alert| alert == OF_THE_SERVER), "{:?}: {elsewhere:?} of an outbox at rest", fault.what);
+    assert!(
+        elsewhere.iter().all(|alert| alert == OF_THE_SERVER),
+        "{:?}: {elsewhere:?} of an outbox at rest",
+        fault.what
+    );
     println!("    {fired_here:?} in {:?}", began.elapsed());
     fired_here
 }
@@ -227,5 +258,8 @@ fn fired(stage: &Stage, job: &str, since: Instant) -> BTreeSet<String> {
     let seconds = since.elapsed().as_secs().max(1);
     let fired = format!("max_over_time(ALERTS{{alertstate=\"firing\",job=\"{job}\"}}[{seconds}s])");
     let fired = stage.prometheus.query(&fired);
-    fired.into_iter().map(|(labels, _)| labels["alertname"].clone()).collect()
+    fired
+        .into_iter()
+        .map(|(labels, _)| labels["alertname"].clone())
+        .collect()
 }

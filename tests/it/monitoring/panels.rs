@@ -39,7 +39,11 @@ pub const ROWS: &[Row] = &[
                     "{{alertname}} {{topic}}",
                 )],
             ),
-            panel("Pending rows", Count, &[("max by (topic) (outboxd_backlog_rows{$outbox})", "{{topic}}")]),
+            panel(
+                "Pending rows",
+                Count,
+                &[("max by (topic) (outboxd_backlog_rows{$outbox})", "{{topic}}")],
+            ),
             panel(
                 "How long publishing the backlog takes",
                 Seconds,
@@ -74,7 +78,10 @@ pub const ROWS: &[Row] = &[
             panel(
                 "Rows published",
                 PerSecond,
-                &[("sum by (topic) (rate(outboxd_rows_published_total{$outbox}[$__rate_interval]))", "{{topic}}")],
+                &[(
+                    "sum by (topic) (rate(outboxd_rows_published_total{$outbox}[$__rate_interval]))",
+                    "{{topic}}",
+                )],
             ),
             panel(
                 "From INSERT to mark, 99th percentile",
@@ -87,7 +94,10 @@ pub const ROWS: &[Row] = &[
             panel(
                 "Batches later than the objective, of the last hour",
                 Ratio,
-                &[("max by (topic) (namespace_job_topic:outboxd_end_to_end_late:ratio_rate1h{$outbox})", "{{topic}}")],
+                &[(
+                    "max by (topic) (namespace_job_topic:outboxd_end_to_end_late:ratio_rate1h{$outbox})",
+                    "{{topic}}",
+                )],
             ),
             panel(
                 "Parts of a batch, 99th percentile",
@@ -111,29 +121,56 @@ pub const ROWS: &[Row] = &[
                 "Rows claimed and marked",
                 PerSecond,
                 &[
-                    ("sum(rate(outboxd_rows_claimed_total{$outbox}[$__rate_interval]))", "claimed"),
-                    ("sum(rate(outboxd_rows_marked_total{$outbox}[$__rate_interval]))", "marked"),
+                    (
+                        "sum(rate(outboxd_rows_claimed_total{$outbox}[$__rate_interval]))",
+                        "claimed",
+                    ),
+                    (
+                        "sum(rate(outboxd_rows_marked_total{$outbox}[$__rate_interval]))",
+                        "marked",
+                    ),
                 ],
             ),
             panel(
                 "Since the last acknowledgement of Kafka",
                 Seconds,
-                &[("time() - (outboxd_last_publish_timestamp_seconds{$outbox} > 0)", "{{instance}}")],
+                &[(
+                    "time() - (outboxd_last_publish_timestamp_seconds{$outbox} > 0)",
+                    "{{instance}}",
+                )],
             ),
-            panel("Rows in flight", Count, &[("outboxd_in_flight_rows{$outbox}", "{{instance}}")]),
-            panel("Bytes in flight", Bytes, &[("outboxd_in_flight_bytes{$outbox}", "{{instance}}")]),
+            panel(
+                "Rows in flight",
+                Count,
+                &[("outboxd_in_flight_rows{$outbox}", "{{instance}}")],
+            ),
+            panel(
+                "Bytes in flight",
+                Bytes,
+                &[("outboxd_in_flight_bytes{$outbox}", "{{instance}}")],
+            ),
         ],
     },
     Row {
         title: "Errors and holds",
         panels: &[
-            panel("Dead letters", Count, &[("max by (topic) (outboxd_dead_rows{$outbox})", "{{topic}}")]),
+            panel(
+                "Dead letters",
+                Count,
+                &[("max by (topic) (outboxd_dead_rows{$outbox})", "{{topic}}")],
+            ),
             panel(
                 "Refusals",
                 PerSecond,
                 &[
-                    ("sum by (topic) (rate(outboxd_rows_retried_total{$outbox}[$__rate_interval]))", "{{topic}}, to be tried again"),
-                    ("sum by (topic) (rate(outboxd_rows_dead_total{$outbox}[$__rate_interval]))", "{{topic}}, dead"),
+                    (
+                        "sum by (topic) (rate(outboxd_rows_retried_total{$outbox}[$__rate_interval]))",
+                        "{{topic}}, to be tried again",
+                    ),
+                    (
+                        "sum by (topic) (rate(outboxd_rows_dead_total{$outbox}[$__rate_interval]))",
+                        "{{topic}}, dead",
+                    ),
                 ],
             ),
             panel(
@@ -146,20 +183,36 @@ pub const ROWS: &[Row] = &[
                     ("max(outboxd_pauses{$outbox})", "pauses of operators"),
                 ],
             ),
-            panel("Age of the oldest pause", Seconds, &[("max(outboxd_oldest_pause_seconds{$outbox})", "pause")]),
+            panel(
+                "Age of the oldest pause",
+                Seconds,
+                &[("max(outboxd_oldest_pause_seconds{$outbox})", "pause")],
+            ),
             panel(
                 "Possible duplicates",
                 PerSecond,
-                &[("sum by (cause) (rate(outboxd_possible_duplicates_total{$outbox}[$__rate_interval]))", "{{cause}}")],
+                &[(
+                    "sum by (cause) (rate(outboxd_possible_duplicates_total{$outbox}[$__rate_interval]))",
+                    "{{cause}}",
+                )],
             ),
             panel(
                 "What should not be, in an hour",
                 Count,
                 &[
-                    ("sum(increase(outboxd_rows_unacknowledged_total{$outbox}[1h]))", "rows unacknowledged"),
+                    (
+                        "sum(increase(outboxd_rows_unacknowledged_total{$outbox}[1h]))",
+                        "rows unacknowledged",
+                    ),
                     ("sum(increase(outboxd_rows_fenced_total{$outbox}[1h]))", "rows fenced"),
-                    ("sum(increase(outboxd_published_rows_lost_total{$outbox}[1h]))", "published rows lost"),
-                    ("sum(increase(outboxd_rescan_found_rows_total{$outbox}[1h]))", "rows found by the rescan"),
+                    (
+                        "sum(increase(outboxd_published_rows_lost_total{$outbox}[1h]))",
+                        "published rows lost",
+                    ),
+                    (
+                        "sum(increase(outboxd_rescan_found_rows_total{$outbox}[1h]))",
+                        "rows found by the rescan",
+                    ),
                 ],
             ),
         ],
@@ -174,7 +227,10 @@ pub const ROWS: &[Row] = &[
                 &[
                     ("max(outboxd_workers_live{$outbox})", "with a lease"),
                     ("sum(outboxd_backlog_sampled{$outbox})", "that sample the outbox"),
-                    ("count by (version, revision) (outboxd_build_info{$outbox})", "{{version}} {{revision}}"),
+                    (
+                        "count by (version, revision) (outboxd_build_info{$outbox})",
+                        "{{version}} {{revision}}",
+                    ),
                 ],
             ),
             panel(
@@ -182,8 +238,14 @@ pub const ROWS: &[Row] = &[
                 Count,
                 &[
                     ("sum(increase(outboxd_leases_lost_total{$outbox}[1h]))", "leases lost"),
-                    ("sum(increase(outboxd_lanes_recovered_total{$outbox}[1h]))", "lanes taken over"),
-                    ("sum(increase(outboxd_rows_recovered_total{$outbox}[1h]))", "unordered rows taken over"),
+                    (
+                        "sum(increase(outboxd_lanes_recovered_total{$outbox}[1h]))",
+                        "lanes taken over",
+                    ),
+                    (
+                        "sum(increase(outboxd_rows_recovered_total{$outbox}[1h]))",
+                        "unordered rows taken over",
+                    ),
                 ],
             ),
         ],
@@ -202,7 +264,10 @@ pub const ROWS: &[Row] = &[
             panel(
                 "Failed statements",
                 PerSecond,
-                &[("sum by (instance) (rate(outboxd_database_errors_total{$outbox}[$__rate_interval]))", "{{instance}}")],
+                &[(
+                    "sum by (instance) (rate(outboxd_database_errors_total{$outbox}[$__rate_interval]))",
+                    "{{instance}}",
+                )],
             ),
             panel(
                 "How long floors have waited",
@@ -214,21 +279,30 @@ pub const ROWS: &[Row] = &[
                 Count,
                 &[
                     ("max(outboxd_open_writer_pid{$outbox})", "pid of the open writer"),
-                    ("max(outboxd_sequence_misconfigured{$outbox})", "1: the sequence is misconfigured"),
+                    (
+                        "max(outboxd_sequence_misconfigured{$outbox})",
+                        "1: the sequence is misconfigured",
+                    ),
                 ],
             ),
             panel(
                 "Vacuum",
                 Count,
                 &[
-                    ("max(outboxd_vacuum_horizon_age_transactions{$outbox})", "age of the horizon in transactions"),
+                    (
+                        "max(outboxd_vacuum_horizon_age_transactions{$outbox})",
+                        "age of the horizon in transactions",
+                    ),
                     ("max(outboxd_dead_tuples{$outbox})", "dead tuples"),
                 ],
             ),
             panel(
                 "Rows removed by retention",
                 PerSecond,
-                &[("sum by (table) (rate(outboxd_rows_purged_total{$outbox}[$__rate_interval]))", "{{table}}")],
+                &[(
+                    "sum by (table) (rate(outboxd_rows_purged_total{$outbox}[$__rate_interval]))",
+                    "{{table}}",
+                )],
             ),
         ],
     },
@@ -239,32 +313,61 @@ pub const ROWS: &[Row] = &[
                 "Round trip of the slowest broker",
                 Seconds,
                 &[
-                    ("max by (quantile) (outboxd_kafka_round_trip_seconds{$outbox})", "quantile {{quantile}}"),
+                    (
+                        "max by (quantile) (outboxd_kafka_round_trip_seconds{$outbox})",
+                        "quantile {{quantile}}",
+                    ),
                     ("max(outboxd_kafka_throttle_seconds{$outbox})", "throttled by a quota"),
                 ],
             ),
-            panel("Rows in the queue", Count, &[("outboxd_kafka_queue_rows{$outbox}", "{{instance}}")]),
-            panel("Bytes in the queue", Bytes, &[("outboxd_kafka_queue_bytes{$outbox}", "{{instance}}")]),
+            panel(
+                "Rows in the queue",
+                Count,
+                &[("outboxd_kafka_queue_rows{$outbox}", "{{instance}}")],
+            ),
+            panel(
+                "Bytes in the queue",
+                Bytes,
+                &[("outboxd_kafka_queue_bytes{$outbox}", "{{instance}}")],
+            ),
             panel(
                 "Errors",
                 PerSecond,
-                &[("sum by (reason) (rate(outboxd_kafka_errors_total{$outbox}[$__rate_interval]))", "{{reason}}")],
+                &[(
+                    "sum by (reason) (rate(outboxd_kafka_errors_total{$outbox}[$__rate_interval]))",
+                    "{{reason}}",
+                )],
             ),
             panel(
                 "Requests",
                 PerSecond,
                 &[
-                    ("sum(rate(outboxd_kafka_request_timeouts_total{$outbox}[$__rate_interval]))", "not answered in time"),
-                    ("sum(rate(outboxd_kafka_request_retries_total{$outbox}[$__rate_interval]))", "repeated"),
+                    (
+                        "sum(rate(outboxd_kafka_request_timeouts_total{$outbox}[$__rate_interval]))",
+                        "not answered in time",
+                    ),
+                    (
+                        "sum(rate(outboxd_kafka_request_retries_total{$outbox}[$__rate_interval]))",
+                        "repeated",
+                    ),
                 ],
             ),
             panel(
                 "Clients",
                 Count,
                 &[
-                    ("sum(outboxd_publisher_paused{$outbox})", "workers that Kafka does not answer"),
-                    ("sum(increase(outboxd_producer_rebuilds_total{$outbox}[1h]))", "producers replaced in an hour"),
-                    ("sum(increase(outboxd_admin_client_rebuilds_total{$outbox}[1h]))", "clients for lookups replaced in an hour"),
+                    (
+                        "sum(outboxd_publisher_paused{$outbox})",
+                        "workers that Kafka does not answer",
+                    ),
+                    (
+                        "sum(increase(outboxd_producer_rebuilds_total{$outbox}[1h]))",
+                        "producers replaced in an hour",
+                    ),
+                    (
+                        "sum(increase(outboxd_admin_client_rebuilds_total{$outbox}[1h]))",
+                        "clients for lookups replaced in an hour",
+                    ),
                 ],
             ),
         ],
@@ -275,17 +378,29 @@ pub const ROWS: &[Row] = &[
             panel(
                 "Commands without success",
                 Count,
-                &[("max by (operation, state) (outboxd_commands{$outbox})", "{{operation}}, {{state}}")],
+                &[(
+                    "max by (operation, state) (outboxd_commands{$outbox})",
+                    "{{operation}}, {{state}}",
+                )],
             ),
             panel(
                 "Attempts",
                 PerSecond,
                 &[
                     ("sum(rate(outboxd_commands_granted_total{$outbox}[5m]))", "granted"),
-                    ("sum(rate(outboxd_command_replays_total{$outbox}[5m]))", "answered with a stored success"),
-                    ("sum(rate(outboxd_command_conflicts_total{$outbox}[5m]))", "refused: another request"),
+                    (
+                        "sum(rate(outboxd_command_replays_total{$outbox}[5m]))",
+                        "answered with a stored success",
+                    ),
+                    (
+                        "sum(rate(outboxd_command_conflicts_total{$outbox}[5m]))",
+                        "refused: another request",
+                    ),
                     ("sum(rate(outboxd_command_takeovers_total{$outbox}[5m]))", "taken over"),
-                    ("sum(rate(outboxd_commands_orphaned_total{$outbox}[5m]))", "orphaned, failed for good"),
+                    (
+                        "sum(rate(outboxd_commands_orphaned_total{$outbox}[5m]))",
+                        "orphaned, failed for good",
+                    ),
                 ],
             ),
             panel(
@@ -316,9 +431,18 @@ pub const ROWS: &[Row] = &[
                 "Messages received again",
                 PerSecond,
                 &[
-                    ("sum by (consumer) (rate(outboxd_consumer_duplicates_total{$outbox}[5m]))", "{{consumer}}, ignored"),
-                    ("sum(rate(outboxd_consumer_conflicts_total{$outbox}[5m]))", "with another payload"),
-                    ("sum(rate(outboxd_inbox_takeovers_total{$outbox}[5m]))", "claimed again, a lease ran out"),
+                    (
+                        "sum by (consumer) (rate(outboxd_consumer_duplicates_total{$outbox}[5m]))",
+                        "{{consumer}}, ignored",
+                    ),
+                    (
+                        "sum(rate(outboxd_consumer_conflicts_total{$outbox}[5m]))",
+                        "with another payload",
+                    ),
+                    (
+                        "sum(rate(outboxd_inbox_takeovers_total{$outbox}[5m]))",
+                        "claimed again, a lease ran out",
+                    ),
                 ],
             ),
         ],
@@ -329,7 +453,10 @@ pub const ROWS: &[Row] = &[
             panel(
                 "Processor time",
                 Ratio,
-                &[("rate(process_cpu_seconds_total{$outbox}[$__rate_interval])", "{{instance}}")],
+                &[(
+                    "rate(process_cpu_seconds_total{$outbox}[$__rate_interval])",
+                    "{{instance}}",
+                )],
             ),
             panel(
                 "Memory",
@@ -337,7 +464,10 @@ pub const ROWS: &[Row] = &[
                 &[
                     ("process_resident_memory_bytes{$outbox}", "{{instance}}"),
                     ("process_virtual_memory_bytes{$outbox}", "{{instance}}, virtual"),
-                    ("process_virtual_memory_max_bytes{$outbox} > 0", "{{instance}}, limit of virtual"),
+                    (
+                        "process_virtual_memory_max_bytes{$outbox} > 0",
+                        "{{instance}}, limit of virtual",
+                    ),
                 ],
             ),
             panel(
@@ -349,7 +479,11 @@ pub const ROWS: &[Row] = &[
                     ("process_threads{$outbox}", "{{instance}}, threads"),
                 ],
             ),
-            panel("Up", Seconds, &[("time() - process_start_time_seconds{$outbox}", "{{instance}}")]),
+            panel(
+                "Up",
+                Seconds,
+                &[("time() - process_start_time_seconds{$outbox}", "{{instance}}")],
+            ),
             panel(
                 "Certificates",
                 Seconds,

@@ -64,11 +64,13 @@ fn note<'a>(named: &mut Named<'a>, word: &'a str, next: &'a str) -> &'a str {
 }
 
 fn word_length(text: &str) -> usize {
-    text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':').unwrap_or(text.len())
+    text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')
+        .unwrap_or(text.len())
 }
 
 fn number_length(text: &str) -> usize {
-    text.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(text.len())
+    text.find(|c: char| !c.is_ascii_alphanumeric() && c != '.')
+        .unwrap_or(text.len())
 }
 
 /// Where what begins with this ends, if it is left out.
@@ -88,7 +90,8 @@ fn after(text: &str, end: char) -> &str {
 
 #[test]
 fn series_and_labels_are_found() {
-    let of_an_alert = "max by (job, topic) (rate(a_total{reason=~\"x|y{\", job='z'}[1h:5m])) > 5e3\nunless on (job) b:c == 0";
+    let of_an_alert =
+        "max by (job, topic) (rate(a_total{reason=~\"x|y{\", job='z'}[1h:5m])) > 5e3\nunless on (job) b:c == 0";
     assert_eq!(
         named(&of_an_alert.replace('\'', "\"")),
         Named {

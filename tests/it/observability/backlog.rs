@@ -207,7 +207,11 @@ async fn the_oldest_row_that_is_not_held_is_kept_back_by_nothing() {
         .await;
     let sampled = sample(&world, &[]).await;
     assert_eq!(sampled.unheld_hours, unheld([0.0, 0.0, 0.0]));
-    assert!((3600.0..4000.0).contains(&sampled.oldest_pause_seconds), "{}", sampled.oldest_pause_seconds);
+    assert!(
+        (3600.0..4000.0).contains(&sampled.oldest_pause_seconds),
+        "{}",
+        sampled.oldest_pause_seconds
+    );
 }
 
 #[tokio::test]

@@ -7,10 +7,16 @@ use testkit::*;
 /// In how many days each certificate expires that this worker shows as a metric. Tests issue leaves for 30 days, and CAs for 60.
 fn days_left(relay: &Relay) -> Option<Vec<(String, i64)>> {
     let scrape = relay.get("/metrics")?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970")
+        .as_secs_f64();
     let ends = Relay::series_in(&scrape, "outboxd_certificate_not_after_timestamp_seconds");
     let begins = Relay::series_in(&scrape, "outboxd_certificate_not_before_timestamp_seconds");
-    assert!(ends.iter().all(|(labels, end)| *end == 0.0 || begins[labels] < now), "{scrape}");
+    assert!(
+        ends.iter().all(|(labels, end)| *end == 0.0 || begins[labels] < now),
+        "{scrape}"
+    );
     let known = ends.into_iter().filter(|(_, end)| *end > 0.0).map(|(labels, end)| {
         let name = labels.trim_start_matches("{certificate=\"").trim_end_matches("\"}");
         (name.to_owned(), ((end - now) / 86_400.0).round() as i64)
@@ -19,7 +25,10 @@ fn days_left(relay: &Relay) -> Option<Vec<(String, i64)>> {
 }
 
 async fn shows(relay: &Relay, expected: &[(&str, i64)]) {
-    let expected: Vec<_> = expected.iter().map(|(name, days)| ((*name).to_owned(), *days)).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(name, days)| ((*name).to_owned(), *days))
+        .collect();
     eventually(SOON, &format!("{expected:?}"), async || {
         (days_left(relay)? == expected).then_some(())
     })
@@ -38,7 +47,10 @@ async fn a_worker_shows_when_each_certificate_expires() {
     let access = kafka.by_certificate();
     let arguments = access.arguments();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let relay = RelayBuilder::new(&url, &access.brokers).args(&arguments).start_ready().await;
+    let relay = RelayBuilder::new(&url, &access.brokers)
+        .args(&arguments)
+        .start_ready()
+        .await;
     let expected = [
         ("database_ca", 60),
         ("database_client", 30),

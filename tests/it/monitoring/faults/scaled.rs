@@ -27,7 +27,10 @@ fn line_of(line: &str, factor: u64) -> String {
     if let Some((before, duration)) = line.split_once("for: ") {
         return format!("{before}for: {}", divided(duration, factor));
     }
-    if let Some((before, age)) = line.split_once("_seconds) > ").or_else(|| line.split_once("_transactions) > ")) {
+    if let Some((before, age)) = line
+        .split_once("_seconds) > ")
+        .or_else(|| line.split_once("_transactions) > "))
+    {
         let age: u64 = age.parse().expect("a number");
         let unit = &line[before.len()..line.len() - age.to_string().len()];
         return format!("{before}{unit}{}", age / factor);

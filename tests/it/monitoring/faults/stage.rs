@@ -43,7 +43,8 @@ struct Topics {
 
 impl Topics {
     async fn create(world: &World) -> Self {
-        let [orders, split, small, slow] = ["orders", "split", "small", "slow"].map(|name| format!("{}.{name}", world.name));
+        let [orders, split, small, slow] =
+            ["orders", "split", "small", "slow"].map(|name| format!("{}.{name}", world.name));
         create_topic_on(&world.kafka, &orders, &[&[1], &[1], &[1], &[1]], &[]).await;
         create_topic_on(&world.kafka, &split, &[&[1], &[2]], &[]).await;
         create_topic_on(&world.kafka, &small, &[&[1]], &[SMALL]).await;
@@ -89,7 +90,14 @@ impl Stage {
     fn relay(&self) -> RelayBuilder {
         self.world
             .relay()
-            .args(&["--max-attempts", "1", "--on-dead", "hold", "--end-orphaned-commands-after", "1h"])
+            .args(&[
+                "--max-attempts",
+                "1",
+                "--on-dead",
+                "hold",
+                "--end-orphaned-commands-after",
+                "1h",
+            ])
             .args(&["--kafka-property", "statistics.interval.ms=1000"])
     }
 
@@ -148,7 +156,10 @@ impl Stage {
                 self.open("BEGIN", &written).await;
             }
             What::Paused => {
-                self.succeeds("pause", &["--topic", &topics.orders, "--reason", "maintenance", "--yes"]);
+                self.succeeds(
+                    "pause",
+                    &["--topic", &topics.orders, "--reason", "maintenance", "--yes"],
+                );
                 let long_ago = "UPDATE outbox.pause SET at = at - interval '2 days'";
                 self.world.execute(long_ago).await;
             }
@@ -162,9 +173,17 @@ impl Stage {
                 self.world.fill(&topics.split, 200, 100).await;
             }
             What::Misuse => self.misuse().await,
-            What::SequenceWithCache => self.world.execute("ALTER SEQUENCE outbox.message_id_seq CACHE 10").await,
+            What::SequenceWithCache => {
+                self.world
+                    .execute("ALTER SEQUENCE outbox.message_id_seq CACHE 10")
+                    .await
+            }
             What::OldSnapshot => {
-                self.open("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT count(*) FROM outbox.lane").await;
+                self.open(
+                    "BEGIN ISOLATION LEVEL REPEATABLE READ",
+                    "SELECT count(*) FROM outbox.lane",
+                )
+                .await;
                 self.world.execute("SET synchronous_commit = off").await;
                 self.world.execute(MANY_TRANSACTIONS).await;
             }
@@ -219,18 +238,32 @@ impl Stage {
     /// A session that has done something in a transaction, and stays in it.
     async fn open(&mut self, begin: &str, statement: &str) {
         let session = self.world.session().await;
-        session.batch_execute(&format!("{begin}; {statement}")).await.expect(statement);
+        session
+            .batch_execute(&format!("{begin}; {statement}"))
+            .await
+            .expect(statement);
         self.open.push(session);
     }
 
     /// A fourth relay is suspended past its lease between an acknowledgement and the mark, and then twice more.
     async fn suspend(&mut self) {
-        let relay = self.relay().args(&["--worker-name", LATE, "--tasks", "1"]).failpoint("after_publish").start_ready().await;
+        let relay = self
+            .relay()
+            .args(&["--worker-name", LATE, "--tasks", "1"])
+            .failpoint("after_publish")
+            .start_ready()
+            .await;
         self.relays.push(relay);
         self.scrape();
         let relay = self.relays.last().expect("the late one");
-        let counted = format!("outboxd_rows_fenced_total{{instance=\"{}\"}}", relay.address().expect("it listens"));
-        eventually(SOON, "it to be scraped", async || (!self.prometheus.query(&counted).is_empty()).then_some(())).await;
+        let counted = format!(
+            "outboxd_rows_fenced_total{{instance=\"{}\"}}",
+            relay.address().expect("it listens")
+        );
+        eventually(SOON, "it to be scraped", async || {
+            (!self.prometheus.query(&counted).is_empty()).then_some(())
+        })
+        .await;
         relay.at_failpoint("after_publish").await;
         for lost in 1..=3 {
             relay.signal("STOP");
@@ -247,7 +280,9 @@ impl Stage {
             .await;
             // It is a worker again.
             self.world
-                .until(&format!("EXISTS (SELECT FROM outbox.worker WHERE name = '{LATE}' AND lease_until > clock_timestamp())"))
+                .until(&format!(
+                    "EXISTS (SELECT FROM outbox.worker WHERE name = '{LATE}' AND lease_until > clock_timestamp())"
+                ))
                 .await;
         }
     }
@@ -267,14 +302,23 @@ impl Stage {
     /// A client reuses a key, workers die while they execute commands, a sender reuses an id, and a consumer fails and stops.
     async fn misuse(&self) {
         self.world.execute(MISUSE).await;
-        let refused = refusal_of(&self.world.db, "SELECT outbox.idempotency_claim('pay', 'done', outbox.request_hash('2'))").await;
+        let refused = refusal_of(
+            &self.world.db,
+            "SELECT outbox.idempotency_claim('pay', 'done', outbox.request_hash('2'))",
+        )
+        .await;
         assert_eq!(refused.code().code(), "P4002");
-        refusal_of(&self.world.db, "SELECT outbox.inbox_receive('billing', 's', 'waits', '{\"n\": 2}')").await;
+        refusal_of(
+            &self.world.db,
+            "SELECT outbox.inbox_receive('billing', 's', 'waits', '{\"n\": 2}')",
+        )
+        .await;
     }
 }
 
 /// A quarter of a million, of which none writes anything.
-const MANY_TRANSACTIONS: &str = "DO $$ BEGIN FOR n IN 1..260000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
+const MANY_TRANSACTIONS: &str =
+    "DO $$ BEGIN FOR n IN 1..260000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
 
 const MISUSE: &str = "
     SELECT outbox.idempotency_claim('pay', 'done', outbox.request_hash('1'));
