@@ -74,6 +74,9 @@ async fn a_certificate_that_nobody_trusts_any_more_is_shown_as_well() {
 async fn without_tls_there_is_no_certificate() {
     let world = World::new().await;
     let relay = world.relay().start_ready().await;
-    world.lease_is_renewed_twice().await;
+    eventually(SOON, "it to work", async || {
+        (relay.metric("outboxd_backlog_sampled") == Some(1.0)).then_some(())
+    })
+    .await;
     assert_eq!(days_left(&relay), Some(Vec::new()));
 }
