@@ -5,9 +5,8 @@ use serde_json::{Value, json};
 
 use crate::cli::Failure;
 use crate::cli::operation::is_confirmed;
-use crate::cli::table::counted;
 use crate::outbox::{PauseScope, PendingRows};
-use crate::words::paused;
+use crate::words::{counted, paused};
 
 #[derive(Args, Clone, Debug)]
 pub struct ConfirmArgs {
