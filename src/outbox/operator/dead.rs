@@ -4,6 +4,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::super::from_row::{FromRow, from_row};
+use super::super::param::Param;
 use super::{Outbox, Params, Purpose, Result, Step};
 use crate::domain::filter::Filter;
 use crate::domain::id_ranges::IdRanges;
@@ -59,6 +60,7 @@ struct Columns<'a> {
     newer_than: Option<f64>,
     ids: Option<String>,
     message_ids: Vec<Uuid>,
+    limit: Option<i64>,
 }
 
 impl<'a> Columns<'a> {
@@ -71,7 +73,21 @@ impl<'a> Columns<'a> {
             newer_than: filter.newer_than.map(|age| age.as_secs_f64()),
             ids: multirange(&filter.ids),
             message_ids: filter.message_ids.clone(),
+            limit: filter.limit,
         }
+    }
+
+    fn params(&self) -> [&dyn Param; 8] {
+        [
+            &self.topics,
+            &self.keys,
+            &self.error,
+            &self.older_than,
+            &self.newer_than,
+            &self.ids,
+            &self.message_ids,
+            &self.limit,
+        ]
     }
 }
 
@@ -82,13 +98,17 @@ fn multirange(ids: &IdRanges) -> Option<String> {
 }
 
 impl Outbox {
-    /// Lists dead letters that match the filter, the newest first.
-    pub async fn dead_list(&self, filter: &Filter) -> Result<Vec<DeadLetter>> {
-        self.query_dead(&self.statements.dead_list, filter).await
+    /// Lists dead letters that match the filter, the newest first, without as many of the newest as `offset` says.
+    pub async fn dead_list(&self, filter: &Filter, offset: i64) -> Result<Vec<DeadLetter>> {
+        let columns = Columns::of(filter);
+        let mut params = columns.params().to_vec();
+        params.push(&offset);
+        self.query(&self.statements.dead_list, &params).await
     }
 
     pub async fn dead_ids(&self, filter: &Filter) -> Result<DeadIds> {
-        let topics: Vec<(String, Vec<i64>)> = self.query_dead(&self.statements.dead_ids, filter).await?;
+        let columns = Columns::of(filter);
+        let topics: Vec<(String, Vec<i64>)> = self.query(&self.statements.dead_ids, &columns.params()).await?;
         let mut dead = DeadIds::default();
         for (topic, ids) in topics {
             dead.topics.push((topic, ids.len() as u64));
@@ -96,22 +116,6 @@ impl Outbox {
         }
         dead.ids.sort_unstable();
         Ok(dead)
-    }
-
-    async fn query_dead<T: FromRow>(&self, sql: &str, filter: &Filter) -> Result<Vec<T>> {
-        let columns = Columns::of(filter);
-        let (ids, limit) = (columns.ids.as_deref(), filter.limit);
-        let params: Params<'_> = &[
-            &columns.topics,
-            &columns.keys,
-            &columns.error,
-            &columns.older_than,
-            &columns.newer_than,
-            &ids,
-            &columns.message_ids,
-            &limit,
-        ];
-        self.query(sql, params).await
     }
 
     /// `None` if there is no such dead letter.
