@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
 pub use connect::{PLANNER_SETTINGS, Pool, connect, worker_pool};
-pub use database::{APPLICATION, ConnectionString, Database, Pooler};
+pub use database::{APPLICATION, ConnectionString, Database, PAGE_APPLICATION, Pooler};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
