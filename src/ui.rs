@@ -98,6 +98,7 @@ fn routes(page: Page) -> Router {
         .route("/ui.css", get(assets::css))
         .route("/ui.js", get(assets::js))
         .route("/favicon.svg", get(assets::icon))
+        .fallback(gate::not_found)
         .layer(DefaultBodyLimit::max(FORM_BYTES_MAX))
         .layer(from_fn_with_state(page.clone(), gate::guard))
         .with_state(page)

@@ -1,12 +1,11 @@
 //! What operators did, by commands and by this page.
 
-use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
 use maud::{Markup, html};
 
 use super::fields::link;
-use super::gate::{Refusal, Visit};
+use super::gate::{Id, Refusal, Visit};
 use super::html::{Tab, foreign, number};
 use crate::outbox::operator::audit::{AuditFilter, AuditedOperation, AuditedTransaction};
 use crate::words::{plain, time};
@@ -93,7 +92,7 @@ fn topics(topics: &[String]) -> Markup {
     } }
 }
 
-pub async fn show(Path(operation): Path<i64>, visit: Visit) -> Result<Response, Refusal> {
+pub async fn show(Id(operation): Id, visit: Visit) -> Result<Response, Refusal> {
     let filter = AuditFilter {
         before: Some(operation.saturating_add(1)),
         limit: 1,

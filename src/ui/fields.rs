@@ -21,6 +21,11 @@ impl Fields {
         Fields::parse(uri.query().unwrap_or_default().as_bytes())
     }
 
+    pub fn has_nul(&self) -> bool {
+        let mut texts = self.0.iter().flat_map(|(name, value)| [name, value]);
+        texts.any(|text| text.contains('\0'))
+    }
+
     /// The first field of this name, which may be empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         let field = self.0.iter().find(|(known, _)| known == name);

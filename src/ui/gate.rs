@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, FromRequestParts, Request, State};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request, State};
 use axum::http::header::{HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
@@ -38,7 +38,7 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for all that a page asks.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection that nobody has used for so long is closed.
-const UNUSED_MAX: Duration = Duration::from_secs(30);
+const UNUSED_MAX: Duration = Duration::from_secs(10);
 /// A larger message is not read: many browsers may ask for one at the same time.
 const MESSAGE_BYTES_MAX: usize = 2 << 20;
 
@@ -207,6 +207,27 @@ pub fn refuse(status: StatusCode, title: &str, text: &str) -> Refusal {
     (status, Html(page.into_string())).into_response().into()
 }
 
+pub async fn not_found() -> Refusal {
+    nothing_here()
+}
+
+fn nothing_here() -> Refusal {
+    refuse(StatusCode::NOT_FOUND, "Nothing is here", "No page has this address.")
+}
+
+/// The number in the address of a page.
+pub struct Id(pub i64);
+
+impl FromRequestParts<Page> for Id {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, page: &Page) -> Result<Self, Refusal> {
+        let text = Path::<String>::from_request_parts(parts, page).await;
+        let number = text.ok().and_then(|Path(text)| text.parse().ok());
+        number.map(Id).ok_or_else(nothing_here)
+    }
+}
+
 /// A request of somebody who is logged in.
 pub struct Visit {
     page: Page,
@@ -225,16 +246,26 @@ impl FromRequestParts<Page> for Visit {
         let Some(session) = session else {
             return Err(login::required(parts));
         };
-        Ok(Visit {
+        let visit = Visit {
             page: page.clone(),
             keys,
             session,
             fields: Fields::of_uri(&parts.uri),
-        })
+        };
+        visit.check(&visit.fields)?;
+        Ok(visit)
     }
 }
 
 impl Visit {
+    /// Refuses what no text in PostgreSQL can have.
+    fn check(&self, fields: &Fields) -> Result<(), Refusal> {
+        match fields.has_nul() {
+            true => Err(self.refuse(StatusCode::BAD_REQUEST, "This is no text", "It has a NUL character.")),
+            false => Ok(()),
+        }
+    }
+
     /// For what is shown.
     pub fn reader(&self) -> &Outbox {
         &self.page.0.reader
@@ -355,6 +386,7 @@ impl FromRequest<Page> for Form {
         let body = Bytes::from_request(Request::from_parts(parts, body), page).await;
         let body = body.map_err(|rejection| visit.refuse(rejection.status(), "Too large", &rejection.body_text()))?;
         let fields = Fields::parse(&body);
+        visit.check(&fields)?;
         let token = fields.get(FORM_TOKEN).unwrap_or_default();
         if !visit.session.is_form_token(token, &visit.keys) {
             let text = "It belongs to a session that has ended. Go back, load the page again, and repeat what you did.";

@@ -1,6 +1,5 @@
 //! Replaces the payload of a dead letter by what somebody has edited, and sends it again.
 
-use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
 use maud::{Markup, html};
@@ -10,7 +9,7 @@ use crate::domain::filter::Filter;
 use crate::domain::id_ranges::IdRanges;
 use crate::domain::row::Body;
 use crate::outbox::operator::dead::DeadMessage;
-use crate::ui::gate::{Change, Refusal, Visit};
+use crate::ui::gate::{Change, Id, Refusal, Visit};
 use crate::ui::html::{Tab, foreign};
 use crate::ui::operation::{Chunk, Job, Question, ask as ask_about};
 use crate::words::operation::CORRECT;
@@ -18,7 +17,7 @@ use crate::words::operation::CORRECT;
 /// A larger document is corrected with a command. Percent-encoded it is three times as large.
 const EDITABLE_MAX: usize = 256 << 10;
 
-pub async fn ask(Path(id): Path<i64>, visit: Visit) -> Result<Response, Refusal> {
+pub async fn ask(Id(id): Id, visit: Visit) -> Result<Response, Refusal> {
     visit.require_operator()?;
     let dead = find(&visit, id).await?;
     let json = editable(&visit, &dead)?;
@@ -62,7 +61,7 @@ fn editable(visit: &Visit, dead: &DeadMessage) -> Result<String, Refusal> {
     }
 }
 
-pub async fn correct(Path(id): Path<i64>, change: Change) -> Result<Response, Refusal> {
+pub async fn correct(Id(id): Id, change: Change) -> Result<Response, Refusal> {
     let visit = &change.form.visit;
     editable(visit, &find(visit, id).await?)?;
     let payload = change.form.fields.get("payload").unwrap_or_default();

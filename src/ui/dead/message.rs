@@ -1,6 +1,5 @@
 //! One dead letter. Its payload is shown to who asks for it.
 
-use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
@@ -8,12 +7,12 @@ use maud::{Markup, html};
 
 use crate::outbox::operator::dead::DeadMessage;
 use crate::ui::fields::link;
-use crate::ui::gate::{Refusal, Visit};
+use crate::ui::gate::{Id, Refusal, Visit};
 use crate::ui::html::{Tab, foreign, key, number, span};
 use crate::ui::payload::{self, Shown};
 use crate::words::size;
 
-pub async fn show(Path(id): Path<i64>, visit: Visit) -> Result<Response, Refusal> {
+pub async fn show(Id(id): Id, visit: Visit) -> Result<Response, Refusal> {
     let dead = find(&visit, id).await?;
     let content = html! {
         (heading(id))
@@ -24,7 +23,7 @@ pub async fn show(Path(id): Path<i64>, visit: Visit) -> Result<Response, Refusal
     Ok(visit.show(Some(Tab::Dead), &format!("Dead letter {id}"), content))
 }
 
-pub async fn show_payload(Path(id): Path<i64>, visit: Visit) -> Result<Response, Refusal> {
+pub async fn show_payload(Id(id): Id, visit: Visit) -> Result<Response, Refusal> {
     let dead = find(&visit, id).await?;
     let content = html! {
         (heading(id))
@@ -42,7 +41,7 @@ pub async fn show_payload(Path(id): Path<i64>, visit: Visit) -> Result<Response,
 }
 
 /// The bytes that would be sent. The browser stores them and never shows them.
-pub async fn download(Path(id): Path<i64>, visit: Visit) -> Result<Response, Refusal> {
+pub async fn download(Id(id): Id, visit: Visit) -> Result<Response, Refusal> {
     let dead = find(&visit, id).await?;
     if dead.row.unreadable.is_some() {
         return Err(visit.refuse(StatusCode::CONFLICT, "It was not read", &unread(id)));
