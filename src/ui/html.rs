@@ -190,6 +190,17 @@ mod tests {
     }
 
     #[test]
+    fn no_markup_is_written_by_hand() {
+        let folders = ["src/ui", "src/ui/dead"].map(|folder| std::fs::read_dir(folder).expect("it can be read"));
+        let files = folders.into_iter().flatten().map(|file| file.expect("it can be read").path());
+        let sources = files.filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
+        for source in sources {
+            let text = std::fs::read_to_string(&source).expect("a source file is text");
+            assert!(!text.contains(concat!("Pre", "Escaped")), "{}", source.display());
+        }
+    }
+
+    #[test]
     fn quantities_are_short() {
         let spans = [0.0, 0.25, 59.9, 90.0, 8_000.0, 200_000.0].map(span);
         assert_eq!(spans, ["0s", "250ms", "59s", "1m 30s", "2h 13m", "2days 7h"]);

@@ -1,6 +1,7 @@
 //! The page for the person on call, by plain HTTP: who gets in, what is shown, what is changed, and what goes wrong.
 
 mod changes;
+mod documented;
 mod foreign;
 mod gate;
 mod pages;
