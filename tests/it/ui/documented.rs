@@ -18,7 +18,8 @@ async fn three_commands_make_a_page_that_changes_things() {
     let login = format!("{}_oncall", world.name);
     let [prepare, run, ..] = &blocks()[..] else { panic!("two blocks") };
     let url = world.database_url.replacen("postgres@", &format!("{login}:secret@"), 1);
-    let prepare = prepare.replace("postgres://oncall:secret@localhost:5432/app", &url).replace("oncall", &login);
+    let prepare = prepare.replace("oncall", &login);
+    let prepare = prepare.replace(&format!("postgres://{login}:secret@localhost:5432/app"), &url);
     let output = Command::new("bash")
         .args(["-euc", &prepare])
         .current_dir(folder.path())

@@ -26,8 +26,8 @@ fn assert_harmless(path: &str, page: &WebPage) {
     assert!(!text.contains(['\u{202e}', '\u{200b}', '\0']), "{path}: {text}");
 }
 
-#[tokio::test]
-async fn no_text_of_others_is_markup_on_any_page() {
+/// A page with hostile texts wherever others choose the text, and the addresses at which they are shown or given.
+pub async fn world_with_hostile_rows() -> (Ui, Vec<String>) {
     let world = World::new().await;
     let operator = world.login("operator", &["outbox_operator"]).await;
     let relay = world.relay().args(&["--worker-name", HOSTILE[0]]);
@@ -73,6 +73,12 @@ async fn no_text_of_others_is_markup_on_any_page() {
             format!("/login?next=/{key}"),
         ]);
     }
+    (ui, paths)
+}
+
+#[tokio::test]
+async fn no_text_of_others_is_markup_on_any_page() {
+    let (ui, mut paths) = world_with_hostile_rows().await;
     let last = "/dead/redrive?key=%22%3E%3Cimg+src%3Dx+onerror%3Dalert(1)%3E";
     let question = ui.page(last).await;
     let done = ui.visitor.submit(&question, &[("reason", HOSTILE[1])]).await;
