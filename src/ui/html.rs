@@ -170,7 +170,7 @@ pub fn number(count: i64) -> String {
 
 /// A rate, with one digit behind the point where there is little of it.
 pub fn rate(a_second: f64) -> String {
-    if a_second > 0.0 && a_second < 10.0 {
+    if a_second < 10.0 && a_second.fract() != 0.0 {
         return format!("{a_second:.1}");
     }
     grouped(a_second.round() as u64)

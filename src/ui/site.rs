@@ -44,6 +44,10 @@ fn is_address(host: &str) -> bool {
         return false;
     };
     let name = authority.host();
+    let port = host.strip_prefix(name).unwrap_or(host);
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok()) {
+        return false;
+    }
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
     name == "localhost" || address.unwrap_or(name).parse::<IpAddr>().is_ok()
 }

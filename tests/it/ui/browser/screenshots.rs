@@ -22,7 +22,8 @@ impl Shop {
         }
         let world = World::with_kafka(&kafka.address).await;
         let operator = world.login("oncall", &["outbox_operator"]).await;
-        let other = world.relay().args(&["--worker-name", "outboxd-7c9f-x2k4p"]).start_ready().await;
+        let other = world.relay().args(&["--worker-name", "outboxd-7c9f-x2k4p", "--max-attempts", "1"]);
+        let other = other.start_ready().await;
         let relay = world.relay().args(&["--worker-name", "outboxd-7c9f-m8d2q", "--max-attempts", "1"]);
         let ui = Ui::of(world, relay, Some(&operator)).await;
         let session = ui.world.session().await;
