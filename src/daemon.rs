@@ -55,7 +55,12 @@ pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken
     let ui = page.as_ref().map(|(_, address, _)| address.to_string());
     info!(version = env!("CARGO_PKG_VERSION"), %http, ui, "outboxd starts");
     let mut servers = JoinSet::new();
-    servers.spawn(http::serve(probes, health.clone(), scrape.clone(), servers_stop.clone()));
+    servers.spawn(http::serve(
+        probes,
+        health.clone(),
+        scrape.clone(),
+        servers_stop.clone(),
+    ));
     if let Some((listener, _, page)) = page {
         servers.spawn(ui::serve(listener, page, servers_stop.clone()));
     }

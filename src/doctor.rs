@@ -45,7 +45,11 @@ pub async fn examine(settings: &Settings) -> Report {
         relay.batch_deadline,
         settings.run.lease_min(),
     )];
-    let asked = tokio::join!(database::examine(settings), kafka::connect(settings), page::login(settings));
+    let asked = tokio::join!(
+        database::examine(settings),
+        kafka::connect(settings),
+        page::login(settings)
+    );
     let (database, (cluster, brokers), login) = asked;
     checks.extend(database.diagnoses);
     checks.push(login);

@@ -137,13 +137,7 @@ impl Outbox {
         timeout: Duration,
     ) -> Result<Self> {
         let pool = connect::pool(database, connections, timeout, None).await?;
-        Ok(Outbox::new(
-            pool,
-            schema,
-            OnPublished::Keep,
-            message_bytes_max,
-            timeout,
-        ))
+        Ok(Outbox::new(pool, schema, OnPublished::Keep, message_bytes_max, timeout))
     }
 
     /// The same for statements that keep the lease, with a shorter timeout, so that one unresponsive connection does not cost the

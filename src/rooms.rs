@@ -20,7 +20,10 @@ const ROOMS: [(&str, &str); 14] = [
     ("ui", "advice config outbox leaf domain"),
     ("daemon", "config http ui tasks lanes outbox kafka leaf domain"),
     ("doctor", "config outbox kafka leaf domain"),
-    ("cli", "advice daemon doctor config http verify outbox kafka leaf domain"),
+    (
+        "cli",
+        "advice daemon doctor config http verify outbox kafka leaf domain",
+    ),
 ];
 
 const LEAVES: [&str; 12] = [

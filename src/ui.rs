@@ -80,12 +80,21 @@ fn routes(page: Page) -> Router {
     Router::new()
         .route("/", get(overview::show))
         .route("/dead", get(dead::list::show))
-        .route("/dead/redrive", get(dead::change::ask_redrive).post(dead::change::redrive))
-        .route("/dead/discard", get(dead::change::ask_discard).post(dead::change::discard))
+        .route(
+            "/dead/redrive",
+            get(dead::change::ask_redrive).post(dead::change::redrive),
+        )
+        .route(
+            "/dead/discard",
+            get(dead::change::ask_discard).post(dead::change::discard),
+        )
         .route("/dead/{id}", get(dead::message::show))
         .route("/dead/{id}/payload", get(dead::message::show_payload))
         .route("/dead/{id}/download", get(dead::message::download))
-        .route("/dead/{id}/correct", get(dead::correct::ask).post(dead::correct::correct))
+        .route(
+            "/dead/{id}/correct",
+            get(dead::correct::ask).post(dead::correct::correct),
+        )
         .route("/holds", get(holds::show))
         .route("/holds/release", get(holds::ask).post(holds::release))
         .route("/pauses", get(pauses::show))

@@ -148,7 +148,13 @@ mod tests {
     }
 
     fn validate(args: &[&str]) -> Result<Config, Problems> {
-        let enough = ["outboxd", "--database-url", "postgres://u@h/db", "--kafka-brokers", "k:9092"];
+        let enough = [
+            "outboxd",
+            "--database-url",
+            "postgres://u@h/db",
+            "--kafka-brokers",
+            "k:9092",
+        ];
         let args = enough.into_iter().chain(args.iter().copied());
         Command::try_parse_from(args).expect("parses").run.validate()
     }
@@ -198,7 +204,10 @@ mod tests {
         assert!(without.len() == 1 && without[0].contains("--ui-listen"), "{without:?}");
         let same = ["--ui-listen", "127.0.0.1:9090", "--http-listen", "127.0.0.1:9090"];
         let same = problems(&[&same[..], &["--ui-token-file", "/nowhere/token"]].concat());
-        assert!(same.iter().any(|problem| problem.contains("the same address")), "{same:?}");
+        assert!(
+            same.iter().any(|problem| problem.contains("the same address")),
+            "{same:?}"
+        );
     }
 
     #[test]

@@ -5,7 +5,10 @@ use axum::http::header::{CONTENT_TYPE, HeaderName};
 type Asset = ([(HeaderName, &'static str); 1], &'static str);
 
 pub async fn css() -> Asset {
-    ([(CONTENT_TYPE, "text/css; charset=utf-8")], include_str!("assets/ui.css"))
+    (
+        [(CONTENT_TYPE, "text/css; charset=utf-8")],
+        include_str!("assets/ui.css"),
+    )
 }
 
 pub async fn js() -> Asset {

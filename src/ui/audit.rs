@@ -138,7 +138,10 @@ fn transaction_of(transaction: &AuditedTransaction) -> Markup {
     let ids = transaction.ids.iter().take(IDS_SHOWN).map(i64::to_string);
     let ids = ids.collect::<Vec<_>>().join(", ");
     let others = transaction.ids.len().saturating_sub(IDS_SHOWN);
-    let before = transaction.payload_before.as_ref().or(transaction.payload_bytes_before.as_ref());
+    let before = transaction
+        .payload_before
+        .as_ref()
+        .or(transaction.payload_bytes_before.as_ref());
     html! {
         section.transaction {
             h3 { (time(transaction.at)) ": " (number(transaction.changed.into())) " changed" }

@@ -23,7 +23,12 @@ pub struct Line<'a> {
 
 /// The first line is filled.
 pub fn chart(title: &str, lines: &[Line<'_>]) -> Markup {
-    let highest = lines.iter().flat_map(|line| line.rates).flatten().copied().fold(0.0, f64::max);
+    let highest = lines
+        .iter()
+        .flat_map(|line| line.rates)
+        .flatten()
+        .copied()
+        .fold(0.0, f64::max);
     let top = round_up(highest);
     html! {
         figure.chart {
@@ -52,12 +57,16 @@ pub fn chart(title: &str, lines: &[Line<'_>]) -> Markup {
 }
 
 fn current(line: &Line<'_>) -> String {
-    line.current.map_or("…".to_owned(), |current| format!("{} /s", rate(current)))
+    line.current
+        .map_or("…".to_owned(), |current| format!("{} /s", rate(current)))
 }
 
 /// The chart in words.
 fn described(title: &str, lines: &[Line<'_>], highest: f64) -> String {
-    let lines: Vec<String> = lines.iter().map(|line| format!("{}: {} now", line.name, current(line))).collect();
+    let lines: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{}: {} now", line.name, current(line)))
+        .collect();
     format!("{title}. {}. Highest: {} a second.", lines.join("; "), rate(highest))
 }
 
@@ -76,7 +85,9 @@ fn stretches(rates: &[Option<f64>], top: f64) -> Vec<Vec<(f64, f64)>> {
     });
     let points: Vec<Option<(f64, f64)>> = points.collect();
     let stretches = points.split(Option::is_none).filter(|stretch| !stretch.is_empty());
-    stretches.map(|stretch| stretch.iter().flatten().copied().collect()).collect()
+    stretches
+        .map(|stretch| stretch.iter().flatten().copied().collect())
+        .collect()
 }
 
 fn stroke(rates: &[Option<f64>], top: f64) -> String {
@@ -131,7 +142,10 @@ mod tests {
     fn what_is_not_known_is_a_gap() {
         let rates = [Some(0.0), Some(10.0), None, None, Some(5.0)];
         assert_eq!(stroke(&rates, 10.0), "M0.5 100.0L1.5 0.0M4.5 50.0");
-        assert_eq!(area(&rates, 10.0), "M0.5 100L0.5 100.0L1.5 0.0L1.5 100ZM4.5 100L4.5 50.0L4.5 100Z");
+        assert_eq!(
+            area(&rates, 10.0),
+            "M0.5 100L0.5 100.0L1.5 0.0L1.5 100ZM4.5 100L4.5 50.0L4.5 100Z"
+        );
         assert_eq!(stroke(&[None, None], 10.0), "");
     }
 

@@ -14,7 +14,11 @@ pub struct Fields(Vec<(String, String)>);
 impl Fields {
     pub fn parse(encoded: &[u8]) -> Self {
         let pairs = form_urlencoded::parse(encoded);
-        Fields(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
+        Fields(
+            pairs
+                .map(|(name, value)| (name.into_owned(), value.into_owned()))
+                .collect(),
+        )
     }
 
     pub fn of_uri(uri: &Uri) -> Self {
@@ -89,7 +93,9 @@ impl Fields {
             };
             // A hold of a key is named exactly, also that of the empty key.
             let unit = self.get("unit");
-            args.filter.keys.extend(unit.and_then(|unit| unit.strip_prefix("k:")).map(str::to_owned));
+            args.filter
+                .keys
+                .extend(unit.and_then(|unit| unit.strip_prefix("k:")).map(str::to_owned));
             Some(args.filter(check))
         })
     }
@@ -131,7 +137,10 @@ mod tests {
     fn a_filter_is_read_as_a_command_reads_it() {
         let fields = Fields::parse(b"topic=orders&topic=&key=a%26b&id=17,20-29&older-than=10m&error=too+large");
         let filter = fields.dead_filter().expect("valid");
-        assert_eq!((filter.topics, filter.keys), (vec!["orders".to_owned()], vec!["a&b".to_owned()]));
+        assert_eq!(
+            (filter.topics, filter.keys),
+            (vec!["orders".to_owned()], vec!["a&b".to_owned()])
+        );
         assert_eq!(filter.error.as_deref(), Some("too large"));
         assert_eq!(filter.ids.to_flat(), [17, 17, 20, 29]);
         let wrong = Fields::parse(b"id=x&older-than=soon&newer-than=x&message-id=y");

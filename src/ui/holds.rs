@@ -6,7 +6,7 @@ use maud::{Markup, html};
 use super::dead::list::refuse_filter;
 use super::fields::{Fields, HOLD_FILTER, link};
 use super::gate::{Change, Refusal, Visit};
-use super::html::{Tab, foreign, number, span};
+use super::html::{Tab, foreign, span};
 use super::operation::{Chunk, Job, Question, ROWS_MAX, ask as ask_about, by_topic, nothing};
 use crate::domain::filter::Filter;
 use crate::domain::partition::Partition;
@@ -91,11 +91,16 @@ fn release_link(hold: &HeldUnit) -> String {
         None => Some(("unit", hold.unit.clone())),
     };
     let unit = unit.iter().map(|(name, value)| (*name, value.as_str()));
-    link("/holds/release", [("topic", hold.topic.as_str())].into_iter().chain(unit))
+    link(
+        "/holds/release",
+        [("topic", hold.topic.as_str())].into_iter().chain(unit),
+    )
 }
 
 fn read_filter(visit: &Visit, fields: &Fields) -> Result<Filter, Refusal> {
-    fields.hold_filter().map_err(|problems| refuse_filter(visit, &problems.0))
+    fields
+        .hold_filter()
+        .map_err(|problems| refuse_filter(visit, &problems.0))
 }
 
 async fn find(visit: &Visit, mut filter: Filter, limit: usize) -> Result<Vec<HeldUnit>, Refusal> {
@@ -143,7 +148,10 @@ pub async fn release(change: Change) -> Result<Response, Refusal> {
     let job = Job {
         words: &RELEASE,
         matched: hold::by_topic(&holds).iter().map(|(_, holds)| holds).sum(),
-        chunks: hold::chunks(&holds).into_iter().map(|holds| Chunk::Release(holds.to_vec())).collect(),
+        chunks: hold::chunks(&holds)
+            .into_iter()
+            .map(|holds| Chunk::Release(holds.to_vec()))
+            .collect(),
         purpose,
     };
     Ok(job.run(&change).await)

@@ -22,7 +22,9 @@ use super::site::Origin;
 pub fn session(headers: &HeaderMap, origin: &Origin, keys: &Keys, now: SystemTime) -> Option<Session> {
     let name = cookie_name(origin, keys);
     let texts = headers.get_all(COOKIE).iter().filter_map(|header| header.to_str().ok());
-    let cookies = texts.flat_map(|text| text.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
+    let cookies = texts
+        .flat_map(|text| text.split(';'))
+        .filter_map(|cookie| cookie.trim().split_once('='));
     let mut own = cookies.filter(|(known, _)| *known == name);
     own.find_map(|(_, value)| Session::of_cookie(value, keys, now))
 }
@@ -42,7 +44,12 @@ fn set_cookie(origin: &Origin, keys: &Keys, value: &str, seconds: u64) -> String
 /// The answer to a request without a session.
 pub fn required(parts: &Parts) -> Refusal {
     let only_reads = matches!(parts.method, Method::GET | Method::HEAD);
-    if only_reads && parts.headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
+    if only_reads
+        && parts
+            .headers
+            .get("sec-fetch-site")
+            .is_some_and(|site| site == "cross-site")
+    {
         return Html(again(&parts.uri)).into_response().into();
     }
     let wanted = only_reads.then(|| ("next", path_of(&parts.uri)));
@@ -77,7 +84,8 @@ pub fn see(address: &str) -> Response {
 /// Where to go after the login: a page of ours. An address that begins with two slashes would be another site.
 fn next_page(fields: &Fields) -> &str {
     let wanted = fields.get("next").unwrap_or_default();
-    let is_ours = wanted.starts_with('/') && !wanted.starts_with("//") && wanted.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_ours =
+        wanted.starts_with('/') && !wanted.starts_with("//") && wanted.bytes().all(|byte| byte.is_ascii_graphic());
     if is_ours && !wanted.contains('\\') { wanted } else { "/" }
 }
 
@@ -188,7 +196,10 @@ mod tests {
             };
             let own = Session::begin(now);
             let set = set_cookie(&origin, &keys, &own.cookie(&keys), 60);
-            assert!(set.ends_with("; HttpOnly; SameSite=Strict; Secure") == is_secure, "{set}");
+            assert!(
+                set.ends_with("; HttpOnly; SameSite=Strict; Secure") == is_secure,
+                "{set}"
+            );
             assert!(set.starts_with("__Host-") == is_secure, "{set}");
             let (cookie, _) = set.split_once(';').expect("attributes");
             let (name, _) = cookie.split_once('=').expect("a value");

@@ -106,7 +106,10 @@ impl Change {
             bytes if bytes > reason_max() => format!("The reason has {bytes} bytes; {} are allowed.", reason_max()),
             _ => return Ok(format!("{REASON_PREFIX}{reason}")),
         };
-        Err(self.form.visit.refuse(StatusCode::BAD_REQUEST, "A reason is needed", &problem))
+        Err(self
+            .form
+            .visit
+            .refuse(StatusCode::BAD_REQUEST, "A reason is needed", &problem))
     }
 
     /// The same with the filter that has chosen the rows.
@@ -114,7 +117,10 @@ impl Change {
         let filter = filter.to_json().to_string();
         if filter.len() > FILTER_BYTES_MAX {
             let text = "The audit could not keep it. Choose by fewer ids or keys.";
-            let refusal = self.form.visit.refuse(StatusCode::BAD_REQUEST, "The filter is too long", text);
+            let refusal = self
+                .form
+                .visit
+                .refuse(StatusCode::BAD_REQUEST, "The filter is too long", text);
             return Err(refusal);
         }
         Ok(Purpose {
@@ -206,8 +212,16 @@ impl Outcome {
 /// Says how far it has come. What has been changed stays changed.
 fn unfinished(visit: &Visit, words: &Words, matched: u64, outcome: &Outcome) -> Response {
     let (one, many) = words.nouns;
-    let so_far = format!("{} {} of {}", words.done, grouped(outcome.changed), counted(matched, one, many));
-    let why = outcome.stopped.as_deref().unwrap_or("They have changed meanwhile, and were left alone.");
+    let so_far = format!(
+        "{} {} of {}",
+        words.done,
+        grouped(outcome.changed),
+        counted(matched, one, many)
+    );
+    let why = outcome
+        .stopped
+        .as_deref()
+        .unwrap_or("They have changed meanwhile, and were left alone.");
     let content = html! {
         div.message {
             h1 { (so_far) }

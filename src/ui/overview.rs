@@ -55,7 +55,11 @@ fn to_do(sample: &Sample, schema: &str) -> Markup {
 fn figures(look: &Look, sample: &Sample) -> Markup {
     let backlog = &sample.status.backlog;
     let about = if backlog.estimated { "about " } else { "" };
-    let flow = |counts: &Counts| counts.current().map_or("…".to_owned(), |current| format!("{} /s", rate(current)));
+    let flow = |counts: &Counts| {
+        counts
+            .current()
+            .map_or("…".to_owned(), |current| format!("{} /s", rate(current)))
+    };
     html! {
         section aria-label="Figures" {
             dl.figures {

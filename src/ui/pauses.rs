@@ -39,7 +39,11 @@ pub async fn show(visit: Visit) -> Result<Response, Refusal> {
 
 /// Whether the last change is in effect everywhere.
 fn effect(workers: &[WorkerAndPauses]) -> Markup {
-    let others: Vec<&str> = workers.iter().filter(|worker| !worker.obeys).map(|worker| worker.name.as_str()).collect();
+    let others: Vec<&str> = workers
+        .iter()
+        .filter(|worker| !worker.obeys)
+        .map(|worker| worker.name.as_str())
+        .collect();
     let all = counted(workers.len() as u64, "worker", "workers");
     html! {
         p.effect role="status" {
@@ -188,14 +192,26 @@ mod tests {
 
     #[test]
     fn what_is_meant_survives_a_link_and_nothing_else_is_taken() {
-        for (topic, key) in [(None, None), (Some("orders"), None), (Some("orders"), Some("")), (Some("orders"), Some("a&b"))] {
+        for (topic, key) in [
+            (None, None),
+            (Some("orders"), None),
+            (Some("orders"), Some("")),
+            (Some("orders"), Some("a&b")),
+        ] {
             let address = link("", fields_of(PauseScope { topic, key }));
             let fields = Fields::parse(address.trim_start_matches('?').as_bytes());
             let read = scope(&fields).expect("valid");
             assert_eq!((read.topic, read.key), (topic, key));
         }
         let long = format!("scope=key&topic=t&key={}", "k".repeat(KEY_BYTES_MAX + 1));
-        for wrong in ["", "scope=x", "scope=topic", "scope=topic&topic=no+topic", "scope=key&key=7", &long] {
+        for wrong in [
+            "",
+            "scope=x",
+            "scope=topic",
+            "scope=topic&topic=no+topic",
+            "scope=key&key=7",
+            &long,
+        ] {
             assert!(scope(&Fields::parse(wrong.as_bytes())).is_err(), "{wrong}");
         }
     }

@@ -41,7 +41,9 @@ pub fn shown(body: &Body) -> Option<Shown> {
 }
 
 fn text(kind: &'static str, content: &str, write: impl Fn(&str) -> String) -> Shown {
-    let end = (0..=content.len().min(TEXT_MAX)).rev().find(|end| content.is_char_boundary(*end));
+    let end = (0..=content.len().min(TEXT_MAX))
+        .rev()
+        .find(|end| content.is_char_boundary(*end));
     let end = end.unwrap_or_default();
     Shown {
         kind,
@@ -114,7 +116,13 @@ fn dump(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (number, line) in bytes.chunks(16).enumerate() {
         let hex: Vec<String> = line.iter().map(|byte| format!("{byte:02x}")).collect();
-        let ascii = line.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '.' });
+        let ascii = line.iter().map(|byte| {
+            if byte.is_ascii_graphic() {
+                char::from(*byte)
+            } else {
+                '.'
+            }
+        });
         let ascii: String = ascii.collect();
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{:08x}  {:<47}  {ascii}", number * 16, hex.join(" "));

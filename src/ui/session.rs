@@ -114,7 +114,13 @@ mod tests {
     fn only_the_token_is_the_token() {
         let keys = keys("0123456789abcdef");
         assert!(keys.is_token("0123456789abcdef"));
-        for wrong in ["", "0123456789abcde", "0123456789abcdeg", "0123456789abcdef ", "0123456789ABCDEF"] {
+        for wrong in [
+            "",
+            "0123456789abcde",
+            "0123456789abcdeg",
+            "0123456789abcdef ",
+            "0123456789ABCDEF",
+        ] {
             assert!(!keys.is_token(wrong), "{wrong:?}");
         }
     }
@@ -154,7 +160,10 @@ mod tests {
         assert!(!one.is_form_token("", &keys));
         let cookie = one.cookie(&keys);
         let signature = cookie.rsplit('.').next().expect("a proof");
-        assert!(!one.is_form_token(signature, &keys), "the proof of the cookie is another one");
+        assert!(
+            !one.is_form_token(signature, &keys),
+            "the proof of the cookie is another one"
+        );
     }
 
     proptest! {

@@ -45,7 +45,8 @@ fn is_address(host: &str) -> bool {
     };
     let name = authority.host();
     let port = host.strip_prefix(name).unwrap_or(host);
-    if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok()) {
+    let is_port = |port: &str| port.parse::<u16>().is_ok();
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
         return false;
     }
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
@@ -70,7 +71,14 @@ mod tests {
     #[test]
     fn a_name_must_be_known_and_an_address_need_not() {
         let (unnamed, named) = (site(None), site(Some("outbox.example")));
-        for host in ["localhost", "localhost:8080", "127.0.0.1:9091", "10.1.2.3", "[::1]:9091", "LOCALHOST:1"] {
+        for host in [
+            "localhost",
+            "localhost:8080",
+            "127.0.0.1:9091",
+            "10.1.2.3",
+            "[::1]:9091",
+            "LOCALHOST:1",
+        ] {
             for site in [&unnamed, &named] {
                 let origin = site.origin(host).expect(host);
                 let expected = format!("http://{}", host.to_lowercase());
@@ -78,7 +86,10 @@ mod tests {
             }
         }
         let origin = named.origin("Outbox.Example").expect("its name");
-        assert!(origin.text == "https://outbox.example" && origin.is_secure, "{origin:?}");
+        assert!(
+            origin.text == "https://outbox.example" && origin.is_secure,
+            "{origin:?}"
+        );
         assert_eq!(unnamed.origin("outbox.example"), None);
         for foreign in [
             "",

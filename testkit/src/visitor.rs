@@ -61,15 +61,23 @@ impl Visitor {
 
     /// Sends a form as a page of this address does.
     pub async fn post(&self, path: &str, fields: &[(&str, &str)]) -> WebPage {
-        let request = self.request(Method::POST, path).header(ORIGIN, format!("http://{}", self.address));
+        let request = self
+            .request(Method::POST, path)
+            .header(ORIGIN, format!("http://{}", self.address));
         self.send(request, &encoded(fields)).await
     }
 
     /// Answers a question: sends its form, with these fields added. Follows the answer to another page.
     pub async fn submit(&self, question: &WebPage, more: &[(&str, &str)]) -> WebPage {
         let (action, mut fields) = question.form();
-        fields.extend(more.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-        let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        fields.extend(
+            more.iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
+        let fields: Vec<(&str, &str)> = fields
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
         let answer = self.post(&action, &fields).await;
         match answer.header(LOCATION.as_str()) {
             Some(next) => self.get(next).await,
@@ -88,7 +96,9 @@ impl Visitor {
 
     /// Sends a request with this body.
     pub async fn send(&self, request: Builder, body: &str) -> WebPage {
-        let mut request = request.body(Full::new(Bytes::from(body.to_owned()))).expect("a request");
+        let mut request = request
+            .body(Full::new(Bytes::from(body.to_owned())))
+            .expect("a request");
         if !body.is_empty() {
             let form = "application/x-www-form-urlencoded".parse().expect("a header");
             request.headers_mut().insert(CONTENT_TYPE, form);
@@ -112,7 +122,9 @@ async fn answer(address: &str, request: Request<Full<Bytes>>) -> WebPage {
 }
 
 fn encoded(fields: &[(&str, &str)]) -> String {
-    form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish()
+    form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(fields)
+        .finish()
 }
 
 impl WebPage {
@@ -142,7 +154,9 @@ impl WebPage {
     /// Where the question's form is sent, and its hidden fields.
     pub fn form(&self) -> (String, Vec<(String, String)>) {
         let text = self.text();
-        let (_, form) = text.split_once("<form class=\"question\"").unwrap_or_else(|| panic!("no question in {text}"));
+        let (_, form) = text
+            .split_once("<form class=\"question\"")
+            .unwrap_or_else(|| panic!("no question in {text}"));
         let (form, _) = form.split_once("</form>").expect("an end");
         let attribute = |tag: &str, name: &str| {
             let value = tag.split(&format!(" {name}=\"")).nth(1)?;
@@ -166,5 +180,7 @@ impl WebPage {
 
 fn unescaped(text: &str) -> String {
     let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&amp;", "&")];
-    entities.iter().fold(text.to_owned(), |text, (entity, sign)| text.replace(entity, sign))
+    entities
+        .iter()
+        .fold(text.to_owned(), |text, (entity, sign)| text.replace(entity, sign))
 }

@@ -55,7 +55,13 @@ impl Outbox {
     pub async fn audit_operations(&self, filter: &AuditFilter) -> Result<Vec<AuditedOperation>> {
         let topics: Vec<&str> = filter.topics.iter().map(String::as_str).collect();
         let newer_than = filter.newer_than.map(|age| age.as_secs_f64());
-        let params: Params<'_> = &[&topics, &filter.login.as_deref(), &newer_than, &filter.limit, &filter.before];
+        let params: Params<'_> = &[
+            &topics,
+            &filter.login.as_deref(),
+            &newer_than,
+            &filter.limit,
+            &filter.before,
+        ];
         self.query(&self.statements.audit_operations, params).await
     }
 

@@ -109,14 +109,20 @@ async fn carry_out(kind: &Kind, change: &Change) -> Result<Response, Refusal> {
     let job = Job {
         words: kind.words,
         matched: dead.ids.len() as u64,
-        chunks: dead.ids.chunks(CHUNK_ROWS).map(|ids| (kind.chunk)(ids.to_vec())).collect(),
+        chunks: dead
+            .ids
+            .chunks(CHUNK_ROWS)
+            .map(|ids| (kind.chunk)(ids.to_vec()))
+            .collect(),
         purpose,
     };
     Ok(job.run(change).await)
 }
 
 fn read_filter(visit: &Visit, fields: &Fields) -> Result<Filter, Refusal> {
-    fields.dead_filter().map_err(|problems| refuse_filter(visit, &problems.0))
+    fields
+        .dead_filter()
+        .map_err(|problems| refuse_filter(visit, &problems.0))
 }
 
 fn read_counted(visit: &Visit, fields: &Fields) -> Result<IdRanges, Refusal> {

@@ -13,9 +13,17 @@ use crate::ui::html::{Tab, foreign, key, number, span};
 const PAGE_ROWS: i64 = 50;
 
 pub async fn show(visit: Visit) -> Result<Response, Refusal> {
-    let mut filter = visit.fields.dead_filter().map_err(|problems| refuse_filter(&visit, &problems.0))?;
+    let mut filter = visit
+        .fields
+        .dead_filter()
+        .map_err(|problems| refuse_filter(&visit, &problems.0))?;
     filter.limit = Some(PAGE_ROWS);
-    let page = visit.fields.get("page").and_then(|page| page.parse().ok()).unwrap_or(0i64).clamp(0, i64::MAX / PAGE_ROWS);
+    let page = visit
+        .fields
+        .get("page")
+        .and_then(|page| page.parse().ok())
+        .unwrap_or(0i64)
+        .clamp(0, i64::MAX / PAGE_ROWS);
     let dead = visit.ask(visit.reader().dead_list(&filter, page * PAGE_ROWS)).await?;
     let matched = dead.first().map_or(0, |dead| dead.matched);
     let content = html! {
@@ -33,8 +41,15 @@ pub async fn show(visit: Visit) -> Result<Response, Refusal> {
 
 /// Says what is wrong with the filter. The flags that it is made of are named as the fields are.
 pub fn refuse_filter(visit: &Visit, problems: &[String]) -> Refusal {
-    let problems: Vec<&str> = problems.iter().map(|problem| problem.trim_start_matches("--")).collect();
-    visit.refuse(StatusCode::BAD_REQUEST, "The filter cannot be read", &problems.join("; "))
+    let problems: Vec<&str> = problems
+        .iter()
+        .map(|problem| problem.trim_start_matches("--"))
+        .collect();
+    visit.refuse(
+        StatusCode::BAD_REQUEST,
+        "The filter cannot be read",
+        &problems.join("; "),
+    )
 }
 
 fn filter_form(fields: &Fields) -> Markup {

@@ -48,7 +48,10 @@ pub async fn download(Id(id): Id, visit: Visit) -> Result<Response, Refusal> {
     }
     let headers = [
         (CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (CONTENT_DISPOSITION, format!("attachment; filename=\"payload-{id}.bin\"")),
+        (
+            CONTENT_DISPOSITION,
+            format!("attachment; filename=\"payload-{id}.bin\""),
+        ),
     ];
     let body = dead.row.body.as_bytes().unwrap_or_default().to_vec();
     Ok((headers, body).into_response())
@@ -69,7 +72,8 @@ pub fn heading(id: i64) -> Markup {
 
 fn about(dead: &DeadMessage) -> Markup {
     let row = &dead.row;
-    let optional = |name: &str, value: Option<Markup>| html! { @if let Some(value) = value { dt { (name) } dd { (value) } } };
+    let optional =
+        |name: &str, value: Option<Markup>| html! { @if let Some(value) = value { dt { (name) } dd { (value) } } };
     let text = |value: &Option<String>| value.as_deref().map(foreign);
     let headers = row.headers.as_ref().map(|json| foreign(&String::from_utf8_lossy(json)));
     html! {

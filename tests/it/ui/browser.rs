@@ -22,11 +22,18 @@ async fn no_text_of_others_runs_and_the_policy_is_never_broken() {
         browser.open(&format!("http://{}{path}", ui.address())).await;
         let scripts = browser.ask("return document.querySelectorAll('script').length").await;
         assert_eq!(scripts, 1, "{path}: the script of the page");
-        let foreign = browser.ask("return document.querySelectorAll('img, iframe, svg[onload], [onfocus], [onerror]').length").await;
+        let foreign = browser
+            .ask("return document.querySelectorAll('img, iframe, svg[onload], [onfocus], [onerror]').length")
+            .await;
         assert_eq!(foreign, 0, "{path}");
     }
     // A dialog, which any of the scripts would open, ends the commands above.
-    let complaints: Vec<String> = browser.console().await.into_iter().filter(|line| !is_refusal(line)).collect();
+    let complaints: Vec<String> = browser
+        .console()
+        .await
+        .into_iter()
+        .filter(|line| !is_refusal(line))
+        .collect();
     assert!(complaints.is_empty(), "{complaints:#?}");
     browser.close().await;
 }
@@ -48,7 +55,9 @@ async fn a_dead_letter_is_sent_again_by_keyboard_alone() {
     shows(&browser, "1–2 of 2").await;
     browser.tab_to(&format!("input[value='{}']", ids[0])).await;
     browser.keys(SPACE).await;
-    browser.tab_to("form[action='/dead/redrive'] button:not([formaction])").await;
+    browser
+        .tab_to("form[action='/dead/redrive'] button:not([formaction])")
+        .await;
     browser.keys(ENTER).await;
     shows(&browser, "Send again 1 dead letter of 1 topic?").await;
     let focused = browser.ask("return document.activeElement.id").await;
@@ -72,7 +81,9 @@ async fn everything_works_without_scripts() {
     browser.log_in(&ui.address(), TOKEN).await;
     let refresh = browser.ask("return document.querySelectorAll('noscript').length").await;
     assert_eq!(refresh, 1, "the overview loads itself again");
-    ui.world.execute("SELECT outbox.pause('bills', NULL, 'meanwhile')").await;
+    ui.world
+        .execute("SELECT outbox.pause('bills', NULL, 'meanwhile')")
+        .await;
     shows(&browser, "meanwhile").await;
     browser.open(&format!("http://{}/dead/{}", ui.address(), ids[0])).await;
     browser.click("a.danger").await;
@@ -95,7 +106,9 @@ async fn the_overview_follows_the_outbox_and_says_when_it_cannot() {
     browser.tab_to("#live a[href='/dead']").await;
     ui.dead_letters("bills", 2).await;
     eventually(SOON, "newer figures", async || {
-        let dead = browser.ask("return document.querySelector(\"#live a[href='/dead']\").textContent").await;
+        let dead = browser
+            .ask("return document.querySelector(\"#live a[href='/dead']\").textContent")
+            .await;
         (dead == "5").then_some(())
     })
     .await;

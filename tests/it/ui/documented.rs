@@ -8,7 +8,9 @@ use super::*;
 fn blocks() -> Vec<String> {
     let page = fs::read_to_string(repository().join("docs/ui.md")).expect("a page");
     let blocks = page.split("```sh\n").skip(1);
-    blocks.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
+    blocks
+        .map(|block| block.split("```").next().unwrap_or_default().to_owned())
+        .collect()
 }
 
 #[tokio::test]
@@ -16,7 +18,9 @@ async fn three_commands_make_a_page_that_changes_things() {
     let world = World::new().await;
     let folder = tempfile::tempdir().expect("a temporary directory");
     let login = format!("{}_oncall", world.name);
-    let [prepare, run, ..] = &blocks()[..] else { panic!("two blocks") };
+    let [prepare, run, ..] = &blocks()[..] else {
+        panic!("two blocks")
+    };
     let url = world.database_url.replacen("postgres@", &format!("{login}:secret@"), 1);
     let prepare = prepare.replace("oncall", &login);
     let prepare = prepare.replace(&format!("postgres://{login}:secret@localhost:5432/app"), &url);
@@ -28,11 +32,14 @@ async fn three_commands_make_a_page_that_changes_things() {
         .expect("bash runs");
     assert!(output.status.success(), "{}", stderr_of(&output));
     let words = shell_words::split(&run.replace("\\\n", " ")).expect("words");
-    let flags = words.iter().skip_while(|word| *word != "--ui-listen").map(|word| match word.as_str() {
-        "127.0.0.1:9091" => "127.0.0.1:0".to_owned(),
-        file @ ("ui-token" | "ui-database-url") => folder.path().join(file).display().to_string(),
-        flag => flag.to_owned(),
-    });
+    let flags = words
+        .iter()
+        .skip_while(|word| *word != "--ui-listen")
+        .map(|word| match word.as_str() {
+            "127.0.0.1:9091" => "127.0.0.1:0".to_owned(),
+            file @ ("ui-token" | "ui-database-url") => folder.path().join(file).display().to_string(),
+            flag => flag.to_owned(),
+        });
     let flags: Vec<String> = flags.collect();
     assert_eq!(flags.len(), 6, "{flags:?}");
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();

@@ -17,11 +17,18 @@ fn assert_harmless(path: &str, page: &WebPage) {
     let text = page.text();
     for tag in text.split('<').skip(1) {
         let tag = tag.split('>').next().unwrap_or_default();
-        let name: String = tag.chars().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '!')).collect();
-        let is_own = tag == "script src=\"/ui.js\" defer" || !matches!(name.as_str(), "script" | "img" | "!" | "iframe" | "style");
+        let name: String = tag
+            .chars()
+            .take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '!'))
+            .collect();
+        let is_own = tag == "script src=\"/ui.js\" defer"
+            || !matches!(name.as_str(), "script" | "img" | "!" | "iframe" | "style");
         assert!(is_own, "{path}: <{tag}> in {text}");
         let outside: String = tag.split('"').step_by(2).collect();
-        assert!(!outside.contains(" on") && !outside.contains("autofocus='"), "{path}: <{tag}> in {text}");
+        assert!(
+            !outside.contains(" on") && !outside.contains("autofocus='"),
+            "{path}: <{tag}> in {text}"
+        );
     }
     assert!(!text.contains(['\u{202e}', '\u{200b}', '\0']), "{path}: {text}");
 }
@@ -32,8 +39,12 @@ pub async fn world_with_hostile_rows() -> (Ui, Vec<String>) {
     let operator = world.login("operator", &["outbox_operator"]).await;
     let relay = world.relay().args(&["--worker-name", HOSTILE[0]]);
     let ui = Ui::of(world, relay, Some(&operator)).await;
-    let mut paths: Vec<String> = ["/", "/dead", "/holds", "/pauses", "/audit"].map(str::to_owned).to_vec();
-    ui.world.execute("SELECT outbox.pause('no.such.topic', NULL, 'so that nothing is tried')").await;
+    let mut paths: Vec<String> = ["/", "/dead", "/holds", "/pauses", "/audit"]
+        .map(str::to_owned)
+        .to_vec();
+    ui.world
+        .execute("SELECT outbox.pause('no.such.topic', NULL, 'so that nothing is tried')")
+        .await;
     for text in HOSTILE {
         let sql = "
             WITH dead AS (
@@ -96,16 +107,31 @@ async fn no_text_of_others_is_markup_on_any_page() {
     })
     .await;
     assert_harmless("/", &overview);
-    assert!(overview.shown().contains("\\u{202e}txt.exe\\u{200b}"), "{}", overview.shown());
+    assert!(
+        overview.shown().contains("\\u{202e}txt.exe\\u{200b}"),
+        "{}",
+        overview.shown()
+    );
     ui.relay.assert_alive();
 }
 
 #[tokio::test]
 async fn bytes_that_are_no_text_are_refused_or_shown_as_what_they_are() {
     let ui = Ui::new().await;
-    for path in ["/dead?key=%ff%fe%00", "/dead?id=%00", "/holds?topic=%00", "/pauses/pause?scope=key&topic=t&key=%00", "/audit?topic=%00"] {
+    for path in [
+        "/dead?key=%ff%fe%00",
+        "/dead?id=%00",
+        "/holds?topic=%00",
+        "/pauses/pause?scope=key&topic=t&key=%00",
+        "/audit?topic=%00",
+    ] {
         let page = ui.visitor.get(path).await;
-        assert!((200..500).contains(&page.status), "{path}: {} {}", page.status, page.shown());
+        assert!(
+            (200..500).contains(&page.status),
+            "{path}: {} {}",
+            page.status,
+            page.shown()
+        );
         assert_harmless(path, &page);
     }
     let question = ui.page("/pauses/pause?scope=all").await;

@@ -40,10 +40,15 @@ async fn nothing_is_shown_or_changed_without_a_login() {
     for path in PAGES {
         let page = stranger.get(path).await;
         assert_eq!((page.status, page.body.len()), (303, 0), "{path}");
-        assert!(page.header("location").is_some_and(|to| to.starts_with("/login?next=")), "{path}");
+        assert!(
+            page.header("location").is_some_and(|to| to.starts_with("/login?next=")),
+            "{path}"
+        );
     }
     for path in FORMS {
-        let page = stranger.post(path, &[("scope", "all"), ("counted", "1-1"), ("reason", "x")]).await;
+        let page = stranger
+            .post(path, &[("scope", "all"), ("counted", "1-1"), ("reason", "x")])
+            .await;
         assert_eq!((page.status, page.header("location")), (303, Some("/login")), "{path}");
     }
     let forged = ["outboxd-x=9999999999.x.x", "a=b; c", "=", "outboxd="];
@@ -56,7 +61,11 @@ async fn nothing_is_shown_or_changed_without_a_login() {
     }
     let login = stranger.get("/login?next=/dead").await;
     assert_eq!(login.status, 200);
-    assert!(login.text().contains("name=\"next\" value=\"/dead\""), "{}", login.text());
+    assert!(
+        login.text().contains("name=\"next\" value=\"/dead\""),
+        "{}",
+        login.text()
+    );
     assert_eq!(ui.world.count("SELECT count(*) FROM outbox.audit").await, 0);
 }
 
@@ -71,7 +80,12 @@ async fn the_token_opens_a_session_in_a_cookie_of_its_own_site() {
     assert_eq!(attributes, " Max-Age=43200; Path=/; HttpOnly; SameSite=Strict");
     assert_eq!(visitor.get("/").await.status, 200);
     let out = visitor.get("/").await;
-    let token = out.text().split("name=\"form-token\" value=\"").nth(1).expect("a form").to_owned();
+    let token = out
+        .text()
+        .split("name=\"form-token\" value=\"")
+        .nth(1)
+        .expect("a form")
+        .to_owned();
     let token = token.split('"').next().expect("a value");
     let left = visitor.post("/logout", &[("form-token", token)]).await;
     let cleared = left.header("set-cookie").expect("a cookie");
@@ -85,7 +99,12 @@ async fn a_wrong_token_is_refused_and_the_next_one_is_not_heard_for_a_while() {
     let mut visitor = Visitor::new(&ui.address());
     for (token, status) in [("wrong", 403), (TOKEN, 429)] {
         let page = visitor.log_in(token).await;
-        assert_eq!((page.status, page.header("set-cookie")), (status, None), "{}", page.text());
+        assert_eq!(
+            (page.status, page.header("set-cookie")),
+            (status, None),
+            "{}",
+            page.text()
+        );
         assert!(!page.text().contains(token), "it is not repeated: {}", page.text());
     }
     assert!(visitor.log_in(TOKEN).await.header("retry-after").is_some());
@@ -107,7 +126,11 @@ async fn another_token_ends_all_sessions_without_a_restart() {
     let visitor = Visitor::with_token(&ui.address(), another).await;
     assert_eq!(visitor.get("/").await.status, 200);
     fs::write(&file, "short").expect("a file");
-    assert_eq!(visitor.get("/").await.status, 503, "nobody is in with a token that could be guessed");
+    assert_eq!(
+        visitor.get("/").await.status,
+        503,
+        "nobody is in with a token that could be guessed"
+    );
     fs::remove_file(&file).expect("there");
     assert_eq!(visitor.get("/login").await.status, 200);
     assert_eq!(visitor.get("/").await.status, 503);
@@ -119,7 +142,12 @@ async fn a_form_needs_the_token_of_its_session() {
     let ui = Ui::new().await;
     let other = Visitor::with_token(&ui.address(), TOKEN).await;
     let of_other = other.get("/pauses/pause?scope=all").await.field("form-token");
-    for token in [&[][..], &[("form-token", "")], &[("form-token", "x")], &[("form-token", of_other.as_str())]] {
+    for token in [
+        &[][..],
+        &[("form-token", "")],
+        &[("form-token", "x")],
+        &[("form-token", of_other.as_str())],
+    ] {
         for path in FORMS {
             let fields = [&[("scope", "all"), ("counted", "1-1"), ("reason", "x")][..], token].concat();
             let page = ui.visitor.post(path, &fields).await;
@@ -147,12 +175,25 @@ async fn a_page_is_at_its_address_only_and_forms_come_from_it_only() {
     let two = request(Method::GET, &address).header(HOST, "evil.example");
     assert_eq!(ui.visitor.send(two, "").await.status, 421);
     for host in ["localhost:8080", "[::1]:9091", &address] {
-        assert_eq!(ui.visitor.send(request(Method::GET, host), "").await.status, 200, "{host}");
+        assert_eq!(
+            ui.visitor.send(request(Method::GET, host), "").await.status,
+            200,
+            "{host}"
+        );
     }
     let token = ui.page("/pauses/pause?scope=all").await.field("form-token");
     let form = format!("form-token={token}&scope=all&reason=x");
-    for origin in [None, Some("null"), Some("https://evil.example"), Some("http://localhost:1"), Some("http://127.0.0.1")] {
-        let mut request = Request::builder().method(Method::POST).uri("/pauses/pause").header(COOKIE, &cookie);
+    for origin in [
+        None,
+        Some("null"),
+        Some("https://evil.example"),
+        Some("http://localhost:1"),
+        Some("http://127.0.0.1"),
+    ] {
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri("/pauses/pause")
+            .header(COOKIE, &cookie);
         request = request.header(HOST, &address);
         if let Some(origin) = origin {
             request = request.header(ORIGIN, origin);
@@ -175,9 +216,16 @@ async fn behind_https_the_page_has_its_own_name_and_its_cookie_is_for_https() {
     let body = format!("token={TOKEN}");
     let page = ui.visitor.send(request("outbox.example"), &body).await;
     let cookie = page.header("set-cookie").expect("a cookie");
-    assert!(cookie.starts_with("__Host-outboxd-") && cookie.ends_with("; Secure"), "{cookie}");
+    assert!(
+        cookie.starts_with("__Host-outboxd-") && cookie.ends_with("; Secure"),
+        "{cookie}"
+    );
     assert_eq!(ui.visitor.send(request("other.example"), &body).await.status, 421);
-    assert_eq!(ui.visitor.send(request("localhost"), &body).await.status, 403, "another origin");
+    assert_eq!(
+        ui.visitor.send(request("localhost"), &body).await.status,
+        403,
+        "another origin"
+    );
 }
 
 #[tokio::test]
@@ -185,22 +233,40 @@ async fn a_link_in_an_alert_opens_the_page_and_not_the_login() {
     let ui = Ui::read_only().await;
     let from_elsewhere = Visitor::new(&ui.address());
     let request = from_elsewhere.request(Method::GET, "/dead?topic=a%22b&key=%3Cscript%3E");
-    let page = from_elsewhere.send(request.header("sec-fetch-site", "cross-site"), "").await;
+    let page = from_elsewhere
+        .send(request.header("sec-fetch-site", "cross-site"), "")
+        .await;
     assert_eq!(page.status, 200);
     let text = page.text();
-    assert!(text.contains("content=\"0; url=/dead?topic=a%22b&amp;key=%3Cscript%3E\""), "{text}");
+    assert!(
+        text.contains("content=\"0; url=/dead?topic=a%22b&amp;key=%3Cscript%3E\""),
+        "{text}"
+    );
     assert!(!text.contains("<form"), "{text}");
 }
 
 #[tokio::test]
 async fn every_answer_forbids_what_a_page_does_not_need() {
     let ui = Ui::read_only().await;
-    for path in ["/", "/dead", "/dead/999", "/nothing", "/login", "/ui.css", "/ui.js", "/favicon.svg", "/logout"] {
+    for path in [
+        "/",
+        "/dead",
+        "/dead/999",
+        "/nothing",
+        "/login",
+        "/ui.css",
+        "/ui.js",
+        "/favicon.svg",
+        "/logout",
+    ] {
         for visitor in [&ui.visitor, &Visitor::new(&ui.address())] {
             let page = visitor.get(path).await;
             let policy = page.header("content-security-policy").expect(path);
             assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{policy}");
-            assert!(policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"), "{policy}");
+            assert!(
+                policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"),
+                "{policy}"
+            );
             for (header, value) in [
                 ("x-content-type-options", "nosniff"),
                 ("x-frame-options", "DENY"),
@@ -212,7 +278,10 @@ async fn every_answer_forbids_what_a_page_does_not_need() {
         }
     }
     let page = ui.page("/").await.text();
-    assert!(!page.contains(" style=") && !page.contains("<script>") && !page.contains(" onclick"), "{page}");
+    assert!(
+        !page.contains(" style=") && !page.contains("<script>") && !page.contains(" onclick"),
+        "{page}"
+    );
     assert!(!page.contains("://"), "nothing from elsewhere: {page}");
 }
 

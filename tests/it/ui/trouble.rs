@@ -25,7 +25,11 @@ async fn behind_a_proxy() -> (Ui, Proxy) {
 #[tokio::test]
 async fn many_viewers_cost_as_much_as_one_and_nobody_costs_nothing() {
     let (ui, proxy) = behind_a_proxy().await;
-    assert_eq!((sessions(&ui).await, proxy.times_executed(SAMPLE)), (0, 0), "nobody has looked");
+    assert_eq!(
+        (sessions(&ui).await, proxy.times_executed(SAMPLE)),
+        (0, 0),
+        "nobody has looked"
+    );
     let began = Instant::now();
     let viewers = (0..20).map(|_| async {
         while began.elapsed() < Duration::from_secs(5) {
@@ -37,7 +41,10 @@ async fn many_viewers_cost_as_much_as_one_and_nobody_costs_nothing() {
     let asked = proxy.times_executed(SAMPLE);
     assert!((2..=4).contains(&asked), "{asked} samples in five seconds");
     assert!(sessions(&ui).await <= 3);
-    eventually(SOON, "the page to close its sessions", async || (sessions(&ui).await == 0).then_some(())).await;
+    eventually(SOON, "the page to close its sessions", async || {
+        (sessions(&ui).await == 0).then_some(())
+    })
+    .await;
     assert_eq!(proxy.times_executed(SAMPLE), asked, "nobody has looked since");
 }
 
@@ -53,10 +60,21 @@ async fn while_the_database_is_away_the_page_says_so_in_time() {
             (page.shown().contains("cannot be asked") || page.status == 503).then_some(page)
         })
         .await;
-        assert!(began.elapsed() < Duration::from_secs(15), "{path}: {:?}", began.elapsed());
-        assert!(page.shown().contains("did not answer") || page.shown().contains("no database connection"), "{}", page.shown());
+        assert!(
+            began.elapsed() < Duration::from_secs(15),
+            "{path}: {:?}",
+            began.elapsed()
+        );
+        assert!(
+            page.shown().contains("did not answer") || page.shown().contains("no database connection"),
+            "{}",
+            page.shown()
+        );
     }
-    assert!(ui.page("/").await.shown().contains("What is below was so at"), "the last figures are shown");
+    assert!(
+        ui.page("/").await.shown().contains("What is below was so at"),
+        "the last figures are shown"
+    );
     ui.relay.assert_alive();
     proxy.both_ways(Link::default());
     eventually(SOON, "the page to show new figures", async || {
@@ -79,7 +97,11 @@ async fn before_the_relay_has_reached_its_database_the_page_says_why() {
     let address = eventually(SOON, "the page to listen", async || relay.ui_address()).await;
     let visitor = Visitor::with_token(&address, TOKEN).await;
     let page = visitor.get("/").await;
-    assert!(page.status == 200 && page.shown().contains("PostgreSQL cannot be asked"), "{}", page.shown());
+    assert!(
+        page.status == 200 && page.shown().contains("PostgreSQL cannot be asked"),
+        "{}",
+        page.shown()
+    );
 }
 
 #[tokio::test]
@@ -88,8 +110,14 @@ async fn an_operation_goes_on_when_its_browser_has_left() {
     ui.dead_letters("orders", 3_000).await;
     let question = ui.page("/dead/discard").await;
     let blocker = ui.world.session().await;
-    blocker.batch_execute("BEGIN; SELECT FROM outbox.message WHERE id = 1 FOR UPDATE").await.expect("locked");
-    let left = tokio::time::timeout(Duration::from_secs(1), ui.visitor.submit(&question, &[("reason", "alice: a test")]));
+    blocker
+        .batch_execute("BEGIN; SELECT FROM outbox.message WHERE id = 1 FOR UPDATE")
+        .await
+        .expect("locked");
+    let left = tokio::time::timeout(
+        Duration::from_secs(1),
+        ui.visitor.submit(&question, &[("reason", "alice: a test")]),
+    );
     assert!(left.await.is_err(), "it waits for the lock");
     blocker.batch_execute("COMMIT").await.expect("unlocked");
     eventually(SOON, "all three transactions", async || {

@@ -11,8 +11,8 @@ use testkit::{SOON, eventually};
 use url::{ParseError, Url};
 
 /// Keys as WebDriver takes them.
-pub const TAB: char = '\u{e004}';
-pub const ENTER: char = '\u{e007}';
+pub const TAB: &str = "\u{e004}";
+pub const ENTER: &str = "\u{e007}";
 pub const SPACE: &str = " ";
 
 /// More presses of the tab key than any page has things to focus.
@@ -73,7 +73,10 @@ impl Chromium {
     pub async fn log_in(&self, address: &str, token: &str) {
         self.open(&format!("http://{address}/")).await;
         self.keys(&format!("{token}{ENTER}")).await;
-        eventually(SOON, "the overview", async || self.text().await.contains("Workers").then_some(())).await;
+        eventually(SOON, "the overview", async || {
+            self.text().await.contains("Workers").then_some(())
+        })
+        .await;
     }
 
     /// Types into what has the focus.
@@ -86,7 +89,7 @@ impl Chromium {
     pub async fn tab_to(&self, selector: &str) {
         let has_it = format!("return document.activeElement.matches({selector:?})");
         for _ in 0..TABS_MAX {
-            self.keys(&TAB.to_string()).await;
+            self.keys(TAB).await;
             if self.ask(&has_it).await == true {
                 return;
             }
@@ -116,12 +119,15 @@ impl Chromium {
     pub async fn console(&self) -> Vec<String> {
         let entries = self.command("se/log", json!({ "type": "browser" })).await;
         let entries = entries.as_array().expect("a list").iter();
-        entries.map(|entry| entry["message"].as_str().expect("a message").to_owned()).collect()
+        entries
+            .map(|entry| entry["message"].as_str().expect("a message").to_owned())
+            .collect()
     }
 
     /// Pages that are opened from now on run no script of theirs.
     pub async fn without_scripts(&self) {
-        self.devtools("Emulation.setScriptExecutionDisabled", json!({ "value": true })).await;
+        self.devtools("Emulation.setScriptExecutionDisabled", json!({ "value": true }))
+            .await;
     }
 
     pub async fn prefers(&self, scheme: &str) {
@@ -145,7 +151,8 @@ impl Chromium {
     }
 
     async fn devtools(&self, command: &str, params: Value) -> Value {
-        self.command("goog/cdp/execute", json!({ "cmd": command, "params": params })).await
+        self.command("goog/cdp/execute", json!({ "cmd": command, "params": params }))
+            .await
     }
 
     async fn command(&self, path: &'static str, body: Value) -> Value {

@@ -22,9 +22,13 @@ impl Shop {
         }
         let world = World::with_kafka(&kafka.address).await;
         let operator = world.login("oncall", &["outbox_operator"]).await;
-        let other = world.relay().args(&["--worker-name", "outboxd-7c9f-x2k4p", "--max-attempts", "1"]);
+        let other = world
+            .relay()
+            .args(&["--worker-name", "outboxd-7c9f-x2k4p", "--max-attempts", "1"]);
         let other = other.start_ready().await;
-        let relay = world.relay().args(&["--worker-name", "outboxd-7c9f-m8d2q", "--max-attempts", "1"]);
+        let relay = world
+            .relay()
+            .args(&["--worker-name", "outboxd-7c9f-m8d2q", "--max-attempts", "1"]);
         let ui = Ui::of(world, relay, Some(&operator)).await;
         let session = ui.world.session().await;
         let writer = tokio::spawn(async move {
@@ -58,8 +62,12 @@ impl Shop {
         world.fill("invoices", 1_200, 40).await;
         let pause = "SELECT outbox.pause('payments', NULL, 'page: bob: the bank is down, ticket 4711')";
         world.execute(pause).await;
-        world.until("SELECT count(*) = 8 FROM outbox.message WHERE dead_at IS NOT NULL").await;
-        world.until("SELECT count(*) > 0 FROM outbox.hold WHERE topic = 'invoices'").await;
+        world
+            .until("SELECT count(*) = 8 FROM outbox.message WHERE dead_at IS NOT NULL")
+            .await;
+        world
+            .until("SELECT count(*) > 0 FROM outbox.hold WHERE topic = 'invoices'")
+            .await;
     }
 }
 
@@ -72,13 +80,20 @@ impl Drop for Shop {
 /// Takes a picture. It is kept if the pictures are to be written anew.
 async fn picture(browser: &Chromium, name: &str) {
     let png = browser.screenshot().await;
-    assert!(png.starts_with(b"\x89PNG") && png.len() > 10_000, "{name}: {} bytes", png.len());
+    assert!(
+        png.starts_with(b"\x89PNG") && png.len() > 10_000,
+        "{name}: {} bytes",
+        png.len()
+    );
     let file = repository().join("docs/ui").join(name);
     if std::env::var_os("OUTBOXD_WRITE_SCREENSHOTS").is_some() {
         fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
         fs::write(&file, png).expect("a file");
     }
-    assert!(Path::new(&file).exists(), "{name} is shown in a document: take it with OUTBOXD_WRITE_SCREENSHOTS=1");
+    assert!(
+        Path::new(&file).exists(),
+        "{name} is shown in a document: take it with OUTBOXD_WRITE_SCREENSHOTS=1"
+    );
 }
 
 #[tokio::test]
@@ -100,7 +115,9 @@ async fn the_pictures_in_the_documents_are_of_this_page() {
     picture(&browser, "trouble-light.png").await;
     browser.open(&format!("http://{address}/dead")).await;
     picture(&browser, "dead-letters-light.png").await;
-    browser.open(&format!("http://{address}/dead/redrive?topic=orders")).await;
+    browser
+        .open(&format!("http://{address}/dead/redrive?topic=orders"))
+        .await;
     picture(&browser, "question-light.png").await;
     browser.prefers("dark").await;
     browser.resize(390, 844, true).await;
