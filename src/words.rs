@@ -130,8 +130,8 @@ pub fn shell_word(text: &str) -> String {
     format!("$'{}'", escaped(&text.replace('\\', r"\\").replace('\'', r"\'")))
 }
 
-/// The same with each invisible character as `\u` and its number.
-fn escaped(text: &str) -> String {
+/// The text with each invisible character as `\u` and its number, as SQL, shells and JSON read it between quotes.
+pub fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
         if is_invisible(c) {

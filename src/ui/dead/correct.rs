@@ -12,6 +12,7 @@ use crate::outbox::operator::dead::DeadMessage;
 use crate::ui::gate::{Change, Id, Refusal, Visit};
 use crate::ui::html::{Tab, foreign};
 use crate::ui::operation::{Chunk, Job, Question, ask as ask_about};
+use crate::words::escaped;
 use crate::words::operation::CORRECT;
 
 /// A larger document is corrected with a command. Percent-encoded it is three times as large.
@@ -48,7 +49,8 @@ fn editor(json: &str) -> Markup {
 fn editable(visit: &Visit, dead: &DeadMessage) -> Result<String, Refusal> {
     match &dead.row.body {
         Body::Json(json) if dead.row.unreadable.is_none() && json.len() <= EDITABLE_MAX => {
-            Ok(String::from_utf8_lossy(json).into_owned())
+            // The same document.
+            Ok(escaped(&String::from_utf8_lossy(json)))
         }
         _ => {
             let id = dead.row.id;
