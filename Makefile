@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-all test-pooler faults metrics-page model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-all test-pooler faults manifests metrics-page model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,8 @@ test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
 
 # What is long and rarely broken. Its parts stop at the first that fails.
-test-all: setup ## What a release runs: make test, the long tests, the pooler, the model, all mutants, a soak (hours)
+test-all: ## What a release runs: make test, the long tests, the pooler, the model, all mutants, a soak (hours)
+	@deploy/dev/setup --all
 	@deploy/dev/test
 	@deploy/dev/with-stack cargo test --locked --all-features -- --ignored
 	@deploy/dev/test --pooler
@@ -43,6 +44,11 @@ faults: setup ## Inject every fault and write docs/faults.md anew
 
 metrics-page: ## Write docs/metrics.md anew from src/metrics
 	@OUTBOXD_WRITE_METRICS=1 cargo test --quiet --locked --all-features --lib metrics::page::
+
+manifests: ## Write deploy/kubernetes anew from the chart, and its copy of the alerts
+	@deploy/dev/setup --all
+	@cp deploy/prometheus/alerts.yaml deploy/chart/rules/alerts.yaml
+	@deploy/kubernetes/print
 
 mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."
 	@deploy/dev/with-stack deploy/dev/mutants $(ARGS)

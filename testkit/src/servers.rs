@@ -86,6 +86,14 @@ impl OwnKafka {
         ])
     }
 
+    /// One that asks who may do what, and lets those do everything who do not say who they are.
+    pub fn obeying_everybody() -> Self {
+        OwnKafka::with_properties(&[
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users=User:ANONYMOUS",
+        ])
+    }
+
     /// One that creates topics that are asked for.
     pub fn creating_topics() -> Self {
         OwnKafka::with_properties(&["auto.create.topics.enable=true"])
