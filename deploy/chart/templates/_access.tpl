@@ -5,7 +5,7 @@ Every secret is a file below /run/secrets/outboxd, from one projected volume: ou
 {{- define "outboxd.accessEnv" -}}
 {{- $database := .root.Values.database -}}
 - name: OUTBOXD_SCHEMA
-  value: {{ $database.schema }}
+  value: {{ $database.schema | quote }}
 - name: OUTBOXD_DATABASE_URL_FILE
   value: /run/secrets/outboxd/database/url
 {{- if .login.passwordSecret.name }}
@@ -25,7 +25,7 @@ Every secret is a file below /run/secrets/outboxd, from one projected volume: ou
 {{- with .kafka }}
 {{- /* A migration never passes a pooler, and is the one container without Kafka. */}}
 - name: OUTBOXD_DATABASE_POOLER
-  value: {{ $database.pooler }}
+  value: {{ $database.pooler | quote }}
 - name: OUTBOXD_KAFKA_BROKERS
   value: {{ .brokers | quote }}
 {{- with include "outboxd.kafkaProperties" . }}

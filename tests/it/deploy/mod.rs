@@ -1,6 +1,7 @@
 //! What is deployed: the chart, the manifests that are printed from it, the image, and the page that leads through all of it.
 
 mod chart;
+mod container;
 mod documented;
 mod helm;
 mod image;
