@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::process::Stdio;
 
 use serde_json::Value;
-use testkit::*;
 
 use super::helm::{MATRIX, Release, pod_spec, succeed, tool};
 use super::read;
@@ -95,9 +94,14 @@ fn two_releases_in_a_namespace_share_nothing() {
     }
     let payments = Release::of("minimal").named("payments").set("database.schema=payments");
     let deployment = payments.object("Deployment", "payments-outboxd");
-    let environment = deployment.pointer("/spec/template/spec/containers/0/env").expect("an env");
+    let environment = deployment
+        .pointer("/spec/template/spec/containers/0/env")
+        .expect("an env");
     let schema = serde_json::json!({"name": "OUTBOXD_SCHEMA", "value": "payments"});
-    assert!(environment.as_array().expect("a list").contains(&schema), "{environment}");
+    assert!(
+        environment.as_array().expect("a list").contains(&schema),
+        "{environment}"
+    );
 }
 
 #[test]
@@ -105,7 +109,10 @@ fn two_releases_in_a_namespace_share_nothing() {
 fn whatever_selects_pods_selects_those_of_the_deployment_alone() {
     let release = Release::of("strimzi");
     let deployment = release.object("Deployment", "outboxd");
-    let labels = deployment.pointer("/spec/template/metadata/labels").expect("labels").clone();
+    let labels = deployment
+        .pointer("/spec/template/metadata/labels")
+        .expect("labels")
+        .clone();
     for (kind, path) in [
         ("PodDisruptionBudget", "/spec/selector/matchLabels"),
         ("PodMonitor", "/spec/selector/matchLabels"),
@@ -119,11 +126,19 @@ fn whatever_selects_pods_selects_those_of_the_deployment_alone() {
             selector.iter().all(|(name, value)| labels[name] == *value)
         };
         assert!(selects(&labels), "{kind}: {selector}");
-        for path in ["/spec/jobTemplate/spec/template/metadata/labels", "/spec/template/metadata/labels", "/metadata/labels"] {
+        for path in [
+            "/spec/jobTemplate/spec/template/metadata/labels",
+            "/spec/template/metadata/labels",
+            "/metadata/labels",
+        ] {
             for object in release.objects() {
                 let makes_other_pods = pod_spec(&object).is_some() && object["kind"] != "Deployment";
                 if makes_other_pods && let Some(labels) = object.pointer(path) {
-                    assert!(!selects(labels), "{kind} selects pods of {}", object["metadata"]["name"]);
+                    assert!(
+                        !selects(labels),
+                        "{kind} selects pods of {}",
+                        object["metadata"]["name"]
+                    );
                 }
             }
         }
@@ -136,9 +151,21 @@ fn pods_are_replaced_when_a_setting_changes_and_only_then() {
     let template = |release: Release| release.object("Deployment", "outboxd")["spec"]["template"].clone();
     let before = template(Release::of("minimal"));
     assert_eq!(before, template(Release::of("minimal").set("replicas=5")), "scaled");
-    assert_eq!(before, template(Release::of("minimal").set("podMonitor.enabled=true")), "watched");
-    assert_ne!(before, template(Release::of("minimal").set("settings.OUTBOXD_TASKS=4")), "a setting");
-    assert_ne!(before, template(Release::of("minimal").set("image.tag=0.2.0")), "an image");
+    assert_eq!(
+        before,
+        template(Release::of("minimal").set("podMonitor.enabled=true")),
+        "watched"
+    );
+    assert_ne!(
+        before,
+        template(Release::of("minimal").set("settings.OUTBOXD_TASKS=4")),
+        "a setting"
+    );
+    assert_ne!(
+        before,
+        template(Release::of("minimal").set("image.tag=0.2.0")),
+        "an image"
+    );
 }
 
 #[test]
@@ -189,7 +216,9 @@ fn the_migration_runs_before_everything_else_with_all_that_it_needs() {
     let mut hooks: Vec<(i64, String)> = hooks
         .map(|object| {
             let weight = object.pointer("/metadata/annotations/helm.sh~1hook-weight");
-            let weight = weight.and_then(Value::as_str).map_or(0, |weight| weight.parse().expect("a number"));
+            let weight = weight
+                .and_then(Value::as_str)
+                .map_or(0, |weight| weight.parse().expect("a number"));
             (weight, object["kind"].as_str().expect("a kind").to_owned())
         })
         .collect();
@@ -200,17 +229,29 @@ fn the_migration_runs_before_everything_else_with_all_that_it_needs() {
     let job = release.object("Job", "outboxd-migrate");
     let pod = pod_spec(&job).expect("a pod");
     assert_eq!(pod["serviceAccountName"], "outboxd-migrate", "not that of the release");
-    let secrets = pod.pointer("/volumes/0/projected/sources").expect("sources").to_string();
-    assert!(secrets.contains("outboxd-migration") && !secrets.contains("outboxd-relay"), "{secrets}");
+    let secrets = pod
+        .pointer("/volumes/0/projected/sources")
+        .expect("sources")
+        .to_string();
+    assert!(
+        secrets.contains("outboxd-migration") && !secrets.contains("outboxd-relay"),
+        "{secrets}"
+    );
     let containers = pod["containers"].to_string();
-    assert!(!containers.contains("KAFKA") && !containers.contains("POOLER"), "{containers}");
+    assert!(
+        !containers.contains("KAFKA") && !containers.contains("POOLER"),
+        "{containers}"
+    );
 }
 
 #[test]
 #[ignore = "needs helm: make test-all"]
 fn nobody_may_scrape_where_nobody_is_named() {
     let policy = Release::of("cloud").object("NetworkPolicy", "outboxd");
-    assert!(policy["spec"]["ingress"].is_null(), "an empty list of peers would admit all: {policy}");
+    assert!(
+        policy["spec"]["ingress"].is_null(),
+        "an empty list of peers would admit all: {policy}"
+    );
     let policy = Release::of("strimzi").object("NetworkPolicy", "outboxd");
     let ports: Vec<&Value> = policy["spec"]["ingress"]
         .as_array()

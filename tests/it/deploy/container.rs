@@ -61,7 +61,12 @@ impl Image {
         for layer in self.manifest()["layers"].as_array().expect("layers") {
             let layer = self.blob_path(layer["digest"].as_str().expect("a digest"));
             let mut tar = Command::new("tar");
-            succeed(tar.args(["--extract", "--gzip", "--file"]).arg(layer).arg("--directory").arg(root));
+            succeed(
+                tar.args(["--extract", "--gzip", "--file"])
+                    .arg(layer)
+                    .arg("--directory")
+                    .arg(root),
+            );
         }
     }
 }
@@ -97,7 +102,15 @@ impl Pod {
         Image::get().unpack(&bundle.path().join("rootfs"));
         let spec = self.runtime_spec(bundle.path());
         fs::write(bundle.path().join("config.json"), spec.to_string()).expect("written");
-        let id = format!("outboxd-{}", bundle.path().file_name().expect("a name").to_string_lossy().trim_start_matches('.'));
+        let id = format!(
+            "outboxd-{}",
+            bundle
+                .path()
+                .file_name()
+                .expect("a name")
+                .to_string_lossy()
+                .trim_start_matches('.')
+        );
         let log = bundle.path().join("log");
         let output = File::create(&log).expect("a file");
         let child = Command::new("crun")
@@ -119,7 +132,11 @@ impl Pod {
     fn runtime_spec(&self, bundle: &Path) -> Value {
         let (pod, container) = (&self.spec["securityContext"], &self.container()["securityContext"]);
         assert_eq!(container["capabilities"]["drop"], json!(["ALL"]));
-        let memory = bytes(self.container()["resources"]["limits"]["memory"].as_str().expect("a limit"));
+        let memory = bytes(
+            self.container()["resources"]["limits"]["memory"]
+                .as_str()
+                .expect("a limit"),
+        );
         json!({
             "ociVersion": "1.0.2",
             "process": {
@@ -145,7 +162,9 @@ impl Pod {
 
     /// The image's entrypoint, and the pod's arguments for its command.
     fn args(&self) -> Vec<Value> {
-        let entrypoint = Image::get().config["config"]["Entrypoint"].as_array().expect("an entrypoint");
+        let entrypoint = Image::get().config["config"]["Entrypoint"]
+            .as_array()
+            .expect("an entrypoint");
         let args = self.container()["args"].as_array().expect("arguments");
         entrypoint.iter().chain(args).cloned().collect()
     }
@@ -154,12 +173,21 @@ impl Pod {
         let from_map = self.container()["envFrom"].as_array().map_or(0, Vec::len);
         let settings = self.settings.iter().filter(|_| from_map > 0);
         let settings = settings.map(|(name, value)| (name.clone(), value.clone()));
-        let variables = self.container()["env"].as_array().expect("an env").iter().map(|variable| {
-            let name = variable["name"].as_str().expect("a name").to_owned();
-            let value = variable["value"].as_str().unwrap_or("11111111-2222-3333-4444-555555555555");
-            (name, value.to_owned())
-        });
-        settings.chain(variables).map(|(name, value)| format!("{name}={value}")).collect()
+        let variables = self.container()["env"]
+            .as_array()
+            .expect("an env")
+            .iter()
+            .map(|variable| {
+                let name = variable["name"].as_str().expect("a name").to_owned();
+                let value = variable["value"]
+                    .as_str()
+                    .unwrap_or("11111111-2222-3333-4444-555555555555");
+                (name, value.to_owned())
+            });
+        settings
+            .chain(variables)
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect()
     }
 
     fn mounts(&self, bundle: &Path) -> Vec<Value> {
@@ -170,7 +198,10 @@ impl Pod {
         ];
         for mount in self.container()["volumeMounts"].as_array().expect("mounts") {
             let volumes = self.spec["volumes"].as_array().expect("volumes");
-            let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("a volume");
+            let volume = volumes
+                .iter()
+                .find(|volume| volume["name"] == mount["name"])
+                .expect("a volume");
             let path = &mount["mountPath"];
             mounts.push(match volume["emptyDir"].is_null() {
                 true => {
@@ -189,11 +220,18 @@ impl Pod {
         let mode = volume["projected"]["defaultMode"].as_u64().expect("a mode") as u32;
         fs::create_dir(folder).expect("a folder");
         for source in volume["projected"]["sources"].as_array().expect("sources") {
-            let (_, source) = source.as_object().and_then(|source| source.iter().next()).expect("a source");
+            let (_, source) = source
+                .as_object()
+                .and_then(|source| source.iter().next())
+                .expect("a source");
             for item in source["items"].as_array().expect("items") {
                 let (name, key) = (source["name"].as_str(), item["key"].as_str());
                 let is_it = |file: &&(&str, &str, String)| Some(file.0) == name && Some(file.1) == key;
-                let (_, _, content) = self.files.iter().find(is_it).unwrap_or_else(|| panic!("no {name:?}, {key:?}"));
+                let (_, _, content) = self
+                    .files
+                    .iter()
+                    .find(is_it)
+                    .unwrap_or_else(|| panic!("no {name:?}, {key:?}"));
                 let path = folder.join(item["path"].as_str().expect("a path"));
                 fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
                 fs::write(&path, content).expect("written");
@@ -231,7 +269,9 @@ fn seccomp() -> Value {
             let mut rule = rule.clone();
             let fields = rule.as_object_mut().expect("a rule");
             fields.retain(|name, value| {
-                ["names", "action", "args", "errnoRet"].contains(&name.as_str()) && !value.is_null() && *value != json!([])
+                ["names", "action", "args", "errnoRet"].contains(&name.as_str())
+                    && !value.is_null()
+                    && *value != json!([])
             });
             rule
         })
@@ -280,7 +320,11 @@ impl Container {
             if let Some(status) = self.child.try_wait().expect("it can be waited for") {
                 return status;
             }
-            assert!(stopwatch.without_steal() < within, "it did not end within {within:?}:\n{}", self.log());
+            assert!(
+                stopwatch.without_steal() < within,
+                "it did not end within {within:?}:\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -54,12 +54,22 @@ fn cluster_commands(program: &str) -> Vec<Vec<String>> {
     let lines = blocks.iter().filter(|block| block.needs_a_cluster());
     let lines = lines.flat_map(|block| {
         let text = block.text.replace("\\\n", " ");
-        let lines = text.lines().flat_map(|line| line.split(" | ").map(str::to_owned).collect::<Vec<_>>());
+        let lines = text
+            .lines()
+            .flat_map(|line| line.split(" | ").map(str::to_owned).collect::<Vec<_>>());
         lines.collect::<Vec<_>>()
     });
     let commands = lines.filter_map(|line| {
-        let line = line.split(" #").next().unwrap_or_default().trim_end_matches('|').to_owned();
-        let words = line.trim().starts_with(program).then(|| shell_words::split(line.trim()))?;
+        let line = line
+            .split(" #")
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches('|')
+            .to_owned();
+        let words = line
+            .trim()
+            .starts_with(program)
+            .then(|| shell_words::split(line.trim()))?;
         Some(words.unwrap_or_else(|error| panic!("{line}: {error}")))
     });
     commands.collect()
@@ -81,7 +91,10 @@ impl Desk {
         for (script, class) in [
             ("kafka-topics.sh", "org.apache.kafka.tools.TopicCommand"),
             ("kafka-acls.sh", "org.apache.kafka.tools.AclCommand"),
-            ("kafka-console-consumer.sh", "org.apache.kafka.tools.consumer.ConsoleConsumer"),
+            (
+                "kafka-console-consumer.sh",
+                "org.apache.kafka.tools.consumer.ConsoleConsumer",
+            ),
         ] {
             let text = format!(
                 "#!/bin/sh\nexec java -XX:TieredStopAtLevel=1 -cp '{}/*' {class} \"$@\"\n",
@@ -114,10 +127,18 @@ impl Desk {
             .output()
             .expect("bash runs");
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{}: {}\n{stdout}{}", block.heading, block.text, stderr_of(&output));
+        assert!(
+            output.status.success(),
+            "{}: {}\n{stdout}{}",
+            block.heading,
+            block.text,
+            stderr_of(&output)
+        );
         let exported = fs::read_to_string(exported).expect("the environment");
         for name in ["SHOP_URL", "OUTBOXD_DATABASE_URL", "MIGRATION_URL"] {
-            let value = exported.split('\0').find_map(|variable| variable.strip_prefix(&format!("{name}=")));
+            let value = exported
+                .split('\0')
+                .find_map(|variable| variable.strip_prefix(&format!("{name}=")));
             if let Some(value) = value {
                 self.environment.push((name, value.to_owned()));
             }
@@ -198,18 +219,28 @@ fn check_releases(desk: &Desk) {
                 continue;
             }
         }
-        let release = words.iter().skip(2).find(|word| !word.starts_with('-')).expect("a release");
+        let release = words
+            .iter()
+            .skip(2)
+            .find(|word| !word.starts_with('-'))
+            .expect("a release");
         let sets = words.iter().zip(&words[1..]).filter(|(flag, _)| *flag == "--set");
         let release = sets.fold(desk.values().named(release), |release, (_, value)| release.set(value));
         for object in release.objects() {
             let kind = object["kind"].as_str().expect("a kind").to_lowercase();
-            named.insert(format!("{kind}/{}", object["metadata"]["name"].as_str().expect("a name")));
+            named.insert(format!(
+                "{kind}/{}",
+                object["metadata"]["name"].as_str().expect("a name")
+            ));
         }
         mounted.extend(mounts(&release.text()));
     }
     assert!(upgrades >= 6, "{upgrades}");
     for object in objects_of_kubectl() {
-        assert!(named.contains(&object), "the page names {object}, the chart prints {named:?}");
+        assert!(
+            named.contains(&object),
+            "the page names {object}, the chart prints {named:?}"
+        );
     }
     // Strimzi makes these.
     let made: BTreeSet<String> = ["outboxd", "main-cluster-ca-cert"].map(str::to_owned).into();
@@ -229,18 +260,28 @@ fn mounts(manifest: &str) -> BTreeSet<String> {
 /// What `kubectl create` makes, by name.
 fn created_by_kubectl() -> BTreeSet<String> {
     let commands = cluster_commands("kubectl ");
-    let created = commands.iter().filter_map(|words| match words[1..].iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["create", "secret", "generic", name, ..] | ["create", "configmap", name, ..] => Some(name.to_owned()),
-        _ => None,
-    });
+    let created =
+        commands.iter().filter_map(
+            |words| match words[1..].iter().map(String::as_str).collect::<Vec<_>>()[..] {
+                ["create", "secret", "generic", name, ..] | ["create", "configmap", name, ..] => Some(name.to_owned()),
+                _ => None,
+            },
+        );
     created.collect()
 }
 
 /// Objects that other commands of kubectl name as kind/name.
 fn objects_of_kubectl() -> BTreeSet<String> {
     let commands = cluster_commands("kubectl ");
-    let words = commands.iter().flatten().map(|word| word.trim_start_matches("--from=").to_owned());
-    let objects = words.filter(|word| ["job/", "service/", "cronjob/", "deployment/"].iter().any(|kind| word.starts_with(kind)));
+    let words = commands
+        .iter()
+        .flatten()
+        .map(|word| word.trim_start_matches("--from=").to_owned());
+    let objects = words.filter(|word| {
+        ["job/", "service/", "cronjob/", "deployment/"]
+            .iter()
+            .any(|kind| word.starts_with(kind))
+    });
     let objects: BTreeSet<String> = objects.collect();
     assert!(objects.len() >= 3, "{objects:?}");
     objects
@@ -252,7 +293,11 @@ fn files_that_the_page_names_exist() {
     for word in page.split(|c: char| c.is_whitespace() || "()`".contains(c)) {
         let path = word.trim_start_matches("../");
         if path.starts_with("deploy/") && !path.contains('=') {
-            let path = path.split('#').next().unwrap_or_default().trim_end_matches(['.', ',', ':', ')']);
+            let path = path
+                .split('#')
+                .next()
+                .unwrap_or_default()
+                .trim_end_matches(['.', ',', ':', ')']);
             assert!(repository().join(path).exists(), "{PAGE} names {path}");
         }
     }

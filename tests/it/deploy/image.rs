@@ -45,14 +45,21 @@ fn it_is_the_image_that_the_dockerfile_describes() {
     assert_eq!(config["Entrypoint"], list("ENTRYPOINT"));
     assert_eq!(config["Cmd"], list("CMD"));
     assert_eq!(config["User"], instruction("USER"));
-    assert_eq!(config["ExposedPorts"], json!({format!("{}/tcp", instruction("EXPOSE")): {}}));
+    assert_eq!(
+        config["ExposedPorts"],
+        json!({format!("{}/tcp", instruction("EXPOSE")): {}})
+    );
 }
 
 #[test]
 #[ignore = "long: make test-all"]
 fn it_has_no_file_that_the_binary_does_not_need() {
     let root = Image::get().dir.join("rootfs");
-    let files = succeed(Command::new("find").arg(&root).args(["-type", "f", "-printf", "%P %m\n"]));
+    let files = succeed(
+        Command::new("find")
+            .arg(&root)
+            .args(["-type", "f", "-printf", "%P %m\n"]),
+    );
     let others = files.lines().filter(|line| !line.contains(".so."));
     let expected = [
         "etc/nsswitch.conf 644",
@@ -98,9 +105,15 @@ fn the_bill_of_materials_names_all_that_is_in_it() {
         .collect();
     let of = |kind: &str| -> BTreeSet<String> {
         let purls = purls.iter().filter_map(|purl| purl.strip_prefix(kind));
-        purls.map(|purl| purl.split('?').next().unwrap_or_default().to_owned()).collect()
+        purls
+            .map(|purl| purl.split('?').next().unwrap_or_default().to_owned())
+            .collect()
     };
-    assert_eq!(of("pkg:cargo/"), linked_crates(), "the crates of the binary, and no others");
+    assert_eq!(
+        of("pkg:cargo/"),
+        linked_crates(),
+        "the crates of the binary, and no others"
+    );
     let packages: BTreeSet<String> = of("pkg:deb/debian/")
         .iter()
         .map(|package| package.split('@').next().expect("a name").to_owned())
@@ -185,7 +198,11 @@ async fn it_runs_as_the_chart_runs_it_from_the_migration_to_the_last_row() {
     relay.signal("TERM");
     assert_eq!(relay.wait(SOON).code(), Some(0), "{}", relay.log());
     assert!(relay.log().contains("stopped"), "{}", relay.log());
-    assert!(world.is_true("SELECT bool_and(stopped_at IS NOT NULL) FROM outbox.worker").await);
+    assert!(
+        world
+            .is_true("SELECT bool_and(stopped_at IS NOT NULL) FROM outbox.worker")
+            .await
+    );
 }
 
 /// What the kernel says of the process: the user, what it may do, and how much memory it may use.
@@ -196,15 +213,24 @@ fn confined(container: &Container) {
         let line = status.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
         line.unwrap_or_else(|| panic!("no {name}: {status}")).trim().to_owned()
     };
-    assert_eq!(field("Uid").split_whitespace().collect::<BTreeSet<_>>(), ["65532"].into());
-    assert_eq!(field("Gid").split_whitespace().collect::<BTreeSet<_>>(), ["65532"].into());
+    assert_eq!(
+        field("Uid").split_whitespace().collect::<BTreeSet<_>>(),
+        ["65532"].into()
+    );
+    assert_eq!(
+        field("Gid").split_whitespace().collect::<BTreeSet<_>>(),
+        ["65532"].into()
+    );
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(field(set), "0000000000000000", "{set}");
     }
     assert_eq!(field("NoNewPrivs"), "1");
     assert_eq!(field("Seccomp"), "2", "a filter");
     let mounts = fs::read_to_string(format!("/proc/{pid}/mounts")).expect("mounts");
-    let root = mounts.lines().find(|line| line.split(' ').nth(1) == Some("/")).expect("a root");
+    let root = mounts
+        .lines()
+        .find(|line| line.split(' ').nth(1) == Some("/"))
+        .expect("a root");
     let options = root.split(' ').nth(3).expect("options");
     assert!(options.split(',').any(|option| option == "ro"), "{root}");
     assert_eq!(memory_limit(pid), 256 << 20);
@@ -217,7 +243,10 @@ fn memory_limit(pid: u64) -> u64 {
     let file = match first {
         Some((_, path)) => format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
         None => {
-            let path = groups.lines().find_map(|line| line.strip_prefix("0::")).expect("a group");
+            let path = groups
+                .lines()
+                .find_map(|line| line.strip_prefix("0::"))
+                .expect("a group");
             format!("/sys/fs/cgroup{path}/memory.max")
         }
     };
@@ -239,7 +268,11 @@ async fn a_secret_that_changes_is_used_without_a_restart() {
     let relay = pod.with_file("outboxd-relay", "url", &one).start();
     ready(&relay, &format!("127.0.0.1:{port}")).await;
     let login = format!("{}_one", world.name);
-    world.until(&format!("SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{login}'")).await;
+    world
+        .until(&format!(
+            "SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{login}'"
+        ))
+        .await;
 
     // In place: the file stays the one that is mounted.
     fs::write(relay.projected("database/url"), &other).expect("written");

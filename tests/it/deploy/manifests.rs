@@ -79,5 +79,8 @@ fn kustomize_builds_on_them() {
     let overlay = "resources: [../../deploy/kubernetes]\nnamePrefix: shop-\nimages: [{name: outboxd, newTag: 0.2.0}]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), overlay).expect("written");
     let built = succeed(tool("kustomize").arg("build").arg(folder.path()));
-    assert!(built.contains("name: shop-outboxd") && built.contains("image: outboxd:0.2.0"), "{built}");
+    assert!(
+        built.contains("name: shop-outboxd") && built.contains("image: outboxd:0.2.0"),
+        "{built}"
+    );
 }

@@ -18,7 +18,11 @@ fn pods(values: &str) -> Vec<(String, Value)> {
 
 fn all_pods() -> Vec<(String, Value)> {
     let pods: Vec<(String, Value)> = MATRIX.iter().flat_map(|values| pods(values)).collect();
-    assert!(pods.len() >= 12, "run, doctor and migrate or verify of each: {}", pods.len());
+    assert!(
+        pods.len() >= 12,
+        "run, doctor and migrate or verify of each: {}",
+        pods.len()
+    );
     pods
 }
 
@@ -54,17 +58,30 @@ fn secrets_are_files_and_each_named_file_is_mounted() {
     for (name, pod) in all_pods() {
         let container = &pod["containers"][0];
         let environment = container["env"].as_array().expect("an env");
-        let by_reference = environment.iter().filter(|variable| !variable["valueFrom"]["secretKeyRef"].is_null());
-        assert_eq!(by_reference.count(), 0, "{name}: a variable does not change when its Secret does");
+        let by_reference = environment
+            .iter()
+            .filter(|variable| !variable["valueFrom"]["secretKeyRef"].is_null());
+        assert_eq!(
+            by_reference.count(),
+            0,
+            "{name}: a variable does not change when its Secret does"
+        );
 
         let volumes = pod["volumes"].as_array().expect("volumes");
-        let volume = volumes.iter().find(|volume| volume["name"] == "secrets").expect("secrets");
+        let volume = volumes
+            .iter()
+            .find(|volume| volume["name"] == "secrets")
+            .expect("secrets");
         let mounted = paths(volume);
         let mounts = container["volumeMounts"].as_array().expect("mounts");
         let mount = mounts.iter().find(|mount| mount["name"] == "secrets").expect("secrets");
         assert_eq!(mount["readOnly"], true, "{name}");
         assert!(mount["subPath"].is_null(), "{name}: a file by subPath is never updated");
-        assert_eq!(named_files(environment), mounted, "{name}: what is named, and what is mounted");
+        assert_eq!(
+            named_files(environment),
+            mounted,
+            "{name}: what is named, and what is mounted"
+        );
     }
 }
 
@@ -72,12 +89,17 @@ fn secrets_are_files_and_each_named_file_is_mounted() {
 fn paths(volume: &Value) -> BTreeSet<String> {
     let sources = volume["projected"]["sources"].as_array().expect("sources");
     let items = sources.iter().flat_map(|source| {
-        let source = source.as_object().and_then(|source| source.values().next()).expect("a source");
+        let source = source
+            .as_object()
+            .and_then(|source| source.values().next())
+            .expect("a source");
         // A token has its path beside it, the others have items.
         let items = source["items"].as_array().cloned();
         items.unwrap_or_else(|| vec![source.clone()])
     });
-    items.map(|item| item["path"].as_str().expect("a path").to_owned()).collect()
+    items
+        .map(|item| item["path"].as_str().expect("a path").to_owned())
+        .collect()
 }
 
 /// The files below the mount that the variables name, also in a property of Kafka's client.
@@ -96,7 +118,9 @@ fn a_pod_may_write_where_its_command_needs_it_and_nowhere_else() {
     let writable = |pod: &Value| {
         let volumes = pod["volumes"].as_array().expect("volumes");
         let temporary = volumes.iter().filter(|volume| !volume["emptyDir"].is_null());
-        temporary.map(|volume| volume["name"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        temporary
+            .map(|volume| volume["name"].as_str().unwrap_or_default().to_owned())
+            .collect::<Vec<_>>()
     };
     for (name, pod) in all_pods() {
         let args = &pod["containers"][0]["args"];

@@ -10,7 +10,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("replicas=two", "replicas"),
     ("settings.OUTBOXD_RETENSION=1d", "OUTBOXD_RETENSION"),
     ("settings.OUTBOXD_ON_PUBLISHED=burn", "OUTBOXD_ON_PUBLISHED"),
-    ("settings.OUTBOXD_DATABASE_URL=postgres://u:p@h/db", "OUTBOXD_DATABASE_URL"),
+    (
+        "settings.OUTBOXD_DATABASE_URL=postgres://u:p@h/db",
+        "OUTBOXD_DATABASE_URL",
+    ),
     ("settings.OUTBOXD_MIGRATE=true", "OUTBOXD_MIGRATE"),
     ("settings.OUTBOXD_SHUTDOWN_GRACE=5s", "OUTBOXD_SHUTDOWN_GRACE"),
     ("database.schema=Bad-Name", "schema"),
@@ -41,8 +44,14 @@ fn a_value_that_makes_no_sense_is_named() {
 
 /// What the schema cannot see, each with the sentence that helm says.
 const CONTRADICTIONS: &[(&str, &str)] = &[
-    ("database.ca.secret=a,database.ca.configMap=b", "database.ca has a secret and a configMap"),
-    ("kafka.ca.secret=a,kafka.ca.configMap=b", "kafka.ca has a secret and a configMap"),
+    (
+        "database.ca.secret=a,database.ca.configMap=b",
+        "database.ca has a secret and a configMap",
+    ),
+    (
+        "kafka.ca.secret=a,kafka.ca.configMap=b",
+        "kafka.ca has a secret and a configMap",
+    ),
     (
         "database.login.passwordSecret.name=p,settings.OUTBOXD_DATABASE_PASSWORD_COMMAND=/c",
         "OUTBOXD_DATABASE_PASSWORD_COMMAND; remove one",
@@ -52,10 +61,19 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
         "OUTBOXD_KAFKA_TOKEN_COMMAND; remove one",
     ),
     ("ui.enabled=true", "ui.tokenSecret.name is empty"),
-    ("ui.enabled=true,ui.tokenSecret.name=t,ui.port=9090", "ui.port is httpPort"),
+    (
+        "ui.enabled=true,ui.tokenSecret.name=t,ui.port=9090",
+        "ui.port is httpPort",
+    ),
     ("verify.enabled=true", "verify.login.urlSecret.name is empty"),
-    ("autoscaling.by=hpa,autoscaling.maxReplicas=1", "maxReplicas is less than"),
-    ("autoscaling.by=keda", "autoscaling.keda.prometheus.serverAddress is empty"),
+    (
+        "autoscaling.by=hpa,autoscaling.maxReplicas=1",
+        "maxReplicas is less than",
+    ),
+    (
+        "autoscaling.by=keda",
+        "autoscaling.keda.prometheus.serverAddress is empty",
+    ),
 ];
 
 #[test]

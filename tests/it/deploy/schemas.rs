@@ -18,12 +18,18 @@ const KINDS: [(&str, &str); 12] = [
     ("configmap-v1", "io.k8s.api.core.v1.ConfigMap"),
     ("cronjob-batch-v1", "io.k8s.api.batch.v1.CronJob"),
     ("deployment-apps-v1", "io.k8s.api.apps.v1.Deployment"),
-    ("horizontalpodautoscaler-autoscaling-v2", "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler"),
+    (
+        "horizontalpodautoscaler-autoscaling-v2",
+        "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler",
+    ),
     ("job-batch-v1", "io.k8s.api.batch.v1.Job"),
     ("namespace-v1", "io.k8s.api.core.v1.Namespace"),
     ("networkpolicy-networking-v1", "io.k8s.api.networking.v1.NetworkPolicy"),
     ("pod-v1", "io.k8s.api.core.v1.Pod"),
-    ("poddisruptionbudget-policy-v1", "io.k8s.api.policy.v1.PodDisruptionBudget"),
+    (
+        "poddisruptionbudget-policy-v1",
+        "io.k8s.api.policy.v1.PodDisruptionBudget",
+    ),
     ("secret-v1", "io.k8s.api.core.v1.Secret"),
     ("service-v1", "io.k8s.api.core.v1.Service"),
     ("serviceaccount-v1", "io.k8s.api.core.v1.ServiceAccount"),
@@ -79,15 +85,20 @@ fn strict(schema: &Value) -> Value {
                 Value::Object(properties.collect())
             }
             ("items" | "additionalProperties", _) => strict(value),
-            ("$ref", Value::String(reference)) => json!(reference.replace("#/definitions/", "definitions.json#/definitions/")),
-            ("type" | "enum" | "required" | "pattern" | "minimum" | "maximum" | "minLength" | "maxLength" | "minItems" | "maxItems", _) => {
-                value.clone()
+            ("$ref", Value::String(reference)) => {
+                json!(reference.replace("#/definitions/", "definitions.json#/definitions/"))
             }
+            (
+                "type" | "enum" | "required" | "pattern" | "minimum" | "maximum" | "minLength" | "maxLength"
+                | "minItems" | "maxItems",
+                _,
+            ) => value.clone(),
             _ => continue,
         };
         strict_one.insert(keyword.clone(), strict_value);
     }
-    let is_open = schema.contains_key("additionalProperties") || schema.contains_key("x-kubernetes-preserve-unknown-fields");
+    let is_open =
+        schema.contains_key("additionalProperties") || schema.contains_key("x-kubernetes-preserve-unknown-fields");
     if schema.contains_key("properties") && !is_open {
         strict_one.insert("additionalProperties".to_owned(), json!(false));
     }
@@ -136,7 +147,11 @@ fn of_kubernetes() -> BTreeMap<String, Value> {
         let group = &all[kind]["x-kubernetes-group-version-kind"][0];
         let (group, version) = (group["group"].as_str().unwrap_or_default(), &group["version"]);
         let version = version.as_str().expect("a version");
-        let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+        let api_version = if group.is_empty() {
+            version.to_owned()
+        } else {
+            format!("{group}/{version}")
+        };
         schema = json!({"allOf": [schema, {"properties": {"apiVersion": {"const": api_version}}}]});
         schemas.insert(file.to_owned(), schema);
     }
@@ -172,7 +187,10 @@ fn the_schemas_are_those_of_the_pinned_versions() {
         if std::env::var_os("OUTBOXD_WRITE_SCHEMAS").is_some() {
             std::fs::write(&path, &expected).expect("written");
         }
-        assert!(text(&path) == expected, "{name} is stale: run this test with OUTBOXD_WRITE_SCHEMAS=1");
+        assert!(
+            text(&path) == expected,
+            "{name} is stale: run this test with OUTBOXD_WRITE_SCHEMAS=1"
+        );
     }
     let present = std::fs::read_dir(&folder).expect("a folder");
     let present = present.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());

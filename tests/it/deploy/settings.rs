@@ -17,7 +17,9 @@ fn settings_of(command: &str) -> BTreeMap<String, Vec<String>> {
         let (variable, rest) = part.split_once(']').expect("a bracket");
         let name = variable.split('=').next().unwrap_or_default();
         let words = rest.split_once("[possible values: ");
-        let words = words.and_then(|(_, words)| words.split_once(']')).map(|(words, _)| words);
+        let words = words
+            .and_then(|(_, words)| words.split_once(']'))
+            .map(|(words, _)| words);
         let words = words.into_iter().flat_map(|words| words.split(", ")).map(str::to_owned);
         (name.to_owned(), words.collect())
     });
@@ -99,7 +101,10 @@ fn the_schema_of_the_values_has_each_setting_of_run_that_the_chart_does_not_set(
     assert_eq!(offered, expected, "the settings of values.schema.json");
 
     for (name, schema) in &settings {
-        let words = run[name].iter().map(|word| Value::from(word.as_str())).collect::<Vec<_>>();
+        let words = run[name]
+            .iter()
+            .map(|word| Value::from(word.as_str()))
+            .collect::<Vec<_>>();
         let offered = schema["enum"].as_array().cloned().unwrap_or_default();
         assert_eq!(offered, words, "the words of {name}");
     }
