@@ -1,5 +1,5 @@
 //! A container as a node of Kubernetes would make it of a pod of the chart: the image's files, the user, the mounts, the memory and the
-//! system calls that the pod's specification allows. An OCI runtime (crun) runs it, in the network of this machine.
+//! system calls that the pod's specification allows. An OCI runtime (runc) runs it, in the network of this machine.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -113,15 +113,15 @@ impl Pod {
         );
         let log = bundle.path().join("log");
         let output = File::create(&log).expect("a file");
-        let child = Command::new("crun")
-            .args(["--cgroup-manager", "cgroupfs", "run", "--bundle"])
+        let child = Command::new("runc")
+            .args(["run", "--bundle"])
             .arg(bundle.path())
             .arg(&id)
             .stdin(Stdio::null())
             .stdout(output.try_clone().expect("a file"))
             .stderr(output)
             .spawn()
-            .expect("crun runs: deploy/dev/setup --all installs it");
+            .expect("runc runs: deploy/dev/setup --all installs it");
         Container { bundle, id, child, log }
     }
 
@@ -299,18 +299,18 @@ impl Container {
 
     /// Another process in it.
     pub fn exec(&self, args: &[&str]) -> Output {
-        let mut crun = Command::new("crun");
-        crun.args(["exec", &self.id]).args(args).output().expect("crun runs")
+        let mut runc = Command::new("runc");
+        runc.args(["exec", &self.id]).args(args).output().expect("runc runs")
     }
 
-    /// What `crun state` says, such as its pid.
+    /// What `runc state` says, such as its pid.
     pub fn state(&self) -> Value {
-        let text = succeed(Command::new("crun").args(["state", &self.id]));
+        let text = succeed(Command::new("runc").args(["state", &self.id]));
         serde_json::from_str(&text).expect("JSON")
     }
 
     pub fn signal(&self, signal: &str) {
-        succeed(Command::new("crun").args(["kill", &self.id, signal]));
+        succeed(Command::new("runc").args(["kill", &self.id, signal]));
     }
 
     /// How its process ended.
@@ -337,7 +337,7 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        let _ = Command::new("crun").args(["delete", "--force", &self.id]).output();
+        let _ = Command::new("runc").args(["delete", "--force", &self.id]).output();
         let _ = self.child.wait();
         if std::thread::panicking() {
             eprintln!("── log of {} ──\n{}", self.id, self.log());
