@@ -1,12 +1,11 @@
 //! The chart: everything that it prints is valid, and says what it should.
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
 
 use serde_json::Value;
 
 use super::helm::{MATRIX, Release, pod_spec, succeed, tool};
-use super::read;
+use super::{files, read, yaml};
 
 #[test]
 #[ignore = "needs helm: make test-all"]
@@ -18,22 +17,35 @@ fn helm_has_nothing_to_say_against_it() {
     }
 }
 
+/// What kubeconform says of some objects: whether all are valid, and its words. It passes over what it does not know as a manifest, so
+/// the number of objects counts, too.
+fn validate(manifest: &str) -> (bool, String) {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), manifest).expect("written");
+    let mut kubeconform = tool("kubeconform");
+    kubeconform
+        .args(["-strict", "-summary", "-schema-location"])
+        .arg("tests/it/deploy/schemas/{{.ResourceKind}}{{.KindSuffix}}.json")
+        .arg(file.path());
+    let output = kubeconform.output().expect("kubeconform runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let all = format!("Valid: {}, Invalid: 0, Errors: 0, Skipped: 0", yaml(manifest).len());
+    (output.status.success() && said.contains(&all), said)
+}
+
 #[test]
 #[ignore = "needs helm: make test-all"]
 fn each_object_is_one_that_kubernetes_and_its_operators_take() {
     for values in MATRIX {
-        let manifest = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(manifest.path(), Release::of(values).text()).expect("written");
-        let mut kubeconform = tool("kubeconform");
-        kubeconform
-            .args(["-strict", "-summary", "-schema-location"])
-            .arg("tests/it/deploy/schemas/{{.ResourceKind}}{{.KindSuffix}}.json")
-            .arg(manifest.path());
-        let summary = succeed(&mut kubeconform);
-        assert!(
-            summary.contains("Invalid: 0, Errors: 0, Skipped: 0"),
-            "{values}: {summary}"
-        );
+        let (is_valid, said) = validate(&Release::of(values).text());
+        assert!(is_valid, "{values}: {said}");
+    }
+    for manifest in files("deploy/kubernetes") {
+        let name = manifest.file_name().expect("a name").to_string_lossy().into_owned();
+        if name.ends_with(".yaml") && !["values.yaml", "kustomization.yaml"].contains(&name.as_str()) {
+            let (is_valid, said) = validate(&read(&manifest));
+            assert!(is_valid, "{name}: {said}");
+        }
     }
 }
 
@@ -48,17 +60,10 @@ fn a_field_that_kubernetes_does_not_know_is_found() {
         ("periodSeconds: 2", "periodSeconds: soon"),
         ("apiVersion: policy/v1", "apiVersion: policy/v1beta1"),
     ] {
-        let manifest = tempfile::NamedTempFile::new().expect("a file");
         let text = Release::of("strimzi").text();
         assert!(text.contains(right), "{right}");
-        std::fs::write(manifest.path(), text.replace(right, wrong)).expect("written");
-        let status = tool("kubeconform")
-            .args(["-strict", "-schema-location"])
-            .arg("tests/it/deploy/schemas/{{.ResourceKind}}{{.KindSuffix}}.json")
-            .arg(manifest.path())
-            .stdout(Stdio::null())
-            .status();
-        assert!(!status.expect("kubeconform runs").success(), "{wrong} is accepted");
+        let (is_valid, _) = validate(&text.replace(right, wrong));
+        assert!(!is_valid, "{wrong} is accepted");
     }
 }
 

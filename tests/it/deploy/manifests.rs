@@ -13,9 +13,10 @@ fn name(path: &std::path::Path) -> String {
 }
 
 /// Files that kustomize does not list, with the reason.
-const NOT_LISTED: [(&str, &str); 4] = [
+const NOT_LISTED: [(&str, &str); 5] = [
     ("kustomization.yaml", "it lists the others"),
     ("migration.yaml", "it runs to its end before a new version rolls out"),
+    ("print", "it writes the others"),
     ("secret.example.yaml", "its real counterpart belongs in a secret store"),
     ("values.yaml", "helm's, from which the others are printed"),
 ];
