@@ -68,7 +68,7 @@ pub struct Row {
     pub aggregate_version: Option<i64>,
     pub attempts: i16,
     pub created_at: SystemTime,
-    /// It was delayed by the application, or redriven or replayed by an operator, and is due now.
+    /// It was delayed by the application, redriven or replayed by an operator, or refused before as an unordered row, and is due now.
     pub delayed: bool,
     /// A copy may have been sent before, by a worker that died or by this one without an answer.
     pub possible_duplicate: bool,

@@ -121,7 +121,7 @@ metrics! {
             "Time to mark a batch.";
         pub(super) fn end_to_end[topic: SharedString; TOPICS_MAX + 1]() -> Histogram
             => Histogram END_TO_END_SECONDS "outboxd_end_to_end_seconds",
-            "Time from INSERT to mark of the oldest row of each topic in a batch, by the database's clock, a delay that the application asked for included.";
+            "Time from INSERT to mark of the oldest row of each topic in a batch, by the database's clock. Rows that were delayed, redriven or replayed are left out.";
         pub fn floor_age(age: Duration) => Gauge FLOOR_AGE_SECONDS "outboxd_floor_age_seconds",
             "How long scan floors have waited for an open transaction.";
         pub fn open_writer(pid: i32) => Gauge OPEN_WRITER_PID "outboxd_open_writer_pid",

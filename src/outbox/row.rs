@@ -20,7 +20,7 @@ impl<'a> FromSql<'a> for RawText<'a> {
     }
 }
 
-/// A row of `claim_lanes.sql` or `poll.sql`, whose next column says whether it was delayed.
+/// A row of `claim_lanes.sql`, `poll.sql` or `read_claim.sql`, whose next column says whether it was delayed.
 pub fn ordered(row: &tokio_postgres::Row) -> Result<Row> {
     let mut message = Row::from_row(row)?;
     message.delayed = row.try_get(17)?;
@@ -29,8 +29,8 @@ pub fn ordered(row: &tokio_postgres::Row) -> Result<Row> {
 
 /// A row of `read_claim.sql`, whose last column says whether an earlier claim may have sent it.
 pub fn unordered(row: &tokio_postgres::Row) -> Result<Row> {
-    let mut message = Row::from_row(row)?;
-    message.possible_duplicate = row.try_get(17)?;
+    let mut message = ordered(row)?;
+    message.possible_duplicate = row.try_get(18)?;
     Ok(message)
 }
 

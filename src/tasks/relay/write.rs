@@ -37,10 +37,8 @@ impl Relay {
         metrics::mark_took(stream, began.elapsed());
         let marked = written?;
         metrics::rows_marked(marked);
-        // A replayed row was published before, when it was new.
-        let published = rows
-            .iter()
-            .filter(|row| !row.is_repeat && outcome.has_published(row.id));
+        // A row that was delayed, redriven or replayed has waited on purpose.
+        let published = rows.iter().filter(|row| !row.delayed && outcome.has_published(row.id));
         let created = published.map(|row| (row.topic.as_str(), row.created_at));
         metrics::end_to_end(created, |created_at| self.lanes.clock.age(created_at));
         Some(marked)

@@ -158,3 +158,29 @@ async fn what_became_of_rows_is_counted_by_topic() {
         "the dead letter's line names its topic"
     );
 }
+
+#[tokio::test]
+async fn rows_that_have_waited_on_purpose_are_no_latency() {
+    let world = World::new().await;
+    let topic = world.topic("orders", 1, &[]).await;
+    world
+        .execute(&format!(
+            "SELECT outbox.enqueue('{topic}', 'k', '1', available_at => now());
+             SELECT outbox.enqueue('{topic}', NULL, '2', available_at => now());
+             UPDATE outbox.message SET created_at = now() - interval '1 day';
+             SELECT outbox.enqueue('{topic}', 'k', '3');
+             SELECT outbox.enqueue('{topic}', NULL, '4');"
+        ))
+        .await;
+    let relay = world.relay().start_ready().await;
+    world.drained(SOON).await;
+    let of_topic = format!("{{topic=\"{topic}\"}}");
+    let scrape = eventually(SOON, "both latencies to be counted", async || {
+        let scrape = relay.get("/metrics")?;
+        let count = Relay::metric_in(&scrape, &format!("outboxd_end_to_end_seconds_count{of_topic}"));
+        (Relay::metric_in(&scrape, "outboxd_rows_marked_total") == Some(4.0) && count == Some(2.0)).then_some(scrape)
+    })
+    .await;
+    let sum = Relay::metric_in(&scrape, &format!("outboxd_end_to_end_seconds_sum{of_topic}"));
+    assert!(sum.is_some_and(|seconds| seconds < 3600.0), "{sum:?}");
+}
