@@ -18,6 +18,7 @@ use crate::lanes::{Lanes, RecentlyPublished};
 use crate::metrics::{self, Scrape};
 use crate::outbox::{self, Outbox, connect, schema};
 use crate::tasks::Shutdown;
+use crate::tasks::certificates::CertificatesTask;
 use crate::tasks::fenced::FencedWriter;
 use crate::tasks::lease::LeaseTask;
 use crate::tasks::loss_check::LossCheck;
@@ -236,6 +237,9 @@ fn spawn(config: &Config, relay: &Arc<Relay>, mark_locked: &Arc<MarkLocked>, shu
     tasks.spawn(async move { maintenance.run(&s).await });
     let (publisher, s) = (relay.publisher.clone(), shutdown.clone());
     tasks.spawn(async move { publisher.follow_settings(&s.draining).await });
+    let (outbox, publisher) = (relay.outbox.clone(), relay.publisher.clone());
+    let (certificates, s) = (CertificatesTask { outbox, publisher }, shutdown.clone());
+    tasks.spawn(async move { certificates.run(&s).await });
     tasks
 }
 

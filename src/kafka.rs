@@ -51,6 +51,7 @@ use crate::domain::partition::Partition;
 use crate::domain::row::Row;
 use crate::jitter::jittered;
 use crate::metrics;
+use crate::tls::InUse;
 use main_producer::MainProducer;
 use partition_batches::PartitionBatches;
 use probes::Probes;
@@ -159,6 +160,11 @@ impl Publisher {
             let given = tokio::task::spawn_blocking(move || clients.give_token()).await;
             given.unwrap_or_else(|error| tracing::debug!(%error, "cannot give the next token to the Kafka clients"));
         }
+    }
+
+    /// The certificates in use, and when they expire. `None`: nobody knows.
+    pub async fn certificates(&self) -> Option<InUse> {
+        self.clients.certificates().await
     }
 
     /// Resolves while Kafka is believed to answer.

@@ -17,11 +17,12 @@ use std::sync::{Arc, OnceLock};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_process::Collector;
 
+use crate::domain::row::Row;
 pub use client::{BrokerTimes, ClientInterval, client_interval};
 pub use kit::{COMMAND_BUCKETS, INBOX_BUCKETS, OPERATIONS_MAX, commands, counted, finished, inbox};
 pub use list::*;
-pub use metric::{ClientError, Stream};
-use metric::{Kind, Metric};
+pub use metric::{Certificate, ClientError, Stream};
+use metric::{Kind, Metric, Repeat};
 pub use process::connections;
 pub use samples::{backlog, not_sampled};
 pub use topics::{end_to_end, labelled_topics, row_refused, rows_published};
@@ -84,6 +85,17 @@ pub fn upkeep() {
     }
 }
 
+/// Counts records that say in a header that they may repeat an earlier copy. A replayed row that may also have been sent by
+/// somebody else counts as replayed.
+pub fn possible_duplicates<'a>(rows: impl Iterator<Item = &'a Row>) {
+    let (mut uncertain, mut replayed) = (0, 0);
+    for row in rows.filter(|row| row.is_flagged()) {
+        *if row.is_repeat { &mut replayed } else { &mut uncertain } += 1;
+    }
+    list::possible_duplicates_of(Repeat::Uncertain, uncertain);
+    list::possible_duplicates_of(Repeat::Replay, replayed);
+}
+
 fn all() -> impl Iterator<Item = &'static Metric> {
     SECTIONS.into_iter().flatten()
 }
@@ -96,6 +108,11 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// The names of all metrics, and how many series of each a scrape shows at most.
 pub fn bounds() -> impl Iterator<Item = (&'static str, usize)> {
     all().map(|metric| (metric.name, metric.series_max()))
+}
+
+/// The names of all series, those that a histogram consists of included, each with its labels.
+pub fn series() -> impl Iterator<Item = (String, Vec<&'static str>)> {
+    all().flat_map(Metric::series)
 }
 
 /// The names of the metrics that only the worker that samples exports.

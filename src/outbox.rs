@@ -4,6 +4,7 @@
 //! Invariant: every statement that changes rows or lanes compares the incarnation of the server with that of the caller's term.
 //! After a restart or a failover ids may be drawn again, and a late mark must not match a different row.
 
+mod certificates;
 mod claim;
 mod connect;
 mod connector;

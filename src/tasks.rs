@@ -1,5 +1,6 @@
 //! Loops: each task is a struct with its settings and a `run` that ends at its shutdown signal.
 
+pub mod certificates;
 pub mod fenced;
 pub mod lease;
 pub mod loss_check;

@@ -1,5 +1,8 @@
 //! TLS to a server: what the server must prove, what this side shows, and what is wrong with a certificate.
 
+mod expiry;
+mod handshake;
+
 use std::error::Error;
 use std::io;
 use std::net::IpAddr;
@@ -16,6 +19,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tracing::warn;
+
+pub use expiry::{InUse, Validity};
+pub use handshake::Peer;
 
 /// What the certificate of the server must prove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,6 +23,9 @@ pub struct Sample {
     pub held_keys: i64,
     pub parked_topics: i64,
     pub paused_partitions: i64,
+    /// Age of the oldest pause; 0 if nothing is paused.
+    #[serde(skip)]
+    pub oldest_pause_seconds: f64,
     /// Age in transactions of the oldest snapshot, which pins the vacuum horizon.
     #[serde(skip)]
     pub horizon_age: i64,
@@ -39,6 +42,8 @@ pub struct TopicSample {
     pub topic: Option<String>,
     pub pending: i64,
     pub oldest_seconds: f64,
+    /// The same of those that neither a hold nor a pause keeps back.
+    pub oldest_unheld_seconds: f64,
     pub dead: i64,
 }
 

@@ -1,18 +1,13 @@
-//! Why TLS failed, in words. The client library says only that verification failed, or which alert a broker sent, so the broker is
-//! asked once more, by a handshake that ends before anything is sent.
+//! Which certificates are in use, and why TLS failed, in words. The client library does not tell the first, and of the second only
+//! that verification failed, or which alert a broker sent. So brokers are asked by a handshake that ends before anything is sent.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
-use rustls::pki_types::ServerName;
-use rustls::{AlertDescription, ClientConnection};
+use rustls::AlertDescription;
 
-use crate::tls::{self, Verify};
-
-const TIMEOUT: Duration = Duration::from_secs(5);
+use super::security::Security;
+use crate::tls::{self, InUse, Peer, Validity, Verify};
 
 /// Errors of OpenSSL have a number whose last digits are the reason. From here on it is that of the alert that the broker sent.
 const FIRST_ALERT: u32 = 1000;
@@ -20,21 +15,13 @@ const REASON: u32 = 0xfff;
 
 /// What is wrong with the broker's end of a TLS connection, if that can be seen from here. Blocks.
 pub fn inspect(broker: &str, ca: Option<PathBuf>, verify: Verify) -> Option<String> {
-    let name = ServerName::try_from(host_of(broker).to_owned()).ok()?;
     let settings = tls::Settings {
         verify,
         ca,
         identity: None,
     };
-    let config = Arc::new(settings.client_config().ok()?);
-    let mut connection = ClientConnection::new(config, name).ok()?;
-    let mut stream = connect(broker).ok()?;
-    while connection.is_handshaking() {
-        if let Err(error) = connection.complete_io(&mut stream) {
-            return describe(&error, broker);
-        }
-    }
-    None
+    let shown = peer(broker, &settings).certificates(|_| Ok(()));
+    describe(&shown.err()?, broker)
 }
 
 /// The host of a broker's address, without its port and without the brackets of IPv6.
@@ -46,19 +33,31 @@ pub fn host_of(broker: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-fn connect(broker: &str) -> io::Result<TcpStream> {
-    let mut refused = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in broker.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, TIMEOUT) {
-            Ok(stream) => {
-                stream.set_read_timeout(Some(TIMEOUT))?;
-                stream.set_write_timeout(Some(TIMEOUT))?;
-                return Ok(stream);
-            }
-            Err(error) => refused = error,
-        }
+/// The certificates in use, and when they expire. What brokers show is read whether or not it is trusted. Blocks.
+pub fn in_use(brokers: &str, security: &Security) -> InUse {
+    if !security.uses_tls {
+        return InUse::default();
     }
-    Err(refused)
+    let settings = tls::Settings {
+        verify: Verify::Nothing,
+        ca: None,
+        identity: security.identity_files(),
+    };
+    let brokers = brokers.split(',').map(|broker| peer(broker.trim(), &settings));
+    let shown = brokers.map(|broker| broker.certificates(|_| Ok(()))).collect();
+    InUse {
+        ca: security.ca.as_deref().map(Validity::of_cas),
+        client: security.certificate.as_deref().map(Validity::of_file),
+        server: Validity::of_servers(shown),
+    }
+}
+
+fn peer<'a>(broker: &'a str, settings: &'a tls::Settings) -> Peer<'a, &'a str> {
+    Peer {
+        address: broker,
+        host: host_of(broker),
+        settings,
+    }
 }
 
 fn describe(error: &io::Error, broker: &str) -> Option<String> {

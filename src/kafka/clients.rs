@@ -23,6 +23,7 @@ use super::producer::Purpose;
 use super::settings::{ClientSettings, Settings};
 use super::{certificate, lock, statistics};
 use crate::credentials::token::Tokens;
+use crate::tls::InUse;
 
 /// How often settings are read again if nothing fails.
 const READ_EVERY: Duration = Duration::from_secs(60);
@@ -124,6 +125,16 @@ impl Clients {
     /// Do clients show a certificate of their own?
     pub fn has_certificate(&self) -> bool {
         self.current().security.has_certificate()
+    }
+
+    /// The certificates in use, and when they expire. `None`: nobody knows.
+    pub async fn certificates(&self) -> Option<InUse> {
+        let current = self.current();
+        let read = tokio::task::spawn_blocking(move || {
+            let brokers = current.config.get("bootstrap.servers").unwrap_or_default();
+            certificate::in_use(brokers, &current.security)
+        });
+        read.await.ok()
     }
 
     /// What a producer is built from: the settings, with those of its purpose, and a context.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::properties::{Property, find, value};
 use crate::credentials::oidc::ClientCredentials;
 use crate::credentials::token::{COMMAND_FLAG, FILE_FLAG, TokenSource};
-use crate::tls::Verify;
+use crate::tls::{self, Verify};
 
 /// The property that has the issuer's URL, and those that only say what to ask an issuer for. The client library is built without
 /// an HTTP client and refuses most of them, so they are ours.
@@ -54,6 +54,10 @@ pub struct Security {
     pub ca: Option<PathBuf>,
     /// What a broker's certificate must prove.
     pub verify: Verify,
+    /// The client's certificate, if it is in a file in PEM format.
+    pub certificate: Option<PathBuf>,
+    /// Its key, if it is in a file without a passphrase.
+    key: Option<PathBuf>,
 }
 
 impl Security {
@@ -73,6 +77,18 @@ impl Security {
             uses_tls,
             ca: value(own, "ssl.ca.location").map(PathBuf::from),
             verify: verify(own),
+            certificate: value(own, "ssl.certificate.location").map(PathBuf::from),
+            key: value(own, "ssl.key.location")
+                .filter(|_| value(own, "ssl.key.password").is_none())
+                .map(PathBuf::from),
+        })
+    }
+
+    /// The client's certificate and its key, if both can be read from files.
+    pub fn identity_files(&self) -> Option<tls::Identity> {
+        Some(tls::Identity {
+            certificate: self.certificate.clone()?,
+            key: self.key.clone()?,
         })
     }
 

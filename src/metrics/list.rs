@@ -8,7 +8,7 @@ use std::time::Duration;
 use metrics::{Counter, Histogram, SharedString, counter, gauge, histogram};
 
 use super::kit::{CONSUMERS_MAX, OPERATIONS_MAX};
-use super::metric::{ClientError, Kind, Metric, Stream};
+use super::metric::{Certificate, ClientError, Kind, Metric, Repeat, Stream};
 use super::topics::TOPICS_MAX;
 use crate::domain::retention::Table;
 
@@ -89,8 +89,9 @@ metrics! {
             "Rows not marked because another worker had taken the lease.";
         pub fn rows_recovered(count: usize) => Counter ROWS_RECOVERED "outboxd_rows_recovered_total",
             "Unordered rows taken over from an expired lease.";
-        pub fn possible_duplicates(count: usize) => Counter POSSIBLE_DUPLICATES "outboxd_possible_duplicates_total",
-            "Records sent that may repeat an earlier copy; each says so in a header.";
+        pub(super) fn possible_duplicates_of[cause: Repeat; Repeat::COUNT](count: usize)
+            => Counter POSSIBLE_DUPLICATES "outboxd_possible_duplicates_total",
+            "Records sent that may repeat an earlier copy, by cause; each says so in a header.";
         pub fn rescan_found_rows(count: i64) => Counter RESCAN_FOUND_ROWS "outboxd_rescan_found_rows_total",
             "Rows that only the periodic rescan found. Anything but 0 is a bug: please report it.";
         pub fn published_rows_lost(count: usize) => Counter PUBLISHED_ROWS_LOST "outboxd_published_rows_lost_total",
@@ -138,6 +139,12 @@ metrics! {
         pub(super) fn build_info[version: &'static str; 1, revision: &'static str; 1](one: u8)
             => Gauge BUILD_INFO "outboxd_build_info",
             "Always 1; the labels say what runs.";
+        pub fn certificate_not_before[certificate: Certificate; Certificate::COUNT](time: Duration)
+            => Gauge CERTIFICATE_NOT_BEFORE "outboxd_certificate_not_before_timestamp_seconds",
+            "From when the certificate is valid whose end outboxd_certificate_not_after_timestamp_seconds shows, in seconds since 1970; 0 if there is none.";
+        pub fn certificate_not_after[certificate: Certificate; Certificate::COUNT](time: Duration)
+            => Gauge CERTIFICATE_NOT_AFTER "outboxd_certificate_not_after_timestamp_seconds",
+            "When the certificate expires, in seconds since 1970; 0 if there is none. Of several servers the first to expire counts, and of several CAs in a file the last. Read about once an hour.";
     }
 
     KAFKA {
@@ -175,6 +182,9 @@ metrics! {
         pub(super) fn oldest_pending[topic: String; TOPICS_MAX + 1](seconds: f64)
             => SampledGauge OLDEST_PENDING_SECONDS "outboxd_oldest_pending_seconds",
             "Age of the oldest pending row, from the end of its delay if it had one; while the backlog is estimated, of the oldest one in the sample.";
+        pub(super) fn oldest_unheld[topic: String; TOPICS_MAX + 1](seconds: f64)
+            => SampledGauge OLDEST_UNHELD_SECONDS "outboxd_oldest_unheld_seconds",
+            "Age of the oldest pending row that neither a hold nor a pause keeps back, from the end of its delay if it had one. While a partition of a topic is paused, all rows of the topic count as held.";
         pub(super) fn delayed_rows(count: i64) => SampledGauge DELAYED_ROWS "outboxd_delayed_rows",
             "Delayed rows that are not due yet, counted up to 10,000.";
         pub(super) fn dead_rows[topic: String; TOPICS_MAX + 1](count: i64) => SampledGauge DEAD_ROWS "outboxd_dead_rows",
@@ -185,6 +195,8 @@ metrics! {
             "Topics that accept nothing now.";
         pub(super) fn paused_partitions(count: i64) => SampledGauge PAUSED_PARTITIONS "outboxd_paused_partitions",
             "Partitions that accept nothing now, of topics whose other partitions do.";
+        pub(super) fn oldest_pause(seconds: f64) => SampledGauge OLDEST_PAUSE_SECONDS "outboxd_oldest_pause_seconds",
+            "Age of the oldest pause of an operator; 0 if nothing is paused.";
         pub(super) fn vacuum_horizon_age(transactions: i64)
             => SampledGauge VACUUM_HORIZON_AGE_TRANSACTIONS "outboxd_vacuum_horizon_age_transactions",
             "Age in transactions of the oldest snapshot, which pins the vacuum horizon.";

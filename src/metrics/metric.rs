@@ -72,6 +72,73 @@ impl From<ClientError> for SharedString {
     }
 }
 
+/// The value of the label `cause`: why a record may repeat an earlier copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// An earlier copy may have been sent: its worker died or was replaced, or Kafka did not answer.
+    Uncertain,
+    /// An operator replays it.
+    Replay,
+}
+
+impl Repeat {
+    const ALL: [Repeat; 2] = [Repeat::Uncertain, Repeat::Replay];
+    pub const COUNT: usize = Repeat::ALL.len();
+
+    fn name(self) -> &'static str {
+        match self {
+            Repeat::Uncertain => "uncertain",
+            Repeat::Replay => "replay",
+        }
+    }
+}
+
+impl From<Repeat> for SharedString {
+    fn from(cause: Repeat) -> Self {
+        cause.name().into()
+    }
+}
+
+/// The value of the label `certificate`: whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certificate {
+    DatabaseCa,
+    DatabaseClient,
+    DatabaseServer,
+    KafkaCa,
+    KafkaClient,
+    KafkaServer,
+}
+
+impl Certificate {
+    const ALL: [Certificate; 6] = [
+        Certificate::DatabaseCa,
+        Certificate::DatabaseClient,
+        Certificate::DatabaseServer,
+        Certificate::KafkaCa,
+        Certificate::KafkaClient,
+        Certificate::KafkaServer,
+    ];
+    pub const COUNT: usize = Certificate::ALL.len();
+
+    fn name(self) -> &'static str {
+        match self {
+            Certificate::DatabaseCa => "database_ca",
+            Certificate::DatabaseClient => "database_client",
+            Certificate::DatabaseServer => "database_server",
+            Certificate::KafkaCa => "kafka_ca",
+            Certificate::KafkaClient => "kafka_client",
+            Certificate::KafkaServer => "kafka_server",
+        }
+    }
+}
+
+impl From<Certificate> for SharedString {
+    fn from(certificate: Certificate) -> Self {
+        certificate.name().into()
+    }
+}
+
 impl From<Table> for SharedString {
     fn from(table: Table) -> Self {
         table.name().into()
@@ -119,6 +186,19 @@ impl Metric {
             _ => 1,
         };
         self.labels.iter().map(|(_, values)| values).product::<usize>() * lines
+    }
+
+    /// The names of its series with their labels.
+    pub fn series(&self) -> Vec<(String, Vec<&'static str>)> {
+        let labels: Vec<&str> = self.labels.iter().map(|(label, _)| *label).collect();
+        match self.kind {
+            Kind::Histogram => vec![
+                (format!("{}_bucket", self.name), [labels.as_slice(), &["le"]].concat()),
+                (format!("{}_sum", self.name), labels.clone()),
+                (format!("{}_count", self.name), labels),
+            ],
+            _ => vec![(self.name.to_owned(), labels)],
+        }
     }
 
     /// The upper bounds of its buckets, if it is a histogram.
@@ -178,6 +258,8 @@ fn known_values(label: &str) -> Vec<&'static str> {
         "stream" => vec!["ordered", "unordered"],
         "table" => Table::ALL.iter().map(|table| table.name()).collect(),
         "reason" => ClientError::ALL.iter().map(|error| error.name()).collect(),
+        "cause" => Repeat::ALL.iter().map(|cause| cause.name()).collect(),
+        "certificate" => Certificate::ALL.iter().map(|certificate| certificate.name()).collect(),
         "quantile" => vec!["0.5", "0.99"],
         _ => Vec::new(),
     }

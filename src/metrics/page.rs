@@ -33,11 +33,19 @@ const HEADINGS: [(&str, &str); SECTIONS.len()] = [
 ];
 
 /// What each label says.
-const LABELS: [(&str, &str); 11] = [
+const LABELS: [(&str, &str); 13] = [
     (
         "topic",
         "The first 50 topics that the process sees keep theirs until it ends. All later ones are `other`, and so is what a \
          sample finds in topics without a label.",
+    ),
+    (
+        "cause",
+        "`uncertain`: its worker died or was replaced, or Kafka did not answer. `replay`: an operator replays it.",
+    ),
+    (
+        "certificate",
+        "`database_ca`, `database_client`, `database_server`, `kafka_ca`, `kafka_client`, `kafka_server`.",
     ),
     ("stream", "`ordered`: rows with a key. `unordered`: rows without."),
     ("table", "The table of the schema."),

@@ -7,8 +7,8 @@ use metrics::describe_gauge;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
 use super::list::{
-    backlog_estimated, backlog_rows, backlog_sampled, dead_rows, dead_tuples, delayed_rows, held_keys, oldest_pending,
-    parked_topics, paused_partitions, vacuum_horizon_age,
+    backlog_estimated, backlog_rows, backlog_sampled, dead_rows, dead_tuples, delayed_rows, held_keys, oldest_pause,
+    oldest_pending, oldest_unheld, parked_topics, paused_partitions, vacuum_horizon_age,
 };
 use super::metric::OTHER;
 use super::{sampled_gauges, topics};
@@ -83,6 +83,7 @@ pub fn backlog(sample: &Sample) {
         held_keys(sample.held_keys);
         parked_topics(sample.parked_topics);
         paused_partitions(sample.paused_partitions);
+        oldest_pause(sample.oldest_pause_seconds);
         vacuum_horizon_age(sample.horizon_age);
         dead_tuples(sample.dead_tuples);
     });
@@ -97,6 +98,7 @@ fn by_label(sampled: &[TopicSample], label: impl Fn(&str) -> String) -> BTreeMap
         sum.pending += topic.pending;
         sum.dead += topic.dead;
         sum.oldest_seconds = sum.oldest_seconds.max(topic.oldest_seconds);
+        sum.oldest_unheld_seconds = sum.oldest_unheld_seconds.max(topic.oldest_unheld_seconds);
     }
     labelled
 }
@@ -108,6 +110,7 @@ fn record_topics(known: &[String], labelled: &BTreeMap<String, TopicSample>) {
         let topic = labelled.get(label).unwrap_or(&nothing);
         backlog_rows(label.to_owned(), topic.pending);
         oldest_pending(label.to_owned(), topic.oldest_seconds);
+        oldest_unheld(label.to_owned(), topic.oldest_unheld_seconds);
         dead_rows(label.to_owned(), topic.dead);
     }
 }
@@ -121,6 +124,7 @@ mod tests {
             topic: topic.map(str::to_owned),
             pending,
             oldest_seconds,
+            oldest_unheld_seconds: oldest_seconds / 2.0,
             dead,
         }
     }
@@ -138,5 +142,6 @@ mod tests {
         assert_eq!(labelled["orders"].pending, 5);
         let other = &labelled[OTHER];
         assert_eq!((other.pending, other.oldest_seconds, other.dead), (13, 7.0, 5));
+        assert_eq!(other.oldest_unheld_seconds, 3.5);
     }
 }

@@ -100,6 +100,10 @@ impl Pool {
         Ok(Session::new(self.connections.get().await?, self.local_settings.clone()))
     }
 
+    pub(super) fn database(&self) -> &Database {
+        self.connector.database()
+    }
+
     pub(super) fn usage(&self) -> Connections {
         let status = self.connections.status();
         Connections {

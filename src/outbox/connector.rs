@@ -74,6 +74,10 @@ impl Connector {
         })
     }
 
+    pub fn database(&self) -> &Database {
+        &self.source.database
+    }
+
     /// Opens a connection. After a refusal the login is read again, and a different one is tried at once.
     pub async fn connect(&self) -> std::result::Result<Connected, tokio_postgres::Error> {
         let login = self.current().await;

@@ -187,7 +187,7 @@ impl Relay {
         if rows.is_empty() {
             return BatchOutcome::default();
         }
-        metrics::possible_duplicates(rows.iter().filter(|row| row.is_flagged()).count());
+        metrics::possible_duplicates(rows.iter());
         let bytes: usize = rows.iter().map(Row::size).sum();
         self.budget.weigh(rows.len(), bytes);
         let _in_flight = metrics::InFlight::new(rows.len(), bytes);

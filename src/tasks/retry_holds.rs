@@ -149,7 +149,7 @@ impl RetryHolds {
     /// Sends the row of a hold alone, decides what becomes of it, and notes what this says about Kafka.
     async fn send(&self, hold: &Hold, row: &Row, pauses: &Arc<Pauses>, lease_end: BootInstant) -> Decision {
         let began = Instant::now();
-        metrics::possible_duplicates(usize::from(row.is_flagged()));
+        metrics::possible_duplicates(std::iter::once(row));
         let until = self.settings.deadlines(began, boottime::left(lease_end));
         let delivery = match hold.head_id {
             Some(_) => obeying(pauses, self.publisher.send_head(row, until)).await,

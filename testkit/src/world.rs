@@ -252,6 +252,18 @@ impl World {
     pub async fn try_session(&self) -> Option<Client> {
         try_connect(&self.database_url).await.ok()
     }
+
+    /// Ends the relays' sessions, and lets nobody log in to this world's database any more; or lets them again.
+    pub async fn lock_out(&self, is_locked: bool) {
+        let server = connect(self.server_url.as_ref().unwrap_or(&Stack::get().database_url)).await;
+        let (name, allow) = (&self.name, !is_locked);
+        let statement = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}");
+        server.batch_execute(&statement).await.expect(&statement);
+        if is_locked {
+            let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outboxd' AND datname = ";
+            server.batch_execute(&format!("{end}'{name}'")).await.expect("ended");
+        }
+    }
 }
 
 impl Drop for World {

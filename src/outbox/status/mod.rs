@@ -68,7 +68,7 @@ pub struct OpenWriter {
 from_row!(WorkerStatus: name, id, version, lanes, lease_left_seconds, age_seconds);
 from_row!(DeadStatus: id, topic, key, attempts, error, age_seconds);
 from_row!(OpenWriter: age_seconds, later_transactions; writer);
-from_row!(Sample: pending, estimated, oldest_seconds, delayed, dead, held_keys, parked_topics, paused_partitions, horizon_age, dead_tuples; topics);
+from_row!(Sample: pending, estimated, oldest_seconds, delayed, dead, held_keys, parked_topics, paused_partitions, oldest_pause_seconds, horizon_age, dead_tuples; topics);
 from_row!(InboxSample: unfinished, poison);
 from_row!(FinishedMessages: until, is_full; groups);
 from_row!(Commands: operation, state, count);

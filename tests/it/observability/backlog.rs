@@ -16,6 +16,9 @@ struct Sampled {
     oldest_seconds: f64,
     /// Pending and dead rows by topic; the empty name is that of all others.
     topics: BTreeMap<String, (i64, i64)>,
+    /// Of each of them, the age of the oldest row that nothing keeps back, in hours.
+    unheld_hours: BTreeMap<String, f64>,
+    oldest_pause_seconds: f64,
 }
 
 /// A session that plans as a worker's do.
@@ -39,16 +42,23 @@ async fn sample(world: &World, labelled: &[&str]) -> Sampled {
         .await
         .expect("a sample");
     let topics: serde_json::Value = serde_json::from_str(sample.get("topics")).expect("JSON");
-    let topics = topics.as_array().expect("a list").iter().map(|topic| {
+    let topics = topics.as_array().expect("a list");
+    let name = |topic: &serde_json::Value| topic["topic"].as_str().unwrap_or_default().to_owned();
+    let counts = topics.iter().map(|topic| {
         let count = |name: &str| topic[name].as_i64().expect("a count");
-        let name = topic["topic"].as_str().unwrap_or_default().to_owned();
-        (name, (count("pending"), count("dead")))
+        (name(topic), (count("pending"), count("dead")))
+    });
+    let unheld_hours = topics.iter().map(|topic| {
+        let seconds = topic["oldest_unheld_seconds"].as_f64().expect("an age");
+        (name(topic), (seconds / 3600.0).round())
     });
     Sampled {
         pending: sample.get("pending"),
         estimated: sample.get("estimated"),
         oldest_seconds: sample.get("oldest_seconds"),
-        topics: topics.collect(),
+        topics: counts.collect(),
+        unheld_hours: unheld_hours.collect(),
+        oldest_pause_seconds: sample.get("oldest_pause_seconds"),
     }
 }
 
@@ -164,6 +174,47 @@ async fn a_row_whose_delay_is_over_is_pending_since_then() {
 }
 
 #[tokio::test]
+async fn the_oldest_row_that_is_not_held_is_kept_back_by_nothing() {
+    let world = World::new().await;
+    world
+        .execute(
+            "INSERT INTO outbox.message (topic, key, partition, payload) VALUES
+                 ('keys', 'held', NULL, '1'), ('keys', 'free', NULL, '2'), ('keys', 'held', NULL, '3'), ('keys', NULL, 3, '4'),
+                 ('parked', 'k', NULL, '5'), ('parked', NULL, NULL, '6'), ('lame', 'k', NULL, '7');
+             UPDATE outbox.message SET created_at = now() - interval '9 hours';
+             UPDATE outbox.message SET created_at = now() - interval '3 hours' WHERE id = 2;
+             -- Its delay is over, and it is held all the same.
+             UPDATE outbox.message SET available_at = now() - interval '5 hours' WHERE id = 3;
+             INSERT INTO outbox.hold (lane, topic, unit, resume_floor, reason, retry_at)
+             SELECT coalesce(m.lane, -1), m.topic, u.unit, 0, 'refused', 'infinity'
+             FROM (VALUES (1, 'k:held'), (4, 'p:3'), (5, ''), (6, ''), (7, 's:0/4')) u (id, unit) JOIN outbox.message m USING (id);",
+        )
+        .await;
+    let unheld = |hours: [f64; 3]| {
+        let topics = ["keys", "lame", "parked"].map(str::to_owned);
+        topics.into_iter().zip(hours).collect::<BTreeMap<_, _>>()
+    };
+    let sampled = sample(&world, &[]).await;
+    assert_eq!(sampled.unheld_hours, unheld([3.0, 0.0, 0.0]));
+    assert!(sampled.oldest_seconds > 8.0 * 3600.0, "{}", sampled.oldest_seconds);
+    assert_eq!(sampled.oldest_pause_seconds, 0.0);
+
+    world.execute("DELETE FROM outbox.hold").await;
+    assert_eq!(sample(&world, &[]).await.unheld_hours, unheld([9.0, 9.0, 9.0]));
+
+    world
+        .execute("INSERT INTO outbox.pause (at, reason) VALUES (now() - interval '1 hour', 'maintenance')")
+        .await;
+    let sampled = sample(&world, &[]).await;
+    assert_eq!(sampled.unheld_hours, unheld([0.0, 0.0, 0.0]));
+    assert!(
+        (3600.0..4000.0).contains(&sampled.oldest_pause_seconds),
+        "{}",
+        sampled.oldest_pause_seconds
+    );
+}
+
+#[tokio::test]
 async fn a_topic_with_a_label_is_named_and_so_are_the_fifty_largest_others() {
     let world = World::new().await;
     world
@@ -239,4 +290,25 @@ async fn a_worker_shows_the_backlog_by_topic_and_whether_it_is_estimated() {
             .then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn in_an_outage_of_the_database_no_worker_shows_an_old_sample() {
+    let world = World::new().await;
+    let relay = world.relay().start_ready().await;
+    let is_sampled = |expected: bool| {
+        let relay = &relay;
+        async move {
+            eventually(SOON, &format!("a sample: {expected}"), async || {
+                let scrape = relay.get("/metrics")?;
+                let said = Relay::metric_in(&scrape, "outboxd_backlog_sampled")?;
+                let shown = Relay::metric_in(&scrape, "outboxd_dead_tuples").is_some();
+                (said == f64::from(u8::from(expected)) && shown == expected).then_some(())
+            })
+            .await;
+        }
+    };
+    is_sampled(true).await;
+    world.lock_out(true).await;
+    is_sampled(false).await;
 }
