@@ -6,6 +6,7 @@ mod doctor;
 mod examples;
 mod faults;
 mod idempotency;
+mod monitoring;
 mod observability;
 mod operators;
 mod order;

@@ -27,6 +27,7 @@ fn each_command_in_the_pages_for_operators_is_one_of_this_binary() {
         ("docs/operations.md", 15),
         ("docs/pause.md", 4),
         ("docs/replay.md", 4),
+        ("docs/runbook.md", 40),
         ("docs/doctor.md", 3),
         ("docs/security.md", 2),
     ] {
