@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-all test-pooler faults metrics-page model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-all test-pooler faults metrics-page dashboard model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ faults: setup ## Inject every fault and write docs/faults.md anew
 
 metrics-page: ## Write docs/metrics.md anew from src/metrics
 	@OUTBOXD_WRITE_METRICS=1 cargo test --quiet --locked --all-features --lib metrics::page::
+
+dashboard: ## Write deploy/grafana/dashboard.json anew from tests/it/monitoring/panels.rs
+	@OUTBOXD_WRITE_DASHBOARD=1 cargo test --quiet --locked --all-features --test it -- monitoring::dashboard::
 
 mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."
 	@deploy/dev/with-stack deploy/dev/mutants $(ARGS)
