@@ -1,6 +1,7 @@
 //! The alerting rules and the dashboard: what they name exists, each alert fires when it should, and a runbook says what to do then.
 
 mod dashboard;
+mod faults;
 mod panels;
 mod promql;
 mod rules;
