@@ -31,6 +31,11 @@ async fn a_parked_topic_that_is_paused_is_not_even_probed() {
         world.topic(name, 2, &[]).await;
     }
     published(&world, &other, 70).await;
+    // A probe would either release the holds or postpone them.
+    let due = format!(
+        "SELECT bool_and(retry_at < clock_timestamp() - interval '2 seconds') FROM outbox.hold WHERE topic = '{paused}'"
+    );
+    world.until(&due).await;
     assert_eq!(world.records(&paused).await.len(), 0);
     resume(&world, &["--topic", &paused]);
     assert_nothing_happened(&world, &[&paused, &other], &[&relay]).await;

@@ -91,15 +91,24 @@ async fn everything_stops_under_load_and_continues_in_order() {
     pause(world, &["--all"]);
     let published = async || published_of(world, &load.paused).await + published_of(world, &load.other).await;
     let sent = async || world.records(&load.paused).await.len() + world.records(&load.other).await.len();
-    let before = sent().await;
-    assert_eq!(published().await, before as i64);
+    let claimed = || {
+        load.relays
+            .each_ref()
+            .map(|relay| relay.metric("outboxd_rows_claimed_total"))
+    };
+    let before = (sent().await, claimed());
+    assert_eq!(published().await, before.0 as i64);
     // Leases are renewed, and rows come in.
     world.lease_is_renewed_twice().await;
     world
         .until("SELECT count(*) > 400 FROM outbox.message WHERE published_at IS NULL")
         .await;
-    assert_eq!(sent().await, before, "nothing is sent while everything is paused");
-    assert_eq!(world.holds().await, 0, "nothing is claimed, so nothing is held");
+    assert_eq!(
+        (sent().await, claimed()),
+        before,
+        "nothing is claimed or sent while everything is paused"
+    );
+    assert_eq!(world.holds().await, 0, "and nothing is held");
     for relay in &load.relays {
         assert_eq!(relay.metric("outboxd_leases_lost_total"), Some(0.0));
         relay.assert_alive();
