@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-all test-pooler faults metrics-page dashboard model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-all test-pooler faults manifests metrics-page dashboard model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,8 @@ test: setup ## Format check, lints and all tests: make test ARGS="order"
 	@deploy/dev/test $(ARGS)
 
 # What is long and rarely broken. Its parts stop at the first that fails.
-test-all: setup ## What a release runs: make test, the long tests, the pooler, the model, all mutants, a soak (hours)
+test-all: ## What a release runs: make test, the long tests, the pooler, the model, all mutants, a soak (hours)
+	@deploy/dev/setup --all
 	@deploy/dev/test
 	@deploy/dev/with-stack cargo test --locked --all-features -- --ignored
 	@deploy/dev/test --pooler
@@ -46,6 +47,10 @@ metrics-page: ## Write docs/metrics.md anew from src/metrics
 
 dashboard: ## Write deploy/grafana/dashboard.json anew from tests/it/monitoring/panels.rs
 	@OUTBOXD_WRITE_DASHBOARD=1 cargo test --quiet --locked --all-features --test it -- monitoring::dashboard::
+
+manifests: ## Write deploy/kubernetes anew from the chart
+	@deploy/dev/setup --all
+	@deploy/kubernetes/print
 
 mutants: setup ## Break each guard on purpose and show the test that notices: make mutants ARGS="NAME..."
 	@deploy/dev/with-stack deploy/dev/mutants $(ARGS)

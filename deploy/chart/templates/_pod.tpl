@@ -1,0 +1,92 @@
+{{/* What every pod of the release has. outboxd never talks to the Kubernetes API, so a token would only be something to steal. */}}
+{{- define "outboxd.pod" -}}
+automountServiceAccountToken: false
+{{- /* Services of the namespace would become variables, and one called outboxd would look like settings. */}}
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What every container of the release has. */}}
+{{- define "outboxd.container" -}}
+image: {{ include "outboxd.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: ["ALL"]
+{{- end }}
+
+{{/* Environment and mounts of the relay. Those of the doctor are the same, so that it finds what the relay would meet. */}}
+{{- define "outboxd.relayEnvironment" -}}
+{{- $access := dict "root" . "login" .Values.database.login "kafka" .Values.kafka -}}
+envFrom:
+  - configMapRef:
+      name: {{ include "outboxd.fullname" . }}
+env:
+  # A container that is restarted in its pod takes over from the one before it at once.
+  - name: OUTBOXD_POD_UID
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.uid
+  {{- include "outboxd.accessEnv" $access | nindent 2 }}
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+volumeMounts:
+  - name: secrets
+    mountPath: /run/secrets/outboxd
+    readOnly: true
+  {{- if include "outboxd.hasCommand" . }}
+  - name: temporary
+    mountPath: /tmp
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{- define "outboxd.relayVolumes" -}}
+{{- $access := dict "root" . "login" .Values.database.login "kafka" .Values.kafka -}}
+- name: secrets
+  projected:
+    # 0440: readable by the group of the pod, its fsGroup.
+    defaultMode: 288
+    sources:
+      {{- include "outboxd.accessSources" $access | nindent 6 }}
+{{- if include "outboxd.hasCommand" . }}
+- name: temporary
+  emptyDir:
+    sizeLimit: {{ .Values.temporarySize }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Not empty if a setting names a command, which may want to write files. */}}
+{{- define "outboxd.hasCommand" -}}
+{{- range $name, $value := .Values.settings }}
+{{- if hasSuffix "_COMMAND" $name }}{{ $name }}{{ end }}
+{{- end }}
+{{- end }}
