@@ -8,21 +8,12 @@ COPY . .
 ARG REVISION=unknown
 ENV OUTBOXD_REVISION=$REVISION
 # Default features: the failpoints that tests stop the daemon at must never ship. The cache mounts
-# spare an image built again the dependencies; they are gone after this step, hence the copies.
+# spare an image built again the dependencies. They are gone after this step, so it puts the image
+# together as well: the binary, its libraries and the CA certificates, without a shell.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     cargo build --release --locked --package outboxd \
- && ! grep -q OUTBOXD_FAILPOINTS target/release/outboxd \
- && install -D target/release/outboxd /image/usr/local/bin/outboxd
-# The image holds the binary, the shared libraries it is linked to (with the resolver's, which libc loads by name) and
-# the CA certificates: no shell, no package manager.
-RUN ldd /image/usr/local/bin/outboxd | grep -o '/[^ ]*' \
-  | xargs -I{} sh -c 'install -D "$(readlink -f {})" "/image{}"' \
- && for lib in /lib/*-linux-gnu/libnss_dns.so.2 /lib/*-linux-gnu/libnss_files.so.2 /lib/*-linux-gnu/libresolv.so.2; do \
-      install -D "$(readlink -f "$lib")" "/image$lib"; done \
- && install -D /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/ca-certificates.crt \
- && echo 'outboxd:x:65532:65532::/:' > /image/etc/passwd \
- && echo 'hosts: files dns' > /image/etc/nsswitch.conf
+ && deploy/image/rootfs target/release/outboxd /image
 
 FROM scratch
 COPY --from=builder /image /
