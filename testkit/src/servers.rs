@@ -86,6 +86,14 @@ impl OwnKafka {
         ])
     }
 
+    /// One that asks named users what they may do. Who gives no name may do everything.
+    pub fn guarded_for_named_users() -> Self {
+        OwnKafka::with_properties(&[
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users=User:ANONYMOUS",
+        ])
+    }
+
     /// One that creates topics that are asked for.
     pub fn creating_topics() -> Self {
         OwnKafka::with_properties(&["auto.create.topics.enable=true"])

@@ -2,6 +2,7 @@
 
 mod consumers;
 mod cost;
+mod deploy;
 mod doctor;
 mod examples;
 mod faults;
