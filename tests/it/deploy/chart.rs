@@ -1,6 +1,7 @@
 //! The chart: everything that it prints is valid, and says what it should.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -64,6 +65,34 @@ fn a_field_that_kubernetes_does_not_know_is_found() {
         assert!(text.contains(right), "{right}");
         let (is_valid, _) = validate(&text.replace(right, wrong));
         assert!(!is_valid, "{wrong} is accepted");
+    }
+}
+
+#[test]
+#[ignore = "needs helm: make test-all"]
+fn prometheus_takes_the_rules_as_the_operator_hands_them_on() {
+    let rule = Release::of("strimzi").object("PrometheusRule", "outboxd");
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    // JSON is YAML.
+    std::fs::write(file.path(), rule["spec"].to_string()).expect("written");
+    let said = succeed(Command::new("promtool").args(["check", "rules"]).arg(file.path()));
+    let rules: Vec<&Value> = rule
+        .pointer("/spec/groups")
+        .and_then(Value::as_array)
+        .expect("groups")
+        .iter()
+        .flat_map(|group| group["rules"].as_array().expect("rules"))
+        .collect();
+    assert!(
+        said.contains(&format!("SUCCESS: {} rules found", rules.len())),
+        "{said}"
+    );
+    for alert in rules.iter().filter(|rule| !rule["alert"].is_null()) {
+        let runbook = alert["annotations"]["runbook_url"].as_str().expect("a runbook");
+        assert!(
+            runbook.starts_with("https://docs.example/outboxd/runbook.html#"),
+            "{runbook}"
+        );
     }
 }
 

@@ -34,11 +34,16 @@ const KINDS: [(&str, &str); 10] = [
 ];
 
 /// Those of the operators: the module, and the file of the definition in it.
-const CUSTOM: [(&str, &str, &str); 2] = [
+const CUSTOM: [(&str, &str, &str); 3] = [
     (
         "podmonitor-monitoring-v1",
         "github.com/prometheus-operator/prometheus-operator",
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+    ),
+    (
+        "prometheusrule-monitoring-v1",
+        "github.com/prometheus-operator/prometheus-operator",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
     (
         "scaledobject-keda-v1alpha1",

@@ -170,3 +170,13 @@ fn the_chart_installs_the_version_that_it_is_part_of() {
     assert_eq!(chart["version"], version, "version");
     assert_eq!(chart["appVersion"], version, "appVersion");
 }
+
+#[test]
+fn the_alerts_of_the_chart_are_those_of_prometheus() {
+    // A chart takes no files from outside.
+    assert_eq!(
+        read("deploy/chart/rules/alerts.yaml"),
+        read("deploy/prometheus/alerts.yaml"),
+        "cp deploy/prometheus/alerts.yaml deploy/chart/rules/"
+    );
+}
