@@ -1,9 +1,7 @@
 //! `/metrics`, `/livez` and `/readyz`: the server, and the client of `outboxd healthcheck`.
 
-use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,24 +11,17 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::health::Health;
+use crate::http_server::{self, Limits};
 use crate::metrics::{self, Scrape};
 
-/// A connection carries one request and is closed after this time, whether or not the request was sent and the answer read.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of open connections. Another one closes the oldest, so a client that opens many and sends nothing cannot keep
-/// out a probe.
-const CONNECTIONS_MAX: usize = 64;
-/// Wait after a connection could not be accepted, for example because the process has no file descriptor left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+const LIMITS: Limits = Limits {
+    connections: 64,
+    time: Duration::from_secs(10),
+};
 /// How often histograms are folded, if nobody scrapes.
 const UPKEEP_EVERY: Duration = Duration::from_secs(15);
 
@@ -47,50 +38,19 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: Scrape, 
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .with_state(Shared { health, metrics });
-    let answers = TaskTracker::new();
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
-    let mut upkeep = tokio::time::interval(UPKEEP_EVERY);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = upkeep.tick() => {
-                metrics::upkeep();
-                continue;
-            }
-            () = stop.cancelled() => break,
-        };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_AGAIN).await;
-            continue;
-        };
-        open.retain(|connection| !connection.is_finished());
-        if open.len() >= CONNECTIONS_MAX
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.abort();
-        }
-        let answer = answers.spawn(answer(stream, routes.clone(), stop.clone()));
-        open.push_back(answer.abort_handle());
+    tokio::select! {
+        () = http_server::serve(listener, LIMITS, |_| routes.clone(), stop) => {}
+        () = upkeep() => {}
     }
-    answers.close();
-    answers.wait().await;
 }
 
-/// Answers one request, unless it or its reader is too slow. After `stop`, a connection that has sent no request is closed.
-async fn answer(stream: tokio::net::TcpStream, routes: Router, stop: CancellationToken) {
-    let connection = http1::Builder::new()
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-    let mut connection = pin!(connection);
-    let answered = async {
-        tokio::select! {
-            done = connection.as_mut() => return done,
-            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        connection.await
-    };
-    // On an error or a timeout the connection is closed, and there is no client left to report it to.
-    let _ = tokio::time::timeout(CONNECTION_TIMEOUT, answered).await;
+/// Never ends.
+async fn upkeep() {
+    let mut due = tokio::time::interval(UPKEEP_EVERY);
+    loop {
+        due.tick().await;
+        metrics::upkeep();
+    }
 }
 
 async fn scrape(State(shared): State<Shared>) -> impl IntoResponse {

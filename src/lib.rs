@@ -22,6 +22,7 @@ pub mod clock;
 pub mod credentials;
 pub mod failpoint;
 pub mod health;
+pub mod http_server;
 pub mod jitter;
 pub mod memory;
 pub mod metrics;
@@ -41,6 +42,9 @@ pub mod tasks;
 
 // Compares what was committed with what arrived.
 pub mod verify;
+
+// Says what to do about what is stuck.
+pub mod advice;
 
 // Answers probes and scrapes.
 pub mod http;

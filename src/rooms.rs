@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use beside itself. `leaf` stands for all of [`LEAVES`].
-const ROOMS: [(&str, &str); 12] = [
+const ROOMS: [(&str, &str); 13] = [
     ("domain", ""),
     ("leaf", "leaf domain"),
     ("lanes", "leaf domain"),
@@ -14,19 +14,21 @@ const ROOMS: [(&str, &str); 12] = [
     ("kafka", "leaf domain"),
     ("tasks", "lanes outbox kafka leaf domain"),
     ("verify", "outbox kafka leaf domain"),
-    ("http", "health metrics"),
+    ("advice", "outbox leaf domain"),
+    ("http", "health http_server metrics"),
     ("config", "tasks outbox kafka leaf domain"),
     ("daemon", "config http tasks lanes outbox kafka leaf domain"),
     ("doctor", "config outbox kafka leaf domain"),
-    ("cli", "daemon doctor config http verify outbox kafka leaf domain"),
+    ("cli", "advice daemon doctor config http verify outbox kafka leaf domain"),
 ];
 
-const LEAVES: [&str; 11] = [
+const LEAVES: [&str; 12] = [
     "boottime",
     "clock",
     "credentials",
     "failpoint",
     "health",
+    "http_server",
     "jitter",
     "memory",
     "metrics",

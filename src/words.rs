@@ -1,7 +1,12 @@
 //! How quantities and errors are written for people, and names, texts and commands so that they can be pasted.
 
+pub mod operation;
+
 use std::error::Error;
-use std::time::Duration;
+use std::ops::RangeInclusive;
+use std::time::{Duration, SystemTime};
+
+use crate::domain::partition::Partition;
 
 /// A time span to the second, or below ten seconds to the millisecond.
 pub fn age(seconds: f64) -> String {
@@ -20,6 +25,73 @@ pub fn size(bytes: i64) -> String {
     match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
         Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
         None => format!("{bytes} bytes"),
+    }
+}
+
+/// A number with its thousands apart: 1,234,567.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// A number with what it counts: "1 topic", "1,234 topics".
+pub fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
+/// A time, in UTC.
+pub fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+/// Escapes the characters that a reader does not see and that change what is shown: a key or a broker's message must neither control
+/// the operator's terminal nor seem to be another one.
+pub fn plain(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_invisible(c) {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Control characters, those without a width, and those that turn the direction of writing.
+fn is_invisible(c: char) -> bool {
+    const OTHERS: [RangeInclusive<char>; 7] = [
+        '\u{ad}'..='\u{ad}',
+        '\u{61c}'..='\u{61c}',
+        '\u{200b}'..='\u{200b}',
+        '\u{200e}'..='\u{200f}',
+        '\u{2028}'..='\u{202e}',
+        '\u{2060}'..='\u{206f}',
+        '\u{feff}'..='\u{feff}',
+    ];
+    c.is_control() || OTHERS.iter().any(|others| others.contains(&c))
+}
+
+/// Bytes as PostgreSQL writes them.
+pub fn bytea(bytes: &[u8]) -> String {
+    let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
+    std::iter::once("\\x".to_owned()).chain(digits).collect()
+}
+
+/// What a hold keeps back, by its unit in `outbox.hold`.
+pub fn held(unit: &str) -> String {
+    match (unit.split_at_checked(2), Partition::of_unit(unit)) {
+        (Some(("k:", key)), _) => format!("key {key}"),
+        (Some(("p:", partition)), _) => format!("partition {partition}"),
+        (_, Some(paused)) => format!("partition {}, paused", paused.number),
+        _ => "the topic".to_owned(),
     }
 }
 
@@ -50,28 +122,28 @@ pub fn ident(name: &str) -> String {
     }
 }
 
-/// A text as SQL takes it. Control characters are escaped, since they must not reach the terminal.
+/// A text as SQL takes it, with what nobody sees escaped as in [`plain`].
 pub fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
-    if !text.contains(|c: char| c == '\\' || c.is_control()) {
+    if !text.contains(|c: char| c == '\\' || is_invisible(c)) {
         return format!("'{quoted}'");
     }
     format!("E'{}'", escaped(&quoted.replace('\\', r"\\")))
 }
 
-/// A word of a shell's command line. Control characters are escaped as bash, zsh and ksh read them.
+/// A word of a shell's command line. What nobody sees is escaped as bash, zsh and ksh read it.
 pub fn shell_word(text: &str) -> String {
-    if !text.contains(char::is_control) {
+    if !text.contains(is_invisible) {
         return shell_words::quote(text).into_owned();
     }
     format!("$'{}'", escaped(&text.replace('\\', r"\\").replace('\'', r"\'")))
 }
 
-/// The same with each control character as `\u` and its number.
+/// The same with each invisible character as `\u` and its number.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
-        if c.is_control() {
+        if is_invisible(c) {
             escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
         } else {
             escaped.push(c);
@@ -140,6 +212,30 @@ mod tests {
     }
 
     #[test]
+    fn thousands_are_apart() {
+        let shown: Vec<String> = [0, 999, 1_000, 1_234_567].map(grouped).to_vec();
+        assert_eq!(shown, ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!(counted(1, "topic", "topics"), "1 topic");
+        assert_eq!(counted(1000, "topic", "topics"), "1,000 topics");
+    }
+
+    #[test]
+    fn what_nobody_sees_is_escaped() {
+        assert_eq!(plain("a\nb\u{9b}"), r"a\u{a}b\u{9b}");
+        assert_eq!(plain("gpj.\u{202e}exe\u{200b}"), r"gpj.\u{202e}exe\u{200b}");
+        assert_eq!(plain("Zürich, 東京, עברית <b>"), "Zürich, 東京, עברית <b>");
+        assert_eq!(bytea(&[0, 255]), r"\x00ff");
+    }
+
+    #[test]
+    fn each_unit_has_its_words() {
+        assert_eq!(held("k:p:1"), "key p:1");
+        assert_eq!(held("p:3"), "partition 3");
+        assert_eq!(held("s:3/12"), "partition 3, paused");
+        assert_eq!(held(""), "the topic");
+    }
+
+    #[test]
     fn names_can_be_pasted() {
         assert_eq!(ident("relay_1"), "relay_1");
         assert_eq!(ident("Relay"), "\"Relay\"");
@@ -161,6 +257,7 @@ mod tests {
             assert_eq!(words.expect("words"), ["--key", key], "{key}");
         }
         assert_eq!(shell_word("it's a\\b\n"), r"$'it\'s a\\b\u000a'");
+        assert_eq!(shell_word("a\u{202e}b"), r"$'a\u202eb'");
     }
 
     #[test]

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::operation::{failure, open};
-use super::status::plain;
-use super::table::{counted, grouped, table, time};
+use super::table::table;
 use crate::config::{Check, DatabaseArgs};
 use crate::outbox::operator::audit::{AuditFilter, AuditedOperation, AuditedTransaction};
+use crate::words::{counted, grouped, plain, time};
 
 #[derive(Args, Debug)]
 pub struct AuditArgs {

@@ -8,8 +8,8 @@ mod show;
 use clap::{Args, Subcommand};
 
 use super::Failure;
-use super::operation::Matched;
 use crate::outbox::operator::dead::DeadIds;
+use crate::words::operation::Matched;
 
 #[derive(Args, Debug)]
 pub struct DeadArgs {
@@ -40,9 +40,6 @@ pub async fn dead(args: &DeadArgs) -> Result<(), Failure> {
         DeadCommand::Discard(args) => discard::discard(args).await,
     }
 }
-
-/// A dead letter, and many.
-const NOUNS: (&str, &str) = ("dead letter", "dead letters");
 
 fn matched(dead: &DeadIds) -> Matched {
     Matched {

@@ -6,12 +6,12 @@ use std::io::{self, Write};
 use clap::Args;
 
 use super::Failure;
-use super::status::plain;
 use crate::config::{Check, Problems, RunArgs};
 use crate::daemon::pool_size;
 use crate::doctor::check::{Diagnosis, Verdict};
 use crate::doctor::report::Report;
 use crate::doctor::{Settings, examine};
+use crate::words::plain;
 
 #[derive(Args, Debug)]
 pub struct DoctorArgs {

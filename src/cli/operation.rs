@@ -13,22 +13,16 @@ use serde_json::{Map, Value, json};
 use super::Failure;
 use super::progress::bar;
 use super::signals::Signals;
-use super::status::plain;
-use super::table::{counted, grouped};
 use crate::config::Check;
 use crate::domain::filter::Filter;
 use crate::failpoint;
-use crate::outbox::operator::{Purpose, Step};
+use crate::outbox::operator::{Purpose, REASON_BYTES_MAX, Step};
 use crate::outbox::{self, Database, Kind, Outbox};
-
-/// Most rows of one transaction.
-pub const CHUNK_ROWS: usize = 1_000;
+use crate::words::operation::{Matched, Words};
+use crate::words::{counted, grouped, plain};
 
 /// A transaction never takes long. The count reads all dead letters, or all holds.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The limit of the audit.
-const REASON_BYTES_MAX: usize = 1_000;
 
 /// How many topics are listed before it is asked.
 const TOPICS_SHOWN: usize = 10;
@@ -78,50 +72,6 @@ pub fn check_reason(check: &mut Check, reason: &str) {
         bytes <= REASON_BYTES_MAX,
         format!("--reason has {bytes} bytes; {REASON_BYTES_MAX} are allowed"),
     );
-}
-
-/// How an operation is spoken of.
-pub struct Words {
-    /// As the command line and the audit name it.
-    pub command: &'static str,
-    /// What it does, as a question begins: "Send again".
-    pub verb: &'static str,
-    /// What it did: "Sent again".
-    pub done: &'static str,
-    /// What it changes, one and many.
-    pub nouns: (&'static str, &'static str),
-}
-
-/// What an operation changes: how many rows of each topic.
-#[derive(Clone, Debug, Default)]
-pub struct Matched {
-    pub topics: Vec<(String, u64)>,
-}
-
-impl Matched {
-    fn rows(&self) -> u64 {
-        self.topics.iter().map(|(_, rows)| rows).sum()
-    }
-
-    /// "1,234 dead letters of 2 topics"
-    fn describe(&self, words: &Words) -> String {
-        let (one, many) = words.nouns;
-        let topics = counted(self.topics.len() as u64, "topic", "topics");
-        format!("{} of {topics}", counted(self.rows(), one, many))
-    }
-
-    /// A line for each topic, those with the most rows first.
-    fn by_topic(&self) -> String {
-        let mut topics: Vec<&(String, u64)> = self.topics.iter().collect();
-        topics.sort_by_key(|(_, rows)| std::cmp::Reverse(*rows));
-        let lines = topics.iter().take(TOPICS_SHOWN);
-        let lines = lines.map(|(topic, rows)| format!("  {:>9}  {}\n", grouped(*rows), plain(topic)));
-        let mut text: String = lines.collect();
-        if topics.len() > TOPICS_SHOWN {
-            text += &format!("  {:>9}  of {} more topics\n", "…", topics.len() - TOPICS_SHOWN);
-        }
-        text
-    }
 }
 
 /// What a command has to say about its operation besides counts. It may add to this while the operation runs.
@@ -216,7 +166,7 @@ impl<'a> Operation<'a> {
     /// What an operator should see before anything is changed.
     fn preview(&self) -> String {
         let details = self.details.map(|details| details.borrow().preview.clone());
-        let preview = self.matched.by_topic() + details.as_deref().unwrap_or_default();
+        let preview = by_topic(&self.matched) + details.as_deref().unwrap_or_default();
         preview.trim_end().to_owned()
     }
 
@@ -289,6 +239,18 @@ impl<'a> Operation<'a> {
     }
 }
 
+/// A line for each topic, those with the most rows first.
+fn by_topic(matched: &Matched) -> String {
+    let topics = matched.by_rows();
+    let lines = topics.iter().take(TOPICS_SHOWN);
+    let lines = lines.map(|(topic, rows)| format!("  {:>9}  {}\n", grouped(*rows), plain(topic)));
+    let mut text: String = lines.collect();
+    if topics.len() > TOPICS_SHOWN {
+        text += &format!("  {:>9}  of {} more topics\n", "…", topics.len() - TOPICS_SHOWN);
+    }
+    text
+}
+
 const BAR: &str = "{prefix} {bar:40.green} {pos}/{len} rows";
 
 /// Shows what would be changed, and asks. Without a terminal nobody would answer.
@@ -329,13 +291,6 @@ pub fn failure(error: outbox::Error) -> Failure {
 mod tests {
     use super::*;
 
-    const WORDS: Words = Words {
-        command: "dead redrive",
-        verb: "Send again",
-        done: "Sent again",
-        nouns: ("dead letter", "dead letters"),
-    };
-
     fn matched(topics: &[(&str, u64)]) -> Matched {
         let topics = topics.iter().map(|(topic, rows)| ((*topic).to_owned(), *rows));
         Matched {
@@ -344,13 +299,11 @@ mod tests {
     }
 
     #[test]
-    fn what_matches_is_counted_in_words_and_by_topic() {
+    fn what_matches_is_listed_by_topic() {
         let two = matched(&[("orders", 234), ("pay\nments", 1_000)]);
-        assert_eq!(two.describe(&WORDS), "1,234 dead letters of 2 topics");
-        assert_eq!(two.by_topic(), "      1,000  pay\\u{a}ments\n        234  orders\n");
-        assert_eq!(matched(&[("orders", 1)]).describe(&WORDS), "1 dead letter of 1 topic");
+        assert_eq!(by_topic(&two), "      1,000  pay\\u{a}ments\n        234  orders\n");
         let many: Vec<(String, u64)> = (0..12).map(|n| (format!("t{n}"), 1)).collect();
-        let shown = Matched { topics: many }.by_topic();
+        let shown = by_topic(&Matched { topics: many });
         assert_eq!(shown.lines().count(), 11);
         assert!(shown.ends_with("…  of 2 more topics\n"), "{shown}");
     }

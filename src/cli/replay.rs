@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
 use super::Failure;
-use super::operation::{CHUNK_ROWS, Details, Matched, Operation, OperationArgs, Words, failure};
-use super::table::{grouped, time};
+use super::operation::{Details, Operation, OperationArgs, failure};
 use crate::config::{Check, DatabaseArgs, ReplayFilterArgs};
 use crate::domain::filter::Filter;
 use crate::domain::replay::{Rate, ReplayFilter};
-use crate::outbox::operator::Step;
+use crate::outbox::operator::{CHUNK_ROWS, Step};
 use crate::outbox::{self, Outbox, ReplayStep, ReplayableTopic, UnfinishedReplay};
-use crate::words::age;
+use crate::words::operation::{Matched, Words};
+use crate::words::{age, grouped, time};
 
 #[derive(Args, Debug)]
 pub struct ReplayArgs {

@@ -1,6 +1,5 @@
 //! `outboxd status`: what is stuck, why, and what to do next.
 
-mod advice;
 mod check;
 mod pauses;
 mod render;
@@ -11,7 +10,6 @@ use clap::Args;
 use serde::Serialize;
 
 use self::check::{CheckArgs, Limit, Limits};
-pub use self::render::plain;
 use self::render::render;
 use super::Failure;
 use crate::config::{Check, DatabaseArgs};

@@ -2,10 +2,12 @@
 
 use clap::Args;
 
-use super::{NOUNS, matched};
+use super::matched;
 use crate::cli::Failure;
-use crate::cli::operation::{CHUNK_ROWS, Operation, OperationArgs, Words, failure, open};
+use crate::cli::operation::{Operation, OperationArgs, failure, open};
 use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
+use crate::outbox::operator::CHUNK_ROWS;
+use crate::words::operation::DISCARD;
 
 #[derive(Args, Debug)]
 pub struct DiscardArgs {
@@ -18,13 +20,6 @@ pub struct DiscardArgs {
     #[command(flatten)]
     operation: OperationArgs,
 }
-
-const DISCARD: Words = Words {
-    command: "dead discard",
-    verb: "Remove for good",
-    done: "Removed for good",
-    nouns: NOUNS,
-};
 
 pub async fn discard(args: &DiscardArgs) -> Result<(), Failure> {
     let (database, filter, purpose) = Check::run(|check| {

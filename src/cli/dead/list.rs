@@ -5,10 +5,10 @@ use serde_json::json;
 
 use crate::cli::Failure;
 use crate::cli::operation::{failure, open};
-use crate::cli::table::{grouped, table};
+use crate::cli::table::table;
 use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
 use crate::outbox::operator::dead::DeadLetter;
-use crate::words::age;
+use crate::words::{age, grouped};
 
 #[derive(Args, Debug)]
 pub struct ListArgs {

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{NOUNS, matched};
+use super::matched;
 use crate::cli::Failure;
-use crate::cli::operation::{CHUNK_ROWS, Operation, OperationArgs, Words, failure, open};
+use crate::cli::operation::{Operation, OperationArgs, failure, open};
 use crate::config::{Check, DatabaseArgs, DeadFilterArgs};
 use crate::outbox::Outbox;
-use crate::outbox::operator::Purpose;
 use crate::outbox::operator::dead::DeadIds;
+use crate::outbox::operator::{CHUNK_ROWS, Purpose};
+use crate::words::operation::{CORRECT, REDRIVE};
 
 #[derive(Args, Debug)]
 pub struct RedriveArgs {
@@ -27,20 +28,6 @@ pub struct RedriveArgs {
     #[command(flatten)]
     operation: OperationArgs,
 }
-
-const REDRIVE: Words = Words {
-    command: "dead redrive",
-    verb: "Send again",
-    done: "Sent again",
-    nouns: NOUNS,
-};
-
-const CORRECT: Words = Words {
-    command: "dead correct",
-    verb: "Correct and send again",
-    done: "Corrected and sent again",
-    nouns: NOUNS,
-};
 
 pub async fn redrive(args: &RedriveArgs) -> Result<(), Failure> {
     let (database, filter, purpose, payload) = Check::run(|check| {

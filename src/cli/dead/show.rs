@@ -1,6 +1,5 @@
 //! `outboxd dead show`.
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use clap::Args;
@@ -9,11 +8,10 @@ use serde_json::value::RawValue;
 
 use crate::cli::Failure;
 use crate::cli::operation::{failure, open};
-use crate::cli::status::plain;
 use crate::config::{Check, DatabaseArgs};
 use crate::domain::row::Body;
 use crate::outbox::operator::dead::DeadMessage;
-use crate::words::age;
+use crate::words::{age, bytea, plain};
 
 #[derive(Args, Debug)]
 pub struct ShowArgs {
@@ -111,7 +109,7 @@ fn metadata(dead: &DeadMessage) -> Metadata<'_> {
 fn as_json(dead: &DeadMessage) -> Result<String, Failure> {
     let (json, bytes) = match &dead.row.body {
         Body::Json(json) => (raw(json), None),
-        Body::Bytes(bytes) => (None, Some(hex(bytes))),
+        Body::Bytes(bytes) => (None, Some(bytea(bytes))),
         Body::Tombstone => (None, None),
     };
     let shown = Shown {
@@ -133,21 +131,12 @@ fn raw(json: &[u8]) -> Option<Box<RawValue>> {
     RawValue::from_string(String::from_utf8_lossy(json).into_owned()).ok()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let mut text = "\\x".to_owned();
-    for byte in bytes {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
-}
-
 fn as_text(dead: &DeadMessage) -> String {
     let row = &dead.row;
     let body = match &row.body {
         _ if row.unreadable.is_some() => format!("(the message {TOO_LARGE})"),
         Body::Json(json) => String::from_utf8_lossy(json).into_owned(),
-        Body::Bytes(bytes) => std::str::from_utf8(bytes).map_or_else(|_| hex(bytes), str::to_owned),
+        Body::Bytes(bytes) => std::str::from_utf8(bytes).map_or_else(|_| bytea(bytes), str::to_owned),
         Body::Tombstone => "(none: a tombstone)".to_owned(),
     };
     let lines = [

@@ -7,9 +7,8 @@ use crate::cli::Failure;
 use crate::cli::operation::{failure, open};
 use crate::cli::table::table;
 use crate::config::{Check, DatabaseArgs, HoldFilterArgs};
-use crate::domain::partition::Partition;
 use crate::outbox::HeldUnit;
-use crate::words::age;
+use crate::words::{self, age};
 
 #[derive(Args, Debug)]
 pub struct ListArgs {
@@ -61,7 +60,7 @@ fn cells(held: &HeldUnit) -> Vec<String> {
     let next_try = held.retry_in_seconds.map_or("waits for you".to_owned(), age);
     vec![
         held.topic.clone(),
-        what(&held.unit),
+        words::held(&held.unit),
         held.head_id.map_or("-".to_owned(), |id| id.to_string()),
         held.holds.to_string(),
         held.failures.to_string(),
@@ -69,27 +68,4 @@ fn cells(held: &HeldUnit) -> Vec<String> {
         next_try,
         held.error.clone(),
     ]
-}
-
-/// What a hold keeps back.
-fn what(unit: &str) -> String {
-    match (unit.split_at_checked(2), Partition::of_unit(unit)) {
-        (Some(("k:", key)), _) => format!("key {key}"),
-        (Some(("p:", partition)), _) => format!("partition {partition}"),
-        (_, Some(paused)) => format!("partition {}, paused", paused.number),
-        _ => "the topic".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_unit_has_its_words() {
-        assert_eq!(what("k:p:1"), "key p:1");
-        assert_eq!(what("p:3"), "partition 3");
-        assert_eq!(what("s:3/12"), "partition 3, paused");
-        assert_eq!(what(""), "the topic");
-    }
 }

@@ -4,9 +4,8 @@ use serde_json::{Value, json};
 
 use crate::cli::Failure;
 use crate::cli::operation::{ConfirmArgs, is_confirmed};
-use crate::cli::table::counted;
 use crate::outbox::{PauseScope, PendingRows};
-use crate::words::paused;
+use crate::words::{counted, paused};
 
 /// What a command is about to do.
 #[derive(Clone, Copy, Debug)]

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::advice::advice;
 use super::pauses::write_pauses;
+use crate::advice::advice;
 use crate::domain::partition::Partition;
 use crate::outbox::HeldUnit;
 use crate::outbox::status::Status;
-use crate::words::age;
+use crate::words::{age, plain};
 
 pub fn render(status: &Status, schema: &str) -> String {
     let mut out = String::new();
@@ -112,19 +112,6 @@ fn write_dead(out: &mut String, status: &Status) -> std::fmt::Result {
         )?;
     }
     Ok(())
-}
-
-/// Escapes control characters: a key or a broker's message must not control the operator's terminal.
-pub fn plain(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            shown.extend(c.escape_unicode());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
 }
 
 #[cfg(test)]

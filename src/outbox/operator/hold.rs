@@ -1,9 +1,11 @@
 //! Holds, listed and made due.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::super::from_row::{FromRow, from_row};
-use super::{Outbox, Params, Purpose, Result, Step};
+use super::{CHUNK_ROWS, Outbox, Params, Purpose, Result, Step};
 use crate::domain::filter::Filter;
 
 /// The holds of one key, partition or topic. A topic as a whole has one in each lane.
@@ -22,6 +24,31 @@ pub struct HeldUnit {
 }
 
 from_row!(HeldUnit: topic, unit, holds, failures, error, head_id, age_seconds, retry_in_seconds);
+
+/// How many holds there are of each topic.
+pub fn by_topic(held: &[HeldUnit]) -> Vec<(String, u64)> {
+    let mut topics = BTreeMap::new();
+    for held in held {
+        *topics.entry(held.topic.clone()).or_default() += held.holds.unsigned_abs();
+    }
+    topics.into_iter().collect()
+}
+
+/// Chunks of at most [`CHUNK_ROWS`] holds, or of one unit that has more.
+pub fn chunks(held: &[HeldUnit]) -> Vec<&[HeldUnit]> {
+    let (mut chunks, mut rest) = (Vec::new(), held);
+    while !rest.is_empty() {
+        let mut holds = 0;
+        let fits = rest.iter().take_while(|held| {
+            holds += held.holds.unsigned_abs() as usize;
+            holds <= CHUNK_ROWS
+        });
+        let (chunk, others) = rest.split_at(fits.count().max(1));
+        chunks.push(chunk);
+        rest = others;
+    }
+    chunks
+}
 
 impl Outbox {
     /// Lists holds that match the filter, the oldest first.
@@ -58,5 +85,32 @@ impl Outbox {
         let reason = purpose.reason.as_deref();
         let params: Params<'_> = &[&topics, &units, &reason, &operation, &purpose.filter];
         self.step(&self.statements.holds_release, params).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(topic: &str, holds: i64) -> HeldUnit {
+        HeldUnit {
+            topic: topic.to_owned(),
+            unit: String::new(),
+            holds,
+            failures: 1,
+            error: String::new(),
+            head_id: None,
+            age_seconds: 1.0,
+            retry_in_seconds: None,
+        }
+    }
+
+    #[test]
+    fn a_transaction_changes_a_bounded_number_of_holds() {
+        let all: Vec<HeldUnit> = (0..40).map(|n| held(&format!("t{}", n % 2), 64)).collect();
+        let sizes: Vec<usize> = chunks(&all).iter().map(|chunk| chunk.len()).collect();
+        assert_eq!(sizes, [15, 15, 10]);
+        assert_eq!(chunks(&[held("t", 5_000), held("t", 1)]).len(), 2);
+        assert_eq!(by_topic(&all), [("t0".to_owned(), 1_280), ("t1".to_owned(), 1_280)]);
     }
 }

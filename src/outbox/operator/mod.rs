@@ -8,6 +8,12 @@ use super::from_row::{FromRow, from_row};
 use super::param::Params;
 use super::{Error, Outbox, Result};
 
+/// Most rows of one transaction.
+pub const CHUNK_ROWS: usize = 1_000;
+
+/// The limit of the audit.
+pub const REASON_BYTES_MAX: usize = 1_000;
+
 /// What one transaction of an operation changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {

@@ -1,13 +1,11 @@
-//! What `outboxd status` advises: the next step for each thing that is not as it should be.
+//! What `outboxd status` and the page advise: the next step for each thing that is not as it should be.
 
-use super::pauses;
-use super::render::plain;
 use crate::domain::partition::Partition;
 use crate::outbox::status::{OpenWriter, Status};
-use crate::outbox::{HeldUnit, WriterIdentity};
-use crate::words::{age, command, literal, option};
+use crate::outbox::{HeldUnit, PauseStatus, WriterIdentity};
+use crate::words::{age, command, literal, option, paused, plain, resume};
 
-/// The next step for each thing that is not as it should be.
+/// One sentence or two for each. Commands are between backticks, and nothing in it controls a terminal.
 pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     let mut advice = Vec::new();
     let live = status.workers.iter().filter(|worker| worker.is_live()).count();
@@ -16,7 +14,7 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
     } else if status.free_lanes > 0 {
         advice.push("Some lanes have no owner; a running worker takes them within a lease.".to_owned());
     }
-    advice.extend(pauses::advice(&status.pauses, schema));
+    advice.extend(about_pauses(&status.pauses, schema));
     advice.extend(about_holds(&status.holds, schema));
     if status.backlog.dead > 0 {
         let ids: Vec<String> = status.dead.iter().map(|dead| dead.id.to_string()).collect();
@@ -33,6 +31,20 @@ pub fn advice(status: &Status, schema: &str) -> Vec<String> {
         advice.push("Nothing: all is well.".to_owned());
     }
     advice
+}
+
+/// How to end the pause that covers most.
+fn about_pauses(pauses: &[PauseStatus], schema: &str) -> Option<String> {
+    let pause = pauses.first()?;
+    let (topic, key) = (pause.topic.as_deref(), pause.key.as_deref());
+    let (what, resume) = (paused(topic, key), resume(topic, key, schema));
+    let more = match pauses.len() {
+        1 => String::new(),
+        count => format!(" ({} more are paused)", count - 1),
+    };
+    Some(format!(
+        "An operator has paused {what}: once the reason is gone, `{resume}`{more}."
+    ))
 }
 
 /// Advice about the rows that may not be published now: one sentence for each kind of hold.
@@ -118,8 +130,33 @@ fn about_writer(writer: &OpenWriter) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::render::tests::session;
     use super::*;
+
+    fn session(application: &str) -> WriterIdentity {
+        WriterIdentity::Session {
+            pid: 42,
+            application: application.into(),
+        }
+    }
+
+    #[test]
+    fn the_command_that_ends_a_pause_is_named() {
+        let pause = |topic: Option<&str>, key: Option<&str>| PauseStatus {
+            topic: topic.map(str::to_owned),
+            key: key.map(str::to_owned),
+            reason: "broken consumer".to_owned(),
+            login: "alice".to_owned(),
+            age_seconds: 90.0,
+        };
+        assert_eq!(about_pauses(&[], "outbox"), None);
+        let pauses = [pause(None, None), pause(Some("orders"), Some("o'brien"))];
+        let said = about_pauses(&pauses, "outbox").expect("advice");
+        assert!(said.contains("`outboxd resume --all` (1 more"), "{said}");
+        let said = about_pauses(&pauses[1..], "outbox").expect("advice");
+        let flags = said.split("`outboxd resume ").nth(1).expect("a command");
+        let flags = shell_words::split(flags.trim_end_matches("`.")).expect("words");
+        assert_eq!(flags, ["--topic", "orders", "--key", "o'brien"]);
+    }
 
     #[test]
     fn a_writer_that_stays_open_is_named_also_to_who_may_not_see_since_when() {
