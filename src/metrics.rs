@@ -25,7 +25,7 @@ pub use metric::{Certificate, ClientError, Stream};
 use metric::{Kind, Metric, Repeat};
 pub use process::connections;
 pub use samples::{backlog, not_sampled};
-pub use topics::{end_to_end, labelled_topics, row_refused, rows_published};
+pub use topics::{end_to_end, labelled_topics, published, row_refused, rows_published};
 
 /// The upper bounds of histograms, in seconds.
 const BUCKETS: &[f64] = &[

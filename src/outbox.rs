@@ -35,7 +35,7 @@ use std::time::Duration;
 
 pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
 pub use connect::{PLANNER_SETTINGS, Pool, connect, worker_pool};
-pub use database::{ConnectionString, Database, Pooler};
+pub use database::{APPLICATION, ConnectionString, Database, Pooler};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
@@ -130,6 +130,24 @@ impl Outbox {
         Ok(Outbox::new(pool, schema, on_published, MESSAGE_BYTES_MAX, timeout))
     }
 
+    /// The same for many who ask at once, with so many connections, each opened when it is needed. Larger messages are not read.
+    pub async fn shared(
+        database: &Database,
+        schema: &str,
+        connections: usize,
+        message_bytes_max: usize,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let pool = connect::pool(database, connections, timeout, None).await?;
+        Ok(Outbox::new(
+            pool,
+            schema,
+            OnPublished::Keep,
+            message_bytes_max,
+            timeout,
+        ))
+    }
+
     /// The same for statements that keep the lease, with a shorter timeout, so that one unresponsive connection does not cost the
     /// lease while others would answer.
     fn for_lease(&self) -> Self {
@@ -137,6 +155,11 @@ impl Outbox {
             timeout: self.timeout / LEASE_TIMEOUT_SHARE,
             ..self.clone()
         }
+    }
+
+    /// Closes the connections that nobody has used for this long.
+    pub fn close_unused(&self, time: Duration) {
+        self.pool.drop_unused(time);
     }
 
     /// How the connections of the pool are used at this moment.

@@ -48,6 +48,7 @@ pub async fn audit(args: &AuditArgs) -> Result<(), Failure> {
             topics: args.topics.clone(),
             login: args.login.clone(),
             newer_than: newer_than.map(|age| check.duration("--newer-than", age)),
+            before: None,
             limit: args.limit,
         };
         Some((args.database.database(check)?, filter))
@@ -55,7 +56,7 @@ pub async fn audit(args: &AuditArgs) -> Result<(), Failure> {
     let outbox = open(&database, &args.database.schema).await?;
     let output = match args.operation {
         Some(operation) => {
-            let transactions = outbox.audit_transactions(operation).await.map_err(failure)?;
+            let transactions = outbox.audit_transactions(operation, None).await.map_err(failure)?;
             if transactions.is_empty() {
                 return Err(Failure::Usage(format!(
                     "there is no operation {operation}; see `outboxd audit`"

@@ -13,7 +13,7 @@ use self::check::{CheckArgs, Limit, Limits};
 use self::render::render;
 use super::Failure;
 use crate::config::{Check, DatabaseArgs};
-use crate::outbox::status::Status;
+use crate::outbox::status::{SCAN_MAX, Status};
 use crate::outbox::{self, Database, Outbox};
 use crate::verify::findings::Verdict;
 
@@ -61,7 +61,8 @@ pub async fn status(args: &StatusArgs) -> Result<(), Failure> {
 }
 
 async fn read(database: &Database, schema: &str) -> outbox::Result<Status> {
-    Outbox::open(database, schema, STATEMENT_TIMEOUT).await?.status().await
+    let outbox = Outbox::open(database, schema, STATEMENT_TIMEOUT).await?;
+    outbox.status(SCAN_MAX).await
 }
 
 /// Prints the limits that do not hold. Nothing is printed where all hold, because cron sends mail of everything it is told.

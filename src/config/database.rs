@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::Check;
 use crate::credentials::command::CommandLine;
 use crate::credentials::password::{COMMAND_FLAG, FILE_FLAG, Source};
-use crate::outbox::{ConnectionString, Database, Pooler, TlsFiles};
+use crate::outbox::{APPLICATION, ConnectionString, Database, Pooler, TlsFiles};
 
 /// How to reach the database. Every subcommand but `healthcheck` has these flags.
 #[derive(Args, Clone, Debug)]
@@ -85,6 +85,7 @@ impl DatabaseArgs {
             },
             password: password?,
             pooler: self.database_pooler,
+            application: APPLICATION,
         };
         check.ok(database.check())?;
         Some(database)
@@ -106,7 +107,10 @@ impl DatabaseArgs {
     fn url(&self) -> Result<ConnectionString, String> {
         match (&self.database_url, &self.database_url_file) {
             (Some(url), None) => Ok(ConnectionString::Text(url.clone())),
-            (None, Some(file)) => Ok(ConnectionString::File(file.clone())),
+            (None, Some(file)) => Ok(ConnectionString::File {
+                flag: "--database-url-file",
+                path: file.clone(),
+            }),
             (Some(_), Some(_)) => Err(both("--database-url", "--database-url-file")),
             (None, None) => Err(
                 "--database-url (OUTBOXD_DATABASE_URL) or --database-url-file is missing: where is \

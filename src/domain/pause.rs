@@ -5,6 +5,17 @@ use std::collections::HashMap;
 use super::hold::Hold;
 use super::row::Row;
 
+/// The longest key that a message may have, in bytes.
+pub const KEY_BYTES_MAX: usize = 1024;
+/// The longest topic name of Kafka, in bytes.
+const TOPIC_BYTES_MAX: usize = 249;
+
+/// Can a Kafka topic have this name?
+pub fn is_topic_name(name: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.chars().all(is_legal) && !matches!(name, "." | "..")
+}
+
 /// A pause as it is stored: of everything without a topic, of the whole topic without a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {

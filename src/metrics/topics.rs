@@ -2,6 +2,7 @@
 //! that an application which puts an id into its topics cannot create series without end.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -97,6 +98,14 @@ fn by_topic<'a, V: Copy>(
     combined
 }
 
+/// How many rows this process has published. The series cannot be read.
+static PUBLISHED: AtomicU64 = AtomicU64::new(0);
+
+/// How many rows this process has published so far, of all topics.
+pub fn published() -> u64 {
+    PUBLISHED.load(Ordering::Relaxed)
+}
+
 /// Counts rows that Kafka has acknowledged, by their topics.
 pub fn rows_published<'a>(topics: impl Iterator<Item = &'a str>) {
     let counts = by_topic(topics.map(|topic| (topic, 1u64)), |one, other| one + other);
@@ -105,6 +114,7 @@ pub fn rows_published<'a>(topics: impl Iterator<Item = &'a str>) {
         list::last_publish(now.unwrap_or_default());
     }
     for (topic, count) in counts {
+        PUBLISHED.fetch_add(count, Ordering::Relaxed);
         with_series(topic, |series| series.published.increment(count));
     }
 }

@@ -66,9 +66,9 @@ pub(super) fn add_session_settings(config: &mut Config, pooler: Pooler, timeout:
     }
 }
 
-pub(super) fn add_connection_timeouts(config: &mut Config) {
+pub(super) fn add_connection_settings(config: &mut Config, application: &str) {
     if config.get_application_name().is_none() {
-        config.application_name("outboxd");
+        config.application_name(application);
     }
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_TIMEOUT);
@@ -117,6 +117,11 @@ impl Pool {
     /// Closes the connections that are not in use.
     pub(super) fn drop_idle(&self) {
         self.connections.retain(|_, _| false);
+    }
+
+    /// Closes the connections that nobody has used for this long.
+    pub(super) fn drop_unused(&self, time: Duration) {
+        self.connections.retain(|_, metrics| metrics.last_used() < time);
     }
 }
 

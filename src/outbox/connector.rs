@@ -172,7 +172,7 @@ impl Source {
         if let Some(timeout) = self.timeout {
             connect::add_session_settings(&mut config, self.database.pooler, timeout);
         }
-        connect::add_connection_timeouts(&mut config);
+        connect::add_connection_settings(&mut config, self.database.application);
         Ok(Login { config, tls, expires })
     }
 }

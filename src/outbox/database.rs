@@ -19,14 +19,23 @@ pub struct Database {
     /// Where the password is, unless the connection string has it.
     pub password: Source,
     pub pooler: Pooler,
+    /// As `pg_stat_activity` names its sessions, unless the connection string says otherwise.
+    pub application: &'static str,
 }
+
+/// The application that a session of the relay and of a command is.
+pub const APPLICATION: &str = "outboxd";
 
 /// A libpq-style URL or key=value string.
 #[derive(Clone, Debug)]
 pub enum ConnectionString {
     Text(SecretString),
     /// The file that has it, which is read for each login.
-    File(PathBuf),
+    File {
+        /// The flag that names it.
+        flag: &'static str,
+        path: PathBuf,
+    },
 }
 
 /// What is between this process and the server.
@@ -54,6 +63,7 @@ impl Database {
             tls: TlsFiles::default(),
             password: Source::Nowhere,
             pooler: Pooler::None,
+            application: APPLICATION,
         }
     }
 
@@ -76,7 +86,7 @@ impl Database {
     pub(super) fn server(&self) -> Result<Server, String> {
         let text = match &self.url {
             ConnectionString::Text(text) => text.clone(),
-            ConnectionString::File(path) => file::read(self.url.flag(), path)?,
+            ConnectionString::File { flag, path } => file::read(flag, path)?,
         };
         let server = parse(text.expose_secret(), &self.tls);
         server.map_err(|problem| format!("{} cannot be used: {problem}", self.url.flag()))
@@ -87,7 +97,7 @@ impl ConnectionString {
     fn flag(&self) -> &'static str {
         match self {
             ConnectionString::Text(_) => "--database-url",
-            ConnectionString::File(_) => "--database-url-file",
+            ConnectionString::File { flag, .. } => flag,
         }
     }
 }
@@ -178,7 +188,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let file = folder.path().join("url");
         let mut database = Database::at("");
-        database.url = ConnectionString::File(file.clone());
+        database.url = ConnectionString::File {
+            flag: "--database-url-file",
+            path: file.clone(),
+        };
         assert!(
             database
                 .check()

@@ -48,6 +48,7 @@ params!(
     Option<i32> => INT4,
     Option<i64> => INT8,
     Option<&str> => TEXT,
+    Option<String> => TEXT,
     Vec<bool> => BOOL_ARRAY,
     Vec<i16> => INT2_ARRAY,
     Vec<i32> => INT4_ARRAY,

@@ -38,7 +38,7 @@ statements! {
     maintenance: [delete_stale_claims, delete_stale_in_flight, delete_stale_workers, end_orphaned, history_expire, history_prepare, lost_deleted, lost_kept, purge_idempotency, purge_inbox, purge_messages, purge_processed, purgeable, rescan],
     doctor: [autovacuum, connections, durability, history_days, idle_sessions, login, old_snapshots, prepared_transactions, sequence, server, server_time, session_tls, slots, triggers, used_topics],
     pause: [list_pauses, pause, pending_rows, read_pauses, resume, workers_and_pauses],
-    status: [sample_backlog, sample_commands, sample_counters, sample_finished, sample_inbox, status_dead, status_free_lanes, status_open_writer, status_workers],
+    status: [activity, sample_backlog, sample_commands, sample_counters, sample_finished, sample_inbox, status_dead, status_free_lanes, status_open_writer, status_workers],
     operator: [audit_operations, audit_transactions, dead_correct, dead_discard, dead_ids, dead_list, dead_redrive, dead_show, hold_list, holds_release],
     replay: [due_rows, replay_begin, replay_left, replay_preview, replay_step, replay_unfinished],
     schema: [applied_version, compatibility, permissions, schema_present, sequence_cache, timeline],

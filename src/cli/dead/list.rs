@@ -32,7 +32,7 @@ pub async fn list(args: &ListArgs) -> Result<(), Failure> {
     })?;
     filter.limit = filter.limit.or(Some(LIMIT));
     let outbox = open(&database, &args.database.schema).await?;
-    let dead = outbox.dead_list(&filter).await.map_err(failure)?;
+    let dead = outbox.dead_list(&filter, 0, None).await.map_err(failure)?;
     let matched = dead.first().map_or(0, |dead| dead.matched);
     if args.json {
         println!("{}", json!({ "matched": matched, "dead": dead }));

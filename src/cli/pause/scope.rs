@@ -3,12 +3,8 @@
 use clap::Args;
 
 use crate::config::Check;
+use crate::domain::pause::{KEY_BYTES_MAX, is_topic_name};
 use crate::outbox::PauseScope;
-
-/// The longest key that a message may have, in bytes.
-const KEY_BYTES_MAX: usize = 1024;
-/// The longest topic name of Kafka, in bytes.
-const TOPIC_BYTES_MAX: usize = 249;
 
 /// A topic, a key of it, or everything.
 #[derive(Args, Clone, Debug)]
@@ -30,7 +26,7 @@ impl ScopeArgs {
     pub fn scope(&self, check: &mut Check) -> PauseScope<'_> {
         if let Some(topic) = &self.topic {
             check.ensure(
-                is_legal_topic(topic),
+                is_topic_name(topic),
                 format!("--topic {topic:?} is not a name that a Kafka topic can have"),
             );
         }
@@ -45,11 +41,6 @@ impl ScopeArgs {
             key: self.key.as_deref(),
         }
     }
-}
-
-fn is_legal_topic(topic: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    (1..=TOPIC_BYTES_MAX).contains(&topic.len()) && topic.chars().all(is_legal) && !matches!(topic, "." | "..")
 }
 
 #[cfg(test)]

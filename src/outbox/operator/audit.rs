@@ -45,6 +45,8 @@ pub struct AuditFilter {
     pub topics: Vec<String>,
     pub login: Option<String>,
     pub newer_than: Option<Duration>,
+    /// Only operations that began before this one.
+    pub before: Option<i64>,
     pub limit: i64,
 }
 
@@ -53,12 +55,19 @@ impl Outbox {
     pub async fn audit_operations(&self, filter: &AuditFilter) -> Result<Vec<AuditedOperation>> {
         let topics: Vec<&str> = filter.topics.iter().map(String::as_str).collect();
         let newer_than = filter.newer_than.map(|age| age.as_secs_f64());
-        let params: Params<'_> = &[&topics, &filter.login.as_deref(), &newer_than, &filter.limit];
+        let params: Params<'_> = &[
+            &topics,
+            &filter.login.as_deref(),
+            &newer_than,
+            &filter.limit,
+            &filter.before,
+        ];
         self.query(&self.statements.audit_operations, params).await
     }
 
-    /// The transactions of an operation, in their order.
-    pub async fn audit_transactions(&self, operation: i64) -> Result<Vec<AuditedTransaction>> {
-        self.query(&self.statements.audit_transactions, &[&operation]).await
+    /// The transactions of an operation, in their order: all, or the first ones.
+    pub async fn audit_transactions(&self, operation: i64, limit: Option<i64>) -> Result<Vec<AuditedTransaction>> {
+        self.query(&self.statements.audit_transactions, &[&operation, &limit])
+            .await
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::super::from_row::{FromRow, from_row};
-use super::super::param::multirange;
+use super::super::param::{Param, multirange};
 use super::{Outbox, Params, Purpose, Result, Step};
 use crate::domain::filter::Filter;
 use crate::domain::row::Row;
@@ -23,7 +23,7 @@ pub struct DeadLetter {
     pub age_seconds: f64,
     /// The operation that sent it again before, in vain.
     pub requeued_by: Option<i64>,
-    /// How many match the filter in all.
+    /// How many match the filter in all, as far as they were counted.
     #[serde(skip)]
     pub matched: i64,
 }
@@ -59,6 +59,7 @@ struct Columns<'a> {
     newer_than: Option<f64>,
     ids: Option<String>,
     message_ids: Vec<Uuid>,
+    limit: Option<i64>,
 }
 
 impl<'a> Columns<'a> {
@@ -71,18 +72,37 @@ impl<'a> Columns<'a> {
             newer_than: filter.newer_than.map(|age| age.as_secs_f64()),
             ids: multirange(&filter.ids),
             message_ids: filter.message_ids.clone(),
+            limit: filter.limit,
         }
+    }
+
+    fn params(&self) -> [&dyn Param; 8] {
+        [
+            &self.topics,
+            &self.keys,
+            &self.error,
+            &self.older_than,
+            &self.newer_than,
+            &self.ids,
+            &self.message_ids,
+            &self.limit,
+        ]
     }
 }
 
 impl Outbox {
-    /// Lists dead letters that match the filter, the newest first.
-    pub async fn dead_list(&self, filter: &Filter) -> Result<Vec<DeadLetter>> {
-        self.query_dead(&self.statements.dead_list, filter).await
+    /// Lists dead letters that match the filter, the newest first, without as many of the newest as `offset` says. No more than
+    /// `matched_max` are counted.
+    pub async fn dead_list(&self, filter: &Filter, offset: i64, matched_max: Option<i64>) -> Result<Vec<DeadLetter>> {
+        let columns = Columns::of(filter);
+        let mut params = columns.params().to_vec();
+        params.extend([&offset as &dyn Param, &matched_max]);
+        self.query(&self.statements.dead_list, &params).await
     }
 
     pub async fn dead_ids(&self, filter: &Filter) -> Result<DeadIds> {
-        let topics: Vec<(String, Vec<i64>)> = self.query_dead(&self.statements.dead_ids, filter).await?;
+        let columns = Columns::of(filter);
+        let topics: Vec<(String, Vec<i64>)> = self.query(&self.statements.dead_ids, &columns.params()).await?;
         let mut dead = DeadIds::default();
         for (topic, ids) in topics {
             dead.topics.push((topic, ids.len() as u64));
@@ -90,22 +110,6 @@ impl Outbox {
         }
         dead.ids.sort_unstable();
         Ok(dead)
-    }
-
-    async fn query_dead<T: FromRow>(&self, sql: &str, filter: &Filter) -> Result<Vec<T>> {
-        let columns = Columns::of(filter);
-        let (ids, limit) = (columns.ids.as_deref(), filter.limit);
-        let params: Params<'_> = &[
-            &columns.topics,
-            &columns.keys,
-            &columns.error,
-            &columns.older_than,
-            &columns.newer_than,
-            &ids,
-            &columns.message_ids,
-            &limit,
-        ];
-        self.query(sql, params).await
     }
 
     /// `None` if there is no such dead letter.

@@ -12,8 +12,9 @@ use crate::domain::sample::{
     Commands, ConsumerCount, Counters, DurationCount, FinishedGroup, FinishedMessages, InboxSample, Sample, TopicSample,
 };
 
-/// How many rows are scanned for a count, and how many examples are shown.
+/// How many rows a command scans for a count.
 pub const SCAN_MAX: i64 = 100_000;
+/// How many examples are shown.
 const EXAMPLES_MAX: i64 = 10;
 /// How many pauses are shown.
 const PAUSES_MAX: i64 = 100;
@@ -65,6 +66,16 @@ pub struct OpenWriter {
     pub later_transactions: i64,
 }
 
+/// How many rows of `outbox.message` were inserted, updated and deleted, as far as the server has counted. Each grows until the server
+/// crashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activity {
+    pub inserted: i64,
+    pub updated: i64,
+    pub deleted: i64,
+}
+
+from_row!(Activity: inserted, updated, deleted);
 from_row!(WorkerStatus: name, id, version, lanes, lease_left_seconds, age_seconds);
 from_row!(DeadStatus: id, topic, key, attempts, error, age_seconds);
 from_row!(OpenWriter: age_seconds, later_transactions; writer);
@@ -101,13 +112,14 @@ impl FromRow for Vec<FinishedGroup> {
 }
 
 impl Outbox {
-    pub async fn status(&self) -> Result<Status> {
+    /// Scans at most so many rows for each count.
+    pub async fn status(&self, scan_max: i64) -> Result<Status> {
         let held = Filter {
             limit: Some(EXAMPLES_MAX),
             ..Filter::default()
         };
         Ok(Status {
-            backlog: self.sample_backlog(SCAN_MAX, &[]).await?,
+            backlog: self.sample_backlog(scan_max, &[]).await?,
             workers: self.workers().await?,
             free_lanes: self.free_lanes().await?,
             pauses: self.list_pauses(PAUSES_MAX).await?,
@@ -115,6 +127,11 @@ impl Outbox {
             dead: self.query(&self.statements.status_dead, &[&EXAMPLES_MAX]).await?,
             open_writer: self.open_writer().await?,
         })
+    }
+
+    /// What was written to `outbox.message` so far.
+    pub async fn activity(&self) -> Result<Activity> {
+        self.query_one(&self.statements.activity, &[]).await
     }
 
     /// The workers that have not stopped, expired ones included.
