@@ -7,6 +7,7 @@ mod filter;
 mod kafka;
 mod replay;
 mod token;
+mod ui;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,6 +19,7 @@ pub use filter::{DeadFilterArgs, FilterArgs, HoldFilterArgs};
 pub use kafka::KafkaArgs;
 pub use replay::ReplayFilterArgs;
 pub use token::TokenArgs;
+pub use ui::{PublicUrl, Ui, UiArgs};
 
 use check::parse_bytes;
 
@@ -50,7 +52,16 @@ pub struct Config {
     pub lease: LeaseSettings,
     pub poll_interval_max: Duration,
     pub shutdown_grace: Duration,
-    pub http_listen: SocketAddr,
+    pub listeners: Listeners,
+}
+
+/// Where this process listens.
+#[derive(Clone, Debug)]
+pub struct Listeners {
+    /// Probes and metrics.
+    pub http: SocketAddr,
+    /// The page for the person on call. `None`: there is none.
+    pub ui: Option<Ui>,
 }
 
 /// The schema allows headers this large, payload aside.
@@ -96,7 +107,7 @@ impl RunArgs {
             poll_interval_max: self.poll_interval_max(check),
             shutdown_grace: check.duration("--shutdown-grace", &self.shutdown_grace),
             maintenance: self.maintenance(check),
-            http_listen: check.address("--http-listen", &self.http_listen),
+            listeners: self.listeners(check),
             schema: self.database.schema.clone(),
             migrate: self.migrate,
             on_published: self.on_published,
@@ -105,6 +116,14 @@ impl RunArgs {
             database: database?,
             kafka: kafka?,
         })
+    }
+
+    fn listeners(&self, check: &mut Check) -> Listeners {
+        let http = check.address("--http-listen", &self.http_listen);
+        Listeners {
+            http,
+            ui: self.ui.settings(check, &self.database, http),
+        }
     }
 
     fn relay(&self, check: &mut Check) -> relay::Settings {

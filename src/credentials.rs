@@ -8,6 +8,7 @@ pub mod oidc;
 pub mod password;
 pub mod pgpass;
 pub mod token;
+pub mod ui_token;
 
 use secrecy::SecretString;
 

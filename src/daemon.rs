@@ -1,6 +1,7 @@
 //! Starts the tasks, and stops them in two phases. First no new work is taken, and what is in flight is finished. Then the lanes
 //! are returned.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ use crate::tasks::relay::poll_schedule::PollSchedule;
 use crate::tasks::relay::{MARK_MARGIN, Relay};
 use crate::tasks::retry_holds::{self, RetryHolds};
 use crate::tasks::watermark::WatermarkTask;
+use crate::ui::{self, Page};
 
 /// Longest time that a statement may take, however long the lease is.
 const STATEMENT_TIMEOUT_MAX: Duration = Duration::from_secs(25);
@@ -48,23 +50,49 @@ pub enum Error {
 pub async fn run(config: Config, stop: CancellationToken, now: CancellationToken) -> Result<(), Error> {
     let scrape = metrics::install().map_err(Error::Broken)?;
     let health = Arc::new(Health::default());
-    let http_stop = CancellationToken::new();
-    let listener = TcpListener::bind(config.http_listen)
-        .await
-        .map_err(|error| Error::Unavailable(format!("cannot listen on {}: {error}", config.http_listen)))?;
-    let address = listener
-        .local_addr()
-        .map_err(|error| Error::Broken(error.to_string()))?;
-    info!(version = env!("CARGO_PKG_VERSION"), http = %address, "outboxd starts");
-    let server = tokio::spawn(http::serve(listener, health.clone(), scrape.clone(), http_stop.clone()));
+    let servers_stop = CancellationToken::new();
+    let (probes, http) = listen(config.listeners.http).await?;
+    let page = listen_for_page(&config).await?;
+    let ui = page.as_ref().map(|(_, address, _)| address.to_string());
+    info!(version = env!("CARGO_PKG_VERSION"), %http, ui, "outboxd starts");
+    let mut servers = JoinSet::new();
+    servers.spawn(http::serve(
+        probes,
+        health.clone(),
+        scrape.clone(),
+        servers_stop.clone(),
+    ));
+    if let Some((listener, _, page)) = page {
+        servers.spawn(ui::serve(listener, page, servers_stop.clone()));
+    }
     let done = tokio::select! {
         done = start_and_run(&config, &health, &scrape, &stop, &now) => done,
         () = now.cancelled() => Err(Error::Broken("stopped at once, by a second signal".to_owned())),
     };
-    http_stop.cancel();
+    servers_stop.cancel();
     // A scrape in progress must not delay the exit.
-    let _ = tokio::time::timeout(Duration::from_millis(500), server).await;
+    let served = async { while servers.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(Duration::from_millis(500), served).await;
     done
+}
+
+/// Returns the address as well, for the case that the system has chosen the port.
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|error| Error::Unavailable(format!("cannot listen on {address}: {error}")))?;
+    let address = listener.local_addr();
+    let address = address.map_err(|error| Error::Broken(error.to_string()))?;
+    Ok((listener, address))
+}
+
+/// `None` if there is no page. It has connections of its own, and shows why others cannot be opened.
+async fn listen_for_page(config: &Config) -> Result<Option<(TcpListener, SocketAddr, Page)>, Error> {
+    let Some(settings) = &config.listeners.ui else {
+        return Ok(None);
+    };
+    let page = Page::open(config, settings).await?;
+    let (listener, address) = listen(settings.listen).await?;
+    Ok(Some((listener, address, page)))
 }
 
 async fn start_and_run(
@@ -164,10 +192,15 @@ async fn relay(
     })
 }
 
-/// How many connections the daemon needs at once: one for each relay task, three for lease, watermark and maintenance, and those
+/// How many connections the relay needs at once: one for each relay task, three for lease, watermark and maintenance, and those
 /// that retry holds.
-pub fn pool_size(config: &Config) -> usize {
+fn pool_size(config: &Config) -> usize {
     config.relay.tasks + 3 + retry_holds::CONNECTIONS
+}
+
+/// How many connections the daemon opens in all, if somebody looks at the page.
+pub fn connections_max(config: &Config) -> usize {
+    pool_size(config) + config.listeners.ui.as_ref().map_or(0, ui::connections)
 }
 
 async fn open(config: &Config) -> Result<Outbox, Error> {

@@ -52,6 +52,9 @@ pub mod http;
 // Checks the settings.
 pub mod config;
 
+// The page for the person on call.
+pub mod ui;
+
 // Judges what a relay would meet.
 pub mod doctor;
 

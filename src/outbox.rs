@@ -35,7 +35,7 @@ use std::time::Duration;
 
 pub use claim::{ClaimedRows, DroppedRow, PollAnswer, UnorderedClaim, UnorderedFilter};
 pub use connect::{PLANNER_SETTINGS, Pool, connect, worker_pool};
-pub use database::{APPLICATION, ConnectionString, Database, Pooler};
+pub use database::{APPLICATION, ConnectionString, Database, PAGE_APPLICATION, Pooler};
 pub use error::{Error, Kind, Result};
 pub use lease::predecessor::Predecessor;
 pub use lease::{Peer, Renewal};
@@ -139,13 +139,7 @@ impl Outbox {
         timeout: Duration,
     ) -> Result<Self> {
         let pool = connect::pool(database, connections, timeout, None).await?;
-        Ok(Outbox::new(
-            pool,
-            schema,
-            OnPublished::Keep,
-            message_bytes_max,
-            timeout,
-        ))
+        Ok(Outbox::new(pool, schema, OnPublished::Keep, message_bytes_max, timeout))
     }
 
     /// The same for statements that keep the lease, with a shorter timeout, so that one unresponsive connection does not cost the

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use beside itself. `leaf` stands for all of [`LEAVES`].
-const ROOMS: [(&str, &str); 13] = [
+const ROOMS: [(&str, &str); 14] = [
     ("domain", ""),
     ("leaf", "leaf domain"),
     ("lanes", "leaf domain"),
@@ -17,9 +17,13 @@ const ROOMS: [(&str, &str); 13] = [
     ("advice", "outbox leaf domain"),
     ("http", "health http_server metrics"),
     ("config", "tasks outbox kafka leaf domain"),
-    ("daemon", "config http tasks lanes outbox kafka leaf domain"),
+    ("ui", "advice config outbox leaf domain"),
+    ("daemon", "config http ui tasks lanes outbox kafka leaf domain"),
     ("doctor", "config outbox kafka leaf domain"),
-    ("cli", "advice daemon doctor config http verify outbox kafka leaf domain"),
+    (
+        "cli",
+        "advice daemon doctor config http verify outbox kafka leaf domain",
+    ),
 ];
 
 const LEAVES: [&str; 12] = [

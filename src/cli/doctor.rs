@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Failure;
 use crate::config::{Check, Problems, RunArgs};
-use crate::daemon::pool_size;
+use crate::daemon::connections_max;
 use crate::doctor::check::{Diagnosis, Verdict};
 use crate::doctor::report::Report;
 use crate::doctor::{Settings, examine};
@@ -57,7 +57,7 @@ impl DoctorArgs {
             let transaction_age_max = check.duration("--max-transaction-age", &self.max_transaction_age);
             match args.validate_but_lease() {
                 Ok(run) => Some(Settings {
-                    connections: pool_size(&run),
+                    connections: connections_max(&run),
                     run,
                     has_brokers,
                     topics: self.topics.clone(),

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use crate::domain::retry::OnDead;
 use crate::outbox::OnPublished;
 
-use super::{DatabaseArgs, KafkaArgs};
+use super::{DatabaseArgs, KafkaArgs, UiArgs};
 
 /// How long finished rows are kept. `run` and `purge` have these flags.
 #[derive(Args, Clone, Debug)]
@@ -134,6 +134,9 @@ pub struct RunArgs {
         value_name = "ADDRESS"
     )]
     pub http_listen: String,
+
+    #[command(flatten)]
+    pub ui: UiArgs,
 
     /// This worker's name in status and logs [default: the host name]
     #[arg(long, env = "OUTBOXD_WORKER_NAME", value_name = "NAME")]

@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::Check;
 use crate::credentials::command::CommandLine;
 use crate::credentials::password::{COMMAND_FLAG, FILE_FLAG, Source};
-use crate::outbox::{APPLICATION, ConnectionString, Database, Pooler, TlsFiles};
+use crate::outbox::{APPLICATION, ConnectionString, Database, PAGE_APPLICATION, Pooler, TlsFiles};
 
 /// How to reach the database. Every subcommand but `healthcheck` has these flags.
 #[derive(Args, Clone, Debug)]
@@ -86,6 +86,26 @@ impl DatabaseArgs {
             password: password?,
             pooler: self.database_pooler,
             application: APPLICATION,
+        };
+        check.ok(database.check())?;
+        Some(database)
+    }
+
+    /// The same database by the login of the connection string in this file, for the page. The client certificate and the sources of
+    /// passwords are those of the relay's own login, so only libpq's are asked.
+    pub fn operator(&self, check: &mut Check, flag: &'static str, path: &Path) -> Option<Database> {
+        let database = Database {
+            url: ConnectionString::File {
+                flag,
+                path: path.to_owned(),
+            },
+            tls: TlsFiles {
+                ca: self.database_tls_ca.clone(),
+                ..TlsFiles::default()
+            },
+            password: libpq_password(),
+            pooler: self.database_pooler,
+            application: PAGE_APPLICATION,
         };
         check.ok(database.check())?;
         Some(database)

@@ -25,6 +25,8 @@ pub struct Database {
 
 /// The application that a session of the relay and of a command is.
 pub const APPLICATION: &str = "outboxd";
+/// The same of the page.
+pub const PAGE_APPLICATION: &str = "outboxd page";
 
 /// A libpq-style URL or key=value string.
 #[derive(Clone, Debug)]

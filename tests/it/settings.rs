@@ -21,7 +21,7 @@ const ENOUGH: [&str; 4] = [
 ];
 
 /// The flags whose value is free text, each with an environment twin.
-const FREE_TEXT: [&str; 16] = [
+const FREE_TEXT: [&str; 18] = [
     "--schema",
     "--retention",
     "--processed-retention",
@@ -38,6 +38,8 @@ const FREE_TEXT: [&str; 16] = [
     "--poll-interval-max",
     "--shutdown-grace",
     "--http-listen",
+    "--ui-listen",
+    "--ui-url",
 ];
 
 #[test]
