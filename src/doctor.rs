@@ -8,6 +8,7 @@ mod brokers;
 pub mod check;
 mod database;
 mod kafka;
+mod page;
 mod relay;
 pub mod report;
 mod schema;
@@ -44,8 +45,14 @@ pub async fn examine(settings: &Settings) -> Report {
         relay.batch_deadline,
         settings.run.lease_min(),
     )];
-    let (database, (cluster, brokers)) = tokio::join!(database::examine(settings), kafka::connect(settings));
+    let asked = tokio::join!(
+        database::examine(settings),
+        kafka::connect(settings),
+        page::login(settings)
+    );
+    let (database, (cluster, brokers), login) = asked;
     checks.extend(database.diagnoses);
+    checks.push(login);
     checks.extend(brokers);
     checks.extend(kafka::topics(settings, cluster, database.topics).await);
     Report::new(checks)

@@ -55,6 +55,7 @@ checks! {
     RelayWorkers "relay.workers"
     RelayVersions "relay.versions"
     RelayPauses "relay.pauses"
+    UiLogin "ui.login"
 }
 
 impl Serialize for CheckId {

@@ -36,7 +36,7 @@ statements! {
     lease: [lineage, predecessors, read_in_flight, read_taken_lanes, register, renew, return_lanes, stop_predecessor, stop_worker, stop_worker_in_flight, take_lanes],
     watermark: [ended_writers, highest_id, lowest_unordered, open_writers, read_unordered, rebuild_floors, store_floors, store_unordered_floor, writer_identity],
     maintenance: [delete_stale_claims, delete_stale_in_flight, delete_stale_workers, end_orphaned, history_expire, history_prepare, lost_deleted, lost_kept, purge_idempotency, purge_inbox, purge_messages, purge_processed, purgeable, rescan],
-    doctor: [autovacuum, connections, durability, history_days, idle_sessions, login, old_snapshots, prepared_transactions, sequence, server, server_time, session_tls, slots, triggers, used_topics],
+    doctor: [autovacuum, connections, durability, history_days, idle_sessions, login, old_snapshots, operator_login, prepared_transactions, sequence, server, server_time, session_tls, slots, triggers, used_topics],
     pause: [list_pauses, pause, pending_rows, read_pauses, resume, workers_and_pauses],
     status: [activity, sample_backlog, sample_commands, sample_counters, sample_finished, sample_inbox, status_dead, status_free_lanes, status_open_writer, status_workers],
     operator: [audit_operations, audit_transactions, dead_correct, dead_discard, dead_ids, dead_list, dead_redrive, dead_show, hold_list, holds_release],

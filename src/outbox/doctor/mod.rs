@@ -244,6 +244,11 @@ impl Outbox {
         self.query_one(&self.statements.login, schema).await
     }
 
+    /// The login of this session, and whether it is an operator's.
+    pub async fn operator_login(&self) -> Result<(String, bool)> {
+        self.query_one(&self.statements.operator_login, &[]).await
+    }
+
     /// The privileges that the relay needs and this login lacks.
     pub async fn missing_privileges(&self) -> Result<Vec<String>> {
         self.query(&self.statements.permissions, &[]).await

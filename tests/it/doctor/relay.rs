@@ -53,6 +53,32 @@ async fn what_an_operator_has_paused_is_named() {
 }
 
 #[tokio::test]
+async fn the_login_of_the_page_is_an_operators() {
+    let (world, url) = world_and_relay().await;
+    let operator = world.login("operator", &["outbox_operator"]).await;
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        path.display().to_string()
+    };
+    let token = file("token", "0123456789abcdef");
+    let page = ["--ui-listen", "127.0.0.1:9091", "--ui-token-file", &token];
+    assert_eq!(examine(&url, &page).verdict("ui.login"), "ok", "it changes nothing");
+    let with_login = |url: &str, login: &str| {
+        let login = file("url", login);
+        examine(url, &[&page[..], &["--ui-database-url-file", &login]].concat())
+    };
+    assert_eq!(with_login(&url, &operator).verdict("ui.login"), "ok");
+    let (found, fix) = with_login(&url, &url).only_problem("ui.login");
+    assert_contains(&found, &["_relay", "lacks the role outbox_operator"]);
+    assert_contains(&fix, &["GRANT outbox_operator TO "]);
+    let nobody = url.replace("_relay@", "_nobody@");
+    let (found, _) = with_login(&url, &nobody).only_problem("ui.login");
+    assert_contains(&found, &["is refused", "28000"]);
+}
+
+#[tokio::test]
 async fn a_bounded_part_of_a_large_outbox_is_read() {
     let (world, url) = world_and_relay().await;
     world.fill("t", 100_000, 10).await;

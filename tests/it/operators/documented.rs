@@ -31,6 +31,7 @@ fn each_command_in_the_pages_for_operators_is_one_of_this_binary() {
         ("docs/doctor.md", 3),
         ("docs/security.md", 2),
         ("docs/deploy.md", 4),
+        ("docs/ui.md", 1),
     ] {
         let commands = commands(page);
         assert!(commands.len() >= at_least, "{page}: {commands:?}");
