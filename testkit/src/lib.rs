@@ -35,6 +35,7 @@ mod steal_time;
 pub mod svg;
 mod test_slots;
 mod topics;
+mod visitor;
 mod world;
 
 use std::time::Duration;
@@ -68,6 +69,7 @@ pub use small_disk::SmallDisk;
 pub use statement_cost::cost;
 pub use steal_time::Stopwatch;
 pub use topics::{alter_topic, create_topic, create_topic_on, delete_topic, forget_records, grow_topic};
+pub use visitor::{Visitor, WebPage};
 pub use world::{World, connect, with_database};
 
 /// How long a test waits for something that should come soon.

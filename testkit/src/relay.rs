@@ -59,6 +59,11 @@ impl RelayBuilder {
         self
     }
 
+    /// With a page for the person on call, which the token in this file opens.
+    pub fn with_page(self, token_file: &str) -> Self {
+        self.args(&["--ui-listen", "127.0.0.1:0", "--ui-token-file", token_file])
+    }
+
     /// Stop at this failpoint until told to continue: see [`Relay::at_failpoint`].
     pub fn failpoint(mut self, name: &str) -> Self {
         self.failpoints.push(name.to_owned());
@@ -126,10 +131,19 @@ impl Relay {
 
     /// Where it listens, once it does.
     pub fn address(&self) -> Option<String> {
+        self.listener("http")
+    }
+
+    /// Where its page listens, once it does.
+    pub fn ui_address(&self) -> Option<String> {
+        self.listener("ui")
+    }
+
+    fn listener(&self, name: &str) -> Option<String> {
         let log = self.log();
         let line = log.lines().find(|line| line.contains("outboxd starts"))?;
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
-        Some(line["http"].as_str()?.to_owned())
+        Some(line[name].as_str()?.to_owned())
     }
 
     /// The whole HTTP answer, or `None` if nobody answers.

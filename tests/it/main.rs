@@ -22,6 +22,7 @@ mod schema;
 mod secrets;
 mod security;
 mod settings;
+mod ui;
 mod unordered_rows;
 mod verify;
 mod walk;
