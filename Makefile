@@ -5,7 +5,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo test test-all test-pooler faults manifests metrics-page dashboard model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
+.PHONY: help setup up down demo test test-all test-pooler faults manifests metrics-page dashboard screenshots model mutants mutants-pure bench bench-quick bench-publish bench-pure bench-idempotency soak fmt lint deny clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ test-pooler: setup ## All tests of the relay through PgBouncer in transaction mo
 faults: setup ## Inject every fault and write docs/faults.md anew
 	@OUTBOXD_WRITE_FAULTS=1 deploy/dev/with-stack cargo test --locked --all-features --test it -- faults:: scaling:: --skip documented::
 	@deploy/dev/faults-table docs/faults.md
+
+screenshots: ## Take the pictures of the page anew
+	@deploy/dev/setup --all
+	@OUTBOXD_WRITE_SCREENSHOTS=1 deploy/dev/with-stack cargo test --locked --all-features --test it -- --ignored ui::browser::screenshots
 
 metrics-page: ## Write docs/metrics.md anew from src/metrics
 	@OUTBOXD_WRITE_METRICS=1 cargo test --quiet --locked --all-features --lib metrics::page::

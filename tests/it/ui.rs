@@ -1,5 +1,6 @@
 //! The page for the person on call, by plain HTTP: who gets in, what is shown, what is changed, and what goes wrong.
 
+mod browser;
 mod changes;
 mod documented;
 mod foreign;
