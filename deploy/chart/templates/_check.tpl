@@ -23,6 +23,14 @@
 {{- if and .kafka.serviceAccountToken.enabled (hasKey .settings "OUTBOXD_KAFKA_TOKEN_COMMAND") -}}
 {{- $problems = append $problems "the token comes from kafka.serviceAccountToken and from OUTBOXD_KAFKA_TOKEN_COMMAND; remove one" -}}
 {{- end -}}
+{{- if .ui.enabled -}}
+{{- if not .ui.tokenSecret.name -}}
+{{- $problems = append $problems "ui.tokenSecret.name is empty: which Secret has the token of the login form?" -}}
+{{- end -}}
+{{- if eq (int .ui.port) (int .httpPort) -}}
+{{- $problems = append $problems "ui.port is httpPort, where probes and scrapes are answered; choose another" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .verify.enabled (not .verify.login.urlSecret.name) -}}
 {{- $problems = append $problems "verify.login.urlSecret.name is empty: which Secret has the connection string of a login with outbox_operator?" -}}
 {{- end -}}

@@ -50,6 +50,22 @@ env:
       fieldRef:
         fieldPath: metadata.uid
   {{- include "outboxd.accessEnv" $access | nindent 2 }}
+  {{- with .Values.ui }}
+  {{- if .enabled }}
+  - name: OUTBOXD_UI_LISTEN
+    value: {{ printf "%s:%s" $.Values.listenAddress (include "outboxd.text" .port) | quote }}
+  - name: OUTBOXD_UI_TOKEN_FILE
+    value: /run/secrets/outboxd/ui/token
+  {{- if .url }}
+  - name: OUTBOXD_UI_URL
+    value: {{ .url | quote }}
+  {{- end }}
+  {{- if .operatorUrlSecret.name }}
+  - name: OUTBOXD_UI_DATABASE_URL_FILE
+    value: /run/secrets/outboxd/ui/database-url
+  {{- end }}
+  {{- end }}
+  {{- end }}
   {{- with .Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -74,6 +90,16 @@ volumeMounts:
     defaultMode: 288
     sources:
       {{- include "outboxd.accessSources" $access | nindent 6 }}
+      {{- with .Values.ui }}
+      {{- if .enabled }}
+      {{- include "outboxd.sourceOfSecret" (dict "name" .tokenSecret.name "files" (dict "ui/token" .tokenSecret.key)) | nindent 6 }}
+      {{- with .operatorUrlSecret }}
+      {{- if .name }}
+      {{- include "outboxd.sourceOfSecret" (dict "name" .name "files" (dict "ui/database-url" .key)) | nindent 6 }}
+      {{- end }}
+      {{- end }}
+      {{- end }}
+      {{- end }}
 {{- if include "outboxd.hasCommand" . }}
 - name: temporary
   emptyDir:

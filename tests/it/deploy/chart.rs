@@ -137,9 +137,11 @@ fn whatever_selects_pods_selects_those_of_the_deployment_alone() {
     for (kind, path) in [
         ("PodDisruptionBudget", "/spec/selector/matchLabels"),
         ("PodMonitor", "/spec/selector/matchLabels"),
+        ("Service", "/spec/selector"),
         ("Deployment", "/spec/selector/matchLabels"),
     ] {
-        let selector = release.object(kind, "outboxd").pointer(path).expect(path).clone();
+        let suffix = if kind == "Service" { "outboxd-ui" } else { "outboxd" };
+        let selector = release.object(kind, suffix).pointer(path).expect(path).clone();
         let selects = |labels: &Value| {
             let selector = selector.as_object().expect("labels");
             selector.iter().all(|(name, value)| labels[name] == *value)
@@ -278,5 +280,5 @@ fn nobody_may_scrape_where_nobody_is_named() {
         .iter()
         .map(|rule| &rule["ports"][0]["port"])
         .collect();
-    assert_eq!(ports, ["http"]);
+    assert_eq!(ports, ["http", "ui"]);
 }

@@ -23,6 +23,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("image.digest=sha256:short", "digest"),
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("httpPort=0", "httpPort"),
+    ("ui.url=outboxd.example", "url"),
     ("kafka.serviceAccountToken.expirationSeconds=60", "expirationSeconds"),
     ("podMonitor.interval=often", "interval"),
     ("autoscaling.by=hand", "by"),
@@ -58,6 +59,11 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
     (
         "kafka.serviceAccountToken.enabled=true,settings.OUTBOXD_KAFKA_TOKEN_COMMAND=/c",
         "OUTBOXD_KAFKA_TOKEN_COMMAND; remove one",
+    ),
+    ("ui.enabled=true", "ui.tokenSecret.name is empty"),
+    (
+        "ui.enabled=true,ui.tokenSecret.name=t,ui.port=9090",
+        "ui.port is httpPort",
     ),
     ("verify.enabled=true", "verify.login.urlSecret.name is empty"),
     (

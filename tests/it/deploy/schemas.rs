@@ -14,7 +14,7 @@ use super::helm::succeed;
 use super::{read, yaml};
 
 /// The kinds that the chart prints, by the name that kubeconform looks for.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 11] = [
     ("configmap-v1", "io.k8s.api.core.v1.ConfigMap"),
     ("cronjob-batch-v1", "io.k8s.api.batch.v1.CronJob"),
     ("deployment-apps-v1", "io.k8s.api.apps.v1.Deployment"),
@@ -30,6 +30,7 @@ const KINDS: [(&str, &str); 10] = [
         "io.k8s.api.policy.v1.PodDisruptionBudget",
     ),
     ("secret-v1", "io.k8s.api.core.v1.Secret"),
+    ("service-v1", "io.k8s.api.core.v1.Service"),
     ("serviceaccount-v1", "io.k8s.api.core.v1.ServiceAccount"),
 ];
 
