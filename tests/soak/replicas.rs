@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use outboxd::config::RunArgs;
-use outboxd::daemon::pool_size;
+use outboxd::daemon;
 use outboxd::http::ask;
 use testkit::{Relay, RelayBuilder};
 
@@ -69,7 +69,7 @@ pub fn connections_max() -> usize {
         &tasks,
     ];
     let command = <Command as clap::Parser>::parse_from(args);
-    pool_size(&command.run.validate().expect("valid settings"))
+    daemon::connections_max(&command.run.validate().expect("valid settings"))
 }
 
 impl Replica {
