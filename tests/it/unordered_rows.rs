@@ -109,7 +109,7 @@ async fn a_worker_that_does_not_read_its_rows_keeps_nobody_from_theirs() {
 /// While the vacuum horizon is pinned, whatever a claim left behind is there for good.
 #[tokio::test]
 async fn claims_do_not_scan_all_that_have_ended() {
-    const ROUNDS: usize = 60;
+    const ROUNDS: usize = 80;
     let world = World::new().await;
     let topic = world.topic("orders", 1, &[]).await;
     let _relay = world.relay().start_ready().await;
@@ -129,9 +129,9 @@ async fn claims_do_not_scan_all_that_have_ended() {
         reads.push(world.count(entries_read).await - before);
     }
     println!("entries read per round: {reads:?}");
-    // Statistics arrive with a delay, in lumps: sums over several rounds do not care.
-    let early: i64 = reads[10..20].iter().sum();
-    let late: i64 = reads[ROUNDS - 10..].iter().sum();
+    // Statistics arrive once a second or so, in lumps. Each sum has several.
+    let early: i64 = reads[10..30].iter().sum();
+    let late: i64 = reads[ROUNDS - 20..].iter().sum();
     assert!(early > 0 && late < 2 * early, "claims read more and more: {reads:?}");
 }
 
