@@ -1,9 +1,9 @@
 //! The chart: everything that it prints is valid, and says what it should.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 
 use serde_json::Value;
+use testkit::{promtool, stderr_of};
 
 use super::helm::{MATRIX, Release, pod_spec, succeed, tool};
 use super::{files, read, yaml};
@@ -75,7 +75,9 @@ fn prometheus_takes_the_rules_as_the_operator_hands_them_on() {
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
     // JSON is YAML.
     std::fs::write(file.path(), rule["spec"].to_string()).expect("written");
-    let said = succeed(Command::new("promtool").args(["check", "rules"]).arg(file.path()));
+    let output = promtool(&["check", "rules", &file.path().display().to_string()]);
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    let said = String::from_utf8_lossy(&output.stdout);
     let rules: Vec<&Value> = rule
         .pointer("/spec/groups")
         .and_then(Value::as_array)
