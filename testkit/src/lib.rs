@@ -54,7 +54,7 @@ pub use history::History;
 pub use issuer::{Answer as IssuerAnswer, Issuer, Signer};
 pub use kafka_records::{Record, plant, read_topic, read_until};
 pub use lying_broker::LyingBroker;
-pub use paths::{binary, outboxd, repository};
+pub use paths::{binary, outboxd, repository, text_of};
 pub use preload::Preload;
 pub use primary_standby::PrimaryStandby;
 pub use prometheus::{Prometheus, Sample, Scraped, promtool};

@@ -1,6 +1,7 @@
 //! Where the repository is, and the binary under test.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,6 +9,12 @@ use std::process::Command;
 pub fn repository() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().expect("a folder of the repository")
+}
+
+/// The text of a file of the repository.
+pub fn text_of(path: impl AsRef<Path>) -> String {
+    let path = repository().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The binary under test. Cargo builds it before the tests of its package, into the folder above theirs. It tells them so in

@@ -41,13 +41,8 @@ struct Rule {
     annotations: BTreeMap<String, String>,
 }
 
-/// A file of the repository.
-fn read(path: &str) -> String {
-    fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
 fn rules() -> Vec<Rule> {
-    let file: RuleFile = serde_saphyr::from_str(&read(RULES)).expect("rules");
+    let file: RuleFile = serde_saphyr::from_str(&text_of(RULES)).expect("rules");
     file.groups.into_iter().flat_map(|group| group.rules).collect()
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use testkit::{promtool, stderr_of};
+use testkit::{promtool, stderr_of, text_of};
 
 use super::helm::{MATRIX, Release, pod_spec, succeed, tool};
-use super::{files, read, yaml};
+use super::{files, yaml};
 
 #[test]
 #[ignore = "needs helm: make test-all"]
@@ -44,7 +44,7 @@ fn each_object_is_one_that_kubernetes_and_its_operators_take() {
     for manifest in files("deploy/kubernetes") {
         let name = manifest.file_name().expect("a name").to_string_lossy().into_owned();
         if name.ends_with(".yaml") && !["values.yaml", "kustomization.yaml"].contains(&name.as_str()) {
-            let (is_valid, said) = validate(&read(&manifest));
+            let (is_valid, said) = validate(&text_of(&manifest));
             assert!(is_valid, "{name}: {said}");
         }
     }

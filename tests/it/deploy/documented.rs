@@ -9,7 +9,6 @@ use std::process::Command;
 use testkit::*;
 
 use super::helm::{Release, succeed, tool};
-use super::read;
 
 const PAGE: &str = "docs/deploy.md";
 const NEEDS_A_CLUSTER: &str = "# needs a cluster";
@@ -32,7 +31,7 @@ impl Block {
 }
 
 fn blocks() -> Vec<Block> {
-    let page = read(PAGE);
+    let page = text_of(PAGE);
     let mut blocks = Vec::new();
     let mut heading = "";
     let mut lines = page.lines();
@@ -294,7 +293,7 @@ fn objects_of_kubectl() -> BTreeSet<String> {
 
 #[test]
 fn files_that_the_page_names_exist() {
-    let page = read(PAGE);
+    let page = text_of(PAGE);
     for word in page.split(|c: char| c.is_whitespace() || "()`".contains(c)) {
         let path = word.trim_start_matches("../");
         if path.starts_with("deploy/") && !path.contains('=') {

@@ -11,7 +11,6 @@ use testkit::*;
 
 use super::container::{Container, Image, Pod};
 use super::helm::{Release, succeed};
-use super::read;
 
 #[test]
 #[ignore = "long: make test-all"]
@@ -31,7 +30,7 @@ fn the_same_sources_give_the_same_image() {
 
 /// What the Dockerfile says after a word.
 fn instruction(word: &str) -> String {
-    let dockerfile = read("Dockerfile");
+    let dockerfile = text_of("Dockerfile");
     let (_, image) = dockerfile.split_once("FROM scratch").expect("the last stage");
     let line = image.lines().find_map(|line| line.strip_prefix(word));
     line.unwrap_or_else(|| panic!("no {word}")).trim().to_owned()

@@ -6,7 +6,7 @@ use std::process::Command;
 use testkit::*;
 
 use super::helm::{succeed, tool};
-use super::{files, read, yaml};
+use super::{files, yaml};
 
 fn name(path: &std::path::Path) -> String {
     path.file_name().expect("a name").to_string_lossy().into_owned()
@@ -23,7 +23,7 @@ fn printed() -> BTreeSet<String> {
 
 #[test]
 fn the_kustomization_lists_each_manifest() {
-    let kustomization = yaml(&read("deploy/kubernetes/kustomization.yaml")).remove(0);
+    let kustomization = yaml(&text_of("deploy/kubernetes/kustomization.yaml")).remove(0);
     let listed = kustomization["resources"].as_array().expect("resources").iter();
     let listed: BTreeSet<String> = listed.map(|name| name.as_str().expect("a name").to_owned()).collect();
     let mut manifests = printed();
@@ -36,14 +36,14 @@ fn the_kustomization_lists_each_manifest() {
 
 #[test]
 fn the_example_of_the_secrets_has_those_that_the_manifests_mount() {
-    let secrets = yaml(&read("deploy/kubernetes/secret.example.yaml"));
+    let secrets = yaml(&text_of("deploy/kubernetes/secret.example.yaml"));
     let secrets: BTreeSet<String> = secrets
         .iter()
         .map(|secret| secret["metadata"]["name"].as_str().expect("a name").to_owned())
         .collect();
     let mut mounted = BTreeSet::new();
     for manifest in ["deployment.yaml", "migration.yaml"] {
-        let text = read(format!("deploy/kubernetes/{manifest}"));
+        let text = text_of(format!("deploy/kubernetes/{manifest}"));
         let lines = text.lines().zip(text.lines().skip(1));
         let names = lines.filter(|(line, _)| line.trim() == "- secret:");
         mounted.extend(names.map(|(_, name)| name.trim().trim_start_matches("name: ").trim_matches('"').to_owned()));
@@ -60,7 +60,7 @@ fn they_are_what_helm_prints() {
     let mut names = BTreeSet::new();
     for file in std::fs::read_dir(folder.path()).expect("a folder") {
         let path = file.expect("an entry").path();
-        let ours = read(format!("deploy/kubernetes/{}", name(&path)));
+        let ours = text_of(format!("deploy/kubernetes/{}", name(&path)));
         let theirs = std::fs::read_to_string(&path).expect("text");
         assert_eq!(ours, theirs, "{}: run `make manifests`", name(&path));
         names.insert(name(&path));

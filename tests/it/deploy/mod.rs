@@ -16,12 +16,6 @@ use std::path::PathBuf;
 use serde_json::Value;
 use testkit::repository;
 
-/// A file of the repository.
-fn read(path: impl AsRef<std::path::Path>) -> String {
-    let path = repository().join(path);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
 /// The files of a folder of the repository, and of those in it, sorted.
 fn files(folder: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Map, Value, json};
-use testkit::repository;
+use testkit::{repository, text_of};
 
 use super::helm::succeed;
-use super::{read, yaml};
+use super::yaml;
 
 /// The kinds that the chart prints, by the name that kubeconform looks for.
 const KINDS: [(&str, &str); 11] = [
@@ -76,7 +76,7 @@ impl Module {
     }
 
     fn text(&self, path: &str) -> String {
-        read(self.dir.join(path))
+        text_of(self.dir.join(path))
     }
 }
 
@@ -204,7 +204,7 @@ fn the_schemas_are_those_of_the_pinned_versions() {
             std::fs::write(&path, &expected).expect("written");
         }
         assert!(
-            read(&path) == expected,
+            text_of(&path) == expected,
             "{name} is stale: run this test with OUTBOXD_WRITE_SCHEMAS=1"
         );
     }

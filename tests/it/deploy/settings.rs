@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use testkit::*;
 
-use super::{files, read, yaml};
+use super::{files, yaml};
 
 /// The variables of a command, each with the words that it takes, if it takes only some.
 fn settings_of(command: &str) -> BTreeMap<String, Vec<String>> {
@@ -49,7 +49,7 @@ fn every_variable_that_is_named_is_a_setting_of_this_binary() {
     pages.extend(files("deploy/kubernetes"));
     pages.push(repository().join("docs/deploy.md"));
     for page in pages {
-        let named = variables(&read(&page));
+        let named = variables(&text_of(&page));
         // `OUTBOXD_` alone stands for all of them.
         let unknown: Vec<&String> = named
             .iter()
@@ -65,10 +65,10 @@ fn every_variable_that_is_named_is_a_setting_of_this_binary() {
 
 #[test]
 fn every_metric_that_a_template_asks_for_is_one_of_this_binary() {
-    let page = read("docs/metrics.md");
+    let page = text_of("docs/metrics.md");
     let mut asked = BTreeSet::new();
     for file in files("deploy/chart/templates") {
-        let text = read(&file);
+        let text = text_of(&file);
         let words = text.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
         asked.extend(words.filter(|word| word.starts_with("outboxd_")).map(str::to_owned));
     }
@@ -91,7 +91,7 @@ const NOT_IN_THE_CHART: [(&str, &str); 3] = [
 fn set_by_the_templates() -> BTreeSet<String> {
     let templates = files("deploy/chart/templates");
     let lines = templates.iter().flat_map(|path| {
-        let text = read(path);
+        let text = text_of(path);
         text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>()
     });
     let set = lines.filter(|line| line.starts_with("- name: OUTBOXD_") || line.starts_with("OUTBOXD_"));
@@ -99,7 +99,7 @@ fn set_by_the_templates() -> BTreeSet<String> {
 }
 
 fn schema() -> Value {
-    serde_json::from_str(&read("deploy/chart/values.schema.json")).expect("JSON")
+    serde_json::from_str(&text_of("deploy/chart/values.schema.json")).expect("JSON")
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn each_value_that_the_schema_knows_has_a_default() {
     let root = schema();
     let mut known = BTreeSet::new();
     leaves(&root, &root, "", &mut known);
-    let values = yaml(&read("deploy/chart/values.yaml")).remove(0);
+    let values = yaml(&text_of("deploy/chart/values.yaml")).remove(0);
     let pointer = |path: &str| path.replace('.', "/");
     for path in &known {
         // Helm sets it in a chart that is part of another, and that the requests of resources may have claims is Kubernetes' matter.
@@ -163,7 +163,7 @@ fn each_value_that_the_schema_knows_has_a_default() {
 
 #[test]
 fn the_chart_installs_the_version_that_it_is_part_of() {
-    let chart = yaml(&read("deploy/chart/Chart.yaml")).remove(0);
+    let chart = yaml(&text_of("deploy/chart/Chart.yaml")).remove(0);
     let output = outboxd().arg("--version").output().expect("outboxd runs");
     let version = String::from_utf8(output.stdout).expect("text");
     let version = version.trim().trim_start_matches("outboxd ");
@@ -175,8 +175,8 @@ fn the_chart_installs_the_version_that_it_is_part_of() {
 fn the_alerts_of_the_chart_are_those_of_prometheus() {
     // A chart takes no files from outside.
     assert_eq!(
-        read("deploy/chart/rules/alerts.yaml"),
-        read("deploy/prometheus/alerts.yaml"),
+        text_of("deploy/chart/rules/alerts.yaml"),
+        text_of("deploy/prometheus/alerts.yaml"),
         "cp deploy/prometheus/alerts.yaml deploy/chart/rules/"
     );
 }

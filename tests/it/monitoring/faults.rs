@@ -189,7 +189,7 @@ const OF_THE_SERVER: &str = "OutboxdVacuumHorizonOld";
 #[tokio::test]
 #[ignore = "long: make test-all"]
 async fn each_fault_raises_its_alerts_and_no_others() {
-    let rules = scaled::rules(&read(RULES), FACTOR, &[LONG]);
+    let rules = scaled::rules(&text_of(RULES), FACTOR, &[LONG]);
     let mut stage = Stage::set(&rules).await;
     let mut unseen = dashboard::expressions(&format!("namespace=\"{NAMESPACE}\",job=\"{ORDERS}\""), "15s");
     let mut raised: BTreeSet<String> = BTreeSet::new();

@@ -59,7 +59,7 @@ fn prometheus_accepts_the_rules_and_they_pass_their_tests() {
 #[test]
 fn each_alert_is_tested_to_fire_and_to_stay_quiet() {
     let cases = TESTS.into_iter().flat_map(|file| {
-        let file: TestFile = serde_saphyr::from_str(&read(file)).expect(file);
+        let file: TestFile = serde_saphyr::from_str(&text_of(file)).expect(file);
         file.tests
     });
     let mut wanted: BTreeSet<(String, &str)> = BTreeSet::new();
@@ -147,7 +147,7 @@ fn each_alert_says_how_bad_it_is_what_it_means_and_what_to_type() {
 async fn the_sql_in_the_runbook_runs() {
     let world = World::new().await;
     let operator = world.login("operator", &["outbox_operator"]).await;
-    let text = read(RUNBOOK);
+    let text = text_of(RUNBOOK);
     let commands: Vec<&str> = text.lines().filter(|line| line.starts_with("psql ")).collect();
     assert!(commands.len() >= 6, "{commands:?}");
     for command in commands {
@@ -162,7 +162,7 @@ async fn the_sql_in_the_runbook_runs() {
 
 /// The sections of the runbook, by the alert that each is about.
 fn sections() -> BTreeMap<String, String> {
-    let text = read(RUNBOOK);
+    let text = text_of(RUNBOOK);
     let sections = text.split("\n### ").skip(1);
     let section = |section: &str| {
         let (name, text) = section.split_once('\n').expect("a heading");

@@ -4,7 +4,7 @@ use super::*;
 
 /// The text of the fenced blocks of a language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(repository().join(page)).expect("a page");
+    let text = text_of(page);
     let fence = format!("```{language}\n");
     let blocks = text.split(&fence).skip(1);
     blocks

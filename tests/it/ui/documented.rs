@@ -6,7 +6,7 @@ use super::*;
 
 /// The blocks of shell commands on the page.
 fn blocks() -> Vec<String> {
-    let page = fs::read_to_string(repository().join("docs/ui.md")).expect("a page");
+    let page = text_of("docs/ui.md");
     let blocks = page.split("```sh\n").skip(1);
     blocks
         .map(|block| block.split("```").next().unwrap_or_default().to_owned())
