@@ -135,7 +135,7 @@ fn release(kafka: &str, port: u16) -> Release {
         .set("verify.args={--serialized-keys}")
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
 }

@@ -1,5 +1,6 @@
 //! What is deployed: the chart, the manifests that are printed from it, the image, and the page that leads through all of it.
 
+mod api_server;
 mod chart;
 mod container;
 mod documented;

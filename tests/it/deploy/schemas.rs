@@ -80,6 +80,12 @@ impl Module {
     }
 }
 
+/// The definitions of the kinds that are not Kubernetes' own.
+pub fn crds() -> Vec<String> {
+    let crds = CUSTOM.iter();
+    crds.map(|(_, module, path)| Module::fetch(module).text(path)).collect()
+}
+
 /// A schema without its prose that allows no other properties than those it names, as the API server does in strict validation.
 fn strict(schema: &Value) -> Value {
     let Some(schema) = schema.as_object() else {
