@@ -224,7 +224,7 @@ fn check_lease(check: &mut Check, deadline: Duration, lease: Duration) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use clap::Parser;
     use proptest::prelude::*;
@@ -235,12 +235,12 @@ mod tests {
         run: RunArgs,
     }
 
-    fn validate(args: &[&str]) -> Result<Config, Problems> {
+    pub fn validate(args: &[&str]) -> Result<Config, Problems> {
         let args = ["outboxd"].into_iter().chain(args.iter().copied());
         Command::try_parse_from(args).expect("parses").run.validate()
     }
 
-    const ENOUGH: [&str; 4] = ["--database-url", "postgres://u@h/db", "--kafka-brokers", "k:9092"];
+    pub const ENOUGH: [&str; 4] = ["--database-url", "postgres://u@h/db", "--kafka-brokers", "k:9092"];
 
     #[test]
     fn a_database_and_brokers_are_enough() {

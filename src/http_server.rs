@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 /// Wait after a connection could not be accepted, for example because the process has no file descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-/// The largest head of a request. Whoever sends it need not have logged in.
+/// The largest head of a request. It is read before anybody has logged in.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,7 @@ use clap::Args;
 use super::Check;
 use super::filter::ids;
 use crate::domain::replay::{Moment, ReplayFilter};
+use crate::outbox::operator::FILTER_BYTES_MAX;
 
 /// Filters of published messages. All that are given must match.
 #[derive(Args, Clone, Debug, Default)]
@@ -33,9 +34,6 @@ pub struct ReplayFilterArgs {
     #[arg(long, conflicts_with_all = ["topics", "keys", "since", "until", "ids"])]
     pub all: bool,
 }
-
-/// The limit of the audit.
-const FILTER_BYTES_MAX: usize = 65_536;
 
 impl ReplayFilterArgs {
     pub fn filter(&self, check: &mut Check) -> ReplayFilter {

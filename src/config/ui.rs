@@ -87,7 +87,7 @@ impl UiArgs {
         })
     }
 
-    /// Whoever gives one of the other flags expects a page.
+    /// Somebody who gives one of the other flags expects a page.
     fn check_unused(&self, check: &mut Check) {
         let others = [
             ("--ui-token-file", self.ui_token_file.is_some()),
@@ -135,28 +135,14 @@ impl PublicUrl {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use proptest::prelude::*;
 
-    use super::super::{Config, Problems, RunArgs};
+    use super::super::tests::{self, ENOUGH};
+    use super::super::{Config, Problems};
     use super::*;
 
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        run: RunArgs,
-    }
-
     fn validate(args: &[&str]) -> Result<Config, Problems> {
-        let enough = [
-            "outboxd",
-            "--database-url",
-            "postgres://u@h/db",
-            "--kafka-brokers",
-            "k:9092",
-        ];
-        let args = enough.into_iter().chain(args.iter().copied());
-        Command::try_parse_from(args).expect("parses").run.validate()
+        tests::validate(&[&ENOUGH, args].concat())
     }
 
     #[test]

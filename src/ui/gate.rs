@@ -173,7 +173,7 @@ pub async fn guard(State(page): State<Page>, mut request: Request, next: Next) -
 pub struct Client(pub IpAddr);
 
 impl Client {
-    /// A network of IPv6 counts as one, since whoever has one address of it usually has all.
+    /// A network of IPv6 counts as one, since a client that has one address of it usually has all.
     pub fn of(address: SocketAddr) -> Self {
         const NETWORK: u128 = u128::MAX << 64;
         Client(match address.ip().to_canonical() {
@@ -198,7 +198,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A page that says no to whoever asked.
+/// A page that says no.
 pub fn refuse(status: StatusCode, title: &str, text: &str) -> Refusal {
     let content = html::message(title, text);
     let page = html::page(&Frame::bare(title), content);

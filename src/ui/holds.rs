@@ -3,7 +3,7 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::dead::list::refuse_filter;
+use super::dead::list::{filter_inputs, refuse_filter};
 use super::fields::{Fields, HOLD_FILTER, link};
 use super::gate::{Change, Refusal, Visit};
 use super::html::{Tab, foreign, span};
@@ -40,13 +40,9 @@ pub async fn show(visit: Visit) -> Result<Response, Refusal> {
 }
 
 fn filter_form(fields: &Fields) -> Markup {
-    let value = |name| fields.get(name).unwrap_or_default();
     html! {
         form.filter method="get" action="/holds" {
-            label { "Topic" input name="topic" value=(value("topic")); }
-            label { "Key" input name="key" value=(value("key")); }
-            label { "Error contains" input name="error" value=(value("error")); }
-            label { "Older than" input name="older-than" value=(value("older-than")) placeholder="10m, 2h, 7days" size="8"; }
+            (filter_inputs(fields))
             button type="submit" { "Filter" }
             @if !fields.only(&HOLD_FILTER).is_empty() { a href="/holds" { "All" } }
         }

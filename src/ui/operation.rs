@@ -10,7 +10,7 @@ use super::gate::{Change, Refusal, Visit};
 use super::html::{Tab, foreign, sentence};
 use super::login::see;
 use crate::domain::filter::Filter;
-use crate::outbox::operator::{Purpose, REASON_BYTES_MAX, Step};
+use crate::outbox::operator::{FILTER_BYTES_MAX, Purpose, REASON_BYTES_MAX, Step};
 use crate::outbox::{self, HeldUnit, Outbox};
 use crate::words::operation::{Matched, Words};
 use crate::words::{counted, grouped};
@@ -21,8 +21,6 @@ pub const ROWS_MAX: usize = 10_000;
 const TIME_MAX: Duration = Duration::from_secs(20);
 /// Marks what was done by way of the page. All of it has the same login.
 const REASON_PREFIX: &str = "page: ";
-/// The limit of the audit.
-const FILTER_BYTES_MAX: usize = 65_536;
 /// How many topics are named before it is asked.
 const TOPICS_SHOWN: usize = 20;
 

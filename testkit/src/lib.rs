@@ -84,6 +84,12 @@ pub async fn refusal_of(client: &Client, sql: &str) -> DbError {
     error.as_db_error().expect("from the server").clone()
 }
 
+/// A port at which nobody listens.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
 /// Waits until `holds` answers something, or fails with `what` was waited for.
 pub async fn eventually<T>(within: Duration, what: &str, mut holds: impl AsyncFnMut() -> Option<T>) -> T {
     let stopwatch = Stopwatch::start();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::paths::repository;
 use crate::relay::Relay;
-use crate::{SOON, eventually};
+use crate::{SOON, eventually, free_port};
 
 /// How often it scrapes, and how often it evaluates rules.
 const EVERY: &str = "1s";
@@ -49,7 +49,7 @@ impl Prometheus {
         fs::write(path("targets.json"), "[]").expect("writable");
         // YAML has JSON in it.
         fs::write(path("config.yaml"), config.to_string()).expect("writable");
-        let address = free_address();
+        let address = format!("127.0.0.1:{}", free_port());
         let process = program("prometheus")
             .arg(format!("--config.file={}", path("config.yaml").display()))
             .arg(format!("--storage.tsdb.path={}", path("data").display()))
@@ -129,12 +129,6 @@ fn program(name: &str) -> Command {
     } else {
         Command::new(name)
     }
-}
-
-/// An address at which nobody listens.
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").to_string()
 }
 
 fn escaped(text: &str) -> String {

@@ -263,9 +263,7 @@ struct TlsServer {
 
 impl TlsServer {
     fn start(folder: &tempfile::TempDir, certificate: &str) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = port.local_addr().expect("bound").to_string();
-        drop(port);
+        let address = format!("127.0.0.1:{}", free_port());
         let process = Command::new("openssl")
             .args(["s_server", "-quiet", "-accept", &address, "-cert", certificate, "-key"])
             .arg(folder.path().join("ca.key"))

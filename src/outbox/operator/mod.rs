@@ -11,8 +11,9 @@ use super::{Error, Outbox, Result};
 /// Most rows of one transaction.
 pub const CHUNK_ROWS: usize = 1_000;
 
-/// The limit of the audit.
+/// The limits of the audit.
 pub const REASON_BYTES_MAX: usize = 1_000;
+pub const FILTER_BYTES_MAX: usize = 65_536;
 
 /// What one transaction of an operation changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -55,14 +55,22 @@ pub fn refuse_filter(visit: &Visit, problems: &[String]) -> Refusal {
     )
 }
 
+/// The inputs by which dead letters and holds are filtered.
+pub fn filter_inputs(fields: &Fields) -> Markup {
+    let value = |name| fields.get(name).unwrap_or_default();
+    html! {
+        label { "Topic" input name="topic" value=(value("topic")); }
+        label { "Key" input name="key" value=(value("key")); }
+        label { "Error contains" input name="error" value=(value("error")); }
+        label { "Older than" input name="older-than" value=(value("older-than")) placeholder="10m, 2h, 7days" size="8"; }
+    }
+}
+
 fn filter_form(fields: &Fields) -> Markup {
     let value = |name| fields.get(name).unwrap_or_default();
     html! {
         form.filter method="get" action="/dead" {
-            label { "Topic" input name="topic" value=(value("topic")); }
-            label { "Key" input name="key" value=(value("key")); }
-            label { "Error contains" input name="error" value=(value("error")); }
-            label { "Older than" input name="older-than" value=(value("older-than")) placeholder="10m, 2h, 7days" size="8"; }
+            (filter_inputs(fields))
             label { "Newer than" input name="newer-than" value=(value("newer-than")) placeholder="10m, 2h, 7days" size="8"; }
             label { "Ids" input name="id" value=(value("id")) placeholder="17,20-29" size="10"; }
             button type="submit" { "Filter" }

@@ -6,7 +6,6 @@ use std::process::{Child, Command, Output, Stdio};
 use testkit::*;
 
 use super::helm::{MATRIX, Release, succeed, tool};
-use super::image::free_port;
 use super::schemas::crds;
 
 const TOKEN: &str = "token-of-a-test";

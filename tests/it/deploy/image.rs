@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
@@ -133,11 +132,6 @@ fn release(kafka: &str, port: u16) -> Release {
         .set("verify.enabled=true")
         .set("verify.login.urlSecret.name=outboxd-operator")
         .set("verify.args={--serialized-keys}")
-}
-
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 fn run_to_its_end(mut container: Container) -> (Option<i32>, String) {
